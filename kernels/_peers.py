@@ -9,7 +9,7 @@ measured after a warm-up does not contain it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -18,12 +18,13 @@ import torch
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Backend, get_op
+from rooflab.kernels.takes import Limit
 from rooflab.reference.spec import Arguments
 
 SHAPES = 512
 """Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
-MOST_LIGER = 65536
-"""Values of the longest row that Liger takes (`calculate_settings`)."""
+LIGER: Mapping[str, Limit] = {"H": 65536}
+"""The longest row that Liger takes (`calculate_settings`)."""
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
 BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
 
@@ -35,6 +36,8 @@ def peer(
     traffic: Callable[[Arguments], Any],
     *,
     lacks: tuple[str, ...] = (),
+    limits: Mapping[str, Limit] | None = None,
+    contiguous: tuple[str, ...] = (),
     unsupported: Callable[[Arguments], str | None] | None = None,
 ) -> None:
     """Registers `call` as the peer `name` of `op`; it takes the op's arguments by name, but for those it `lacks`."""
@@ -48,7 +51,8 @@ def peer(
     adapter.__doc__ = f"`{op}` by {name}; on CUDA only."
     kernel(
         role="peer", backend=BACKENDS[name], min_sm=90 if name == "quack" else 80, devices=("cuda",), traffic=traffic,
-        unsupported=unsupported, requires=(PACKAGES[name],) if name in PACKAGES else (),
+        limits=limits, contiguous=contiguous, unsupported=unsupported,
+        requires=(PACKAGES[name],) if name in PACKAGES else (),
     )(adapter)  # fmt: skip
 
 
@@ -74,21 +78,3 @@ def theirs(module: str, name: str) -> Callable[..., Any]:
         return getattr(import_module(module), name)(*args)
 
     return call
-
-
-def why_not_liger(inputs: Arguments) -> str | None:
-    """Why Liger cannot take the inputs, or None."""
-    if (width := inputs.x.shape[-1]) > MOST_LIGER:
-        return f"x: expected rows of at most {MOST_LIGER}, got {width}"
-    if getattr(inputs, "bias", inputs.x) is None:
-        return "bias: expected one, got None"
-    return contiguous(inputs)
-
-
-def contiguous(inputs: Arguments) -> str | None:
-    """Why a kernel that takes rows only one after another in memory cannot take x and what is beside it, or None."""
-    for name in ("x", "residual"):
-        tensor = getattr(inputs, name, None)
-        if tensor is not None and not tensor.is_contiguous():
-            return f"{name}: expected rows one after another in memory, got strides {tensor.stride()}"
-    return None

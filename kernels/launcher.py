@@ -24,6 +24,7 @@ import torch
 from rooflab.kernels import _checks, _device
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op
+from rooflab.kernels.takes import Limit, Takes
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed, Result
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, OpSpec
@@ -321,7 +322,11 @@ def kernel(
     op: str | None = None,
     role: Role | None = None,
     tuning: Tuning | None = None,
-    limits: Mapping[str, int] | None = None,
+    limits: Mapping[str, Limit] | None = None,
+    dtypes: Mapping[str, tuple[torch.dtype, ...]] | None = None,
+    off: Mapping[str, str] | None = None,
+    contiguous: tuple[str, ...] = (),
+    instead: str | None = None,
     unsupported: Unsupported | None = None,
     aligned: tuple[str, ...] = (),
     bind: Callable[[Arguments], Any] | None = None,
@@ -338,7 +343,8 @@ def kernel(
     with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made, and with
     `**others` it gets all of the op's arguments.
 
-    `limits` are the most that a dimension may be; `aligned` names tensors whose address counts for `unsupported` or
+    `limits`, `dtypes`, `off`, `contiguous` and `instead` say what it takes (`Takes`); `unsupported` says the rest,
+    where arithmetic over several sizes is needed.  `aligned` names tensors whose address counts for `unsupported` or
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
@@ -354,7 +360,9 @@ def kernel(
         if spec.contract is None:
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
-        why = _within(contract, limits, unsupported) if limits else unsupported
+        takes = Takes(dtypes or {}, limits or {}, off or {}, contiguous, instead)
+        takes.check(contract, [parameter.name for parameter in spec.parameters])
+        why = _with(takes, contract, unsupported)
         launcher = Launcher(
             spec, name, fn, why, contract=contract, aligned=aligned, bind=bind, empty=empty, on_cpu=backend == "cpp",
             own_bounds=own_bounds, allocates=allocates,
@@ -368,24 +376,20 @@ def kernel(
         roles: dict[str, Role] = {"naive": "naive", "library": "library"}
         add_kernel(
             spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why,
-            traffic=None if traffic is None else partial(launcher.traffic_of, traffic), **options,
+            takes=takes, traffic=None if traffic is None else partial(launcher.traffic_of, traffic), **options,
         )  # fmt: skip
         return cast(Function, launch)
 
     return decorate
 
 
-def _within(contract: Contract, limits: Mapping[str, int], unsupported: Unsupported | None) -> Unsupported:
-    """`unsupported` of a kernel with limits, which come first."""
+def _with(takes: Takes, contract: Contract, unsupported: Unsupported | None) -> Unsupported | None:
+    """`unsupported` of a kernel with such data, which comes first."""
+    if takes == Takes():
+        return unsupported
 
     def why_not(inputs: Arguments) -> str | None:
-        sizes = contract.sizes(vars(inputs))
-        for name, most in limits.items():
-            if sizes.get(name, 0) > most:
-                first = next(
-                    each for each, argument in contract.arguments.items() if name in [d.name for d in argument.dims]
-                )
-                return f"{first}: expected {name} of at most {most}, got {sizes[name]}"
-        return None if unsupported is None else unsupported(inputs)
+        reason = takes.why_not(inputs, contract)
+        return unsupported(inputs) if reason is None and unsupported is not None else reason
 
     return why_not

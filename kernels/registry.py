@@ -27,6 +27,7 @@ from rooflab.kernels import _card, _device
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import import_file
+from rooflab.kernels.takes import Takes
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import Arguments, OpSpec
 from rooflab.roofline.model import Traffic
@@ -65,6 +66,8 @@ class Kernel:
     """Why two runs may differ; None: they give the same result."""
     unsupported: Callable[[Arguments], str | None] | None = None
     """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
+    takes: Takes = field(default_factory=Takes)
+    """The part of `unsupported` that is data."""
     traffic: Callable[[Arguments], Traffic] | None = None
     """`traffic(inputs)`: the bytes that a call moves; reads only shapes and real integer tensors."""
     prepare: Callable[..., Any] | None = None

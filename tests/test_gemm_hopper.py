@@ -227,7 +227,7 @@ def test_refusals_name_a_rung_that_takes_it():
         refusal = get_kernel("gemm", name).why_not_args(get_op("gemm").make_inputs(case, SCHEMES[scheme], META, 0))
         return refusal and refusal.reason
 
-    assert "a: expected at most 4 rows, got 5; gemm/swap_ab takes more" in reason("gemv", case_of(5, 64, 64))
+    assert "a: expected M of at most 4, got 5; gemm/swap_ab takes it" in reason("gemv", case_of(5, 64, 64))
     assert "transposed (N, K) weight" in reason("gemv", Case(M=1, N=64, K=64, layout="NN", bias=False))
     assert "stride 1 along K" in reason("swap_ab", Case(M=2, N=64, K=64, layout="TN", bias=False))
     assert "multiples of 16 bytes for cp.async, got others; gemm/split_k takes any" in reason(

@@ -135,7 +135,7 @@ def test_bad_input_is_refused_in_one_sentence(kernel):
         fp8 = _inputs(scheme=SCHEMES["kv_fp8"])
         refuses(kernel.fn, lambda: fp8 | {"q": fp8["q"].half()}, [without])
     if kernel.name == "gqa_packed":
-        with pytest.raises(ValueError, match="q: expected a head_dim of 16, 32, 64, 128 or 256, got 80"):
+        with pytest.raises(ValueError, match="q: expected D of 16, 32, 64, 128 or 256, got 80"):
             kernel.fn(**_inputs(D=80))
 
 

@@ -51,7 +51,7 @@ def test_what_a_package_is_given(kernel: registry.Kernel, monkeypatch: pytest.Mo
     for more in ({}, *({name: value} for name, value in taken.items())):
         inputs = spec.make_inputs(case.but(**more), scheme, CPU, 0)
         assert_right(spec, kernel(**inputs), inputs, scheme)
-        with pytest.raises(ValueError, match="x: expected rows one after another in memory, got strides"):
+        with pytest.raises(ValueError, match="x: expected a contiguous tensor, got strides"):
             kernel(**inputs | {"x": torch.zeros(8, 128)[:, :64]})
 
 
@@ -107,7 +107,7 @@ def test_the_formula_that_torch_compiles_is_one_graph_and_right(op: str) -> None
 def test_a_peer_refuses_what_its_package_cannot_do() -> None:
     liger, quack = get_kernel("layernorm", "liger"), get_kernel("rmsnorm", "quack")
     inputs = registry.get_op("layernorm").make_inputs(Case(T=2, H=70000, bias=True, eps=1e-5), SCHEMES["bf16"], META, 0)
-    assert liger.why_not_args(inputs).reason == "layernorm/liger: x: expected rows of at most 65536, got 70000"
+    assert liger.why_not_args(inputs).reason == "layernorm/liger: x: expected H of at most 65536, got 70000"
     inputs = registry.get_op("layernorm").make_inputs(Case(T=2, H=64, bias=False, eps=1e-5), SCHEMES["bf16"], META, 0)
     assert liger.why_not_args(inputs).reason == "layernorm/liger: bias: expected one, got None"
     assert "has no 'round_first'" in str(quack.why_not_args({"x": inputs["x"], "weight": 0, "round_first": True}))

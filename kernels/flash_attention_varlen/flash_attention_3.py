@@ -5,28 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import Returned
 from rooflab.kernels.flash_attention.flash_attention_3 import PACKAGE, window_sizes
 from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-
-
-def unsupported(inputs: Arguments) -> str | None:
-    """Why the package cannot take these inputs, or None."""
-    q = inputs.q
-    if q.dtype == torch.float32:
-        return "q: expected torch.float16 or torch.bfloat16, got torch.float32"
-    if q.shape[-1] > 256 or q.shape[-1] % 8:
-        return f"q: expected a head_dim of at most 256 in multiples of 8, got {q.shape[-1]}"
-    return None
+from rooflab.kernels.takes import HALVES
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,), unsupported=unsupported,
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,),
+    dtypes={"q": HALVES}, limits={"D": range(0, 257, 8)},
     traffic=traffic,
 )  # fmt: skip
 def flash_attention_3(

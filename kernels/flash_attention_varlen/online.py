@@ -65,13 +65,6 @@ def online_varlen_kernel(
         tl.store(lse_ptr + tokens * lse_stride_t + h * lse_stride_h, lse, mask=rows < T)
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    if not 16 <= (D := inputs.q.shape[-1]) <= 256:
-        return f"q: expected a head_dim of 16 to 256, got {D}"
-    return None
-
-
 def launch(of: Arguments) -> AttentionLaunch:
     """A CTA for each tile of the longest sequence, of all sequences and heads."""
     (_, H, D), B, config = of.q.shape, len(of.cu_seqlens_q) - 1, of.config
@@ -92,7 +85,9 @@ def launch(of: Arguments) -> AttentionLaunch:
     )  # fmt: skip
 
 
-@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=TUNING, bind=launch, fenced_since="3.7.1")
+@kernel(
+    backend="triton", limits={"D": range(16, 257)}, traffic=traffic, tuning=TUNING, bind=launch, fenced_since="3.7.1"
+)
 def online(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, lse: Tensor | None, *,
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,

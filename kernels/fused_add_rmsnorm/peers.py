@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
+from rooflab.kernels._peers import LIGER, compiled, peer, theirs
 from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.rmsnorm.naive import norm
 
@@ -35,8 +35,8 @@ def quack(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: fl
 
 
 peer("fused_add_rmsnorm", "compiled", compiled(formula), traffic, lacks=("quantize",))
-peer("fused_add_rmsnorm", "liger", liger, traffic, lacks=("quantize",), unsupported=why_not_liger)
+peer("fused_add_rmsnorm", "liger", liger, traffic, lacks=("quantize",), limits=LIGER, contiguous=("x", "residual"))
 peer(
     "fused_add_rmsnorm", "quack", quack, traffic, lacks=("quantize", "round_first"),
-    unsupported=contiguous,
+    contiguous=("x", "residual"),
 )  # fmt: skip

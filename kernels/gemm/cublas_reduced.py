@@ -12,17 +12,18 @@ from torch import Tensor
 from rooflab.kernels.gemm import library
 from rooflab.kernels.gemm._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.takes import HALVES
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """The mode is about 16-bit products alone."""
-    if inputs.a.dtype not in (torch.bfloat16, torch.float16):
-        return f"a: expected bf16 or fp16, for which it differs from `library`, got {inputs.a.dtype}"
-    return library.unsupported(inputs)
-
-
-@kernel(role="peer", backend="torch", devices=("cuda",), traffic=traffic, unsupported=unsupported, allocates=True)
+@kernel(
+    role="peer",
+    backend="torch",
+    devices=("cuda",),
+    traffic=traffic,
+    dtypes={"a": HALVES},
+    unsupported=library.unsupported,
+    allocates=True,
+)
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:

@@ -32,13 +32,6 @@ from rooflab.reference.spec import Arguments
 SOURCE = DEPENDENT + Path(__file__).with_suffix(".cu").read_text()
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why this kernel cannot take the operands, or None."""
-    if (M := inputs.a.shape[0]) > MOST_ROWS:
-        return f"a: expected at most {MOST_ROWS} rows, got {M}; gemm/swap_ab takes more"
-    return not_transposed(inputs.a, inputs.b, "split_k")
-
-
 def divided(of: Arguments) -> Any:
     """Of a layout: options of the compiler, the grid, sizes and strides."""
     a, b, config = of.a, of.b, of.config
@@ -60,7 +53,8 @@ def divided(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
+    instead="gemm/swap_ab", unsupported=lambda of: not_transposed(of.a, of.b, "split_k"), aligned=("a", "b"),
     bind=divided, traffic=traffic, tuning=GEMV,
 )  # fmt: skip
 def gemv(

@@ -14,7 +14,6 @@ kernel without multicast, so that a GPU can judge it alone.  Unmeasured on a GPU
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rooflab.kernels import _multicast
@@ -25,18 +24,13 @@ from rooflab.kernels.gemm._ring_configs import MULTICAST
 from rooflab.kernels.gemm._tiled import traffic
 from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import DTYPE_NAMES, Arguments
-
-
-def unsupported(inputs: Arguments) -> str | None:
-    """Why TMA cannot load or store these operands, or wgmma cannot multiply them."""
-    if inputs.a.dtype == torch.float32:
-        return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/cooperative takes it in tf32"
-    return why_not_moved(inputs)
+from rooflab.kernels.takes import HALVES
+from rooflab.reference.spec import DTYPE_NAMES
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported,
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES}, instead="gemm/cooperative",
+    unsupported=why_not_moved,
     aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=traffic, tuning=MULTICAST,
 )  # fmt: skip
 def multicast(

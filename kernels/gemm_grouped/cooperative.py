@@ -27,6 +27,7 @@ from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_ma
 from rooflab.kernels.gemm_grouped._operands import zeros
 from rooflab.kernels.gemm_grouped._tiles import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 LEAST_EXPERTS = 32
@@ -37,8 +38,6 @@ KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 def unsupported(inputs: Arguments) -> str | None:
     """Why wgmma or TMA cannot take the operands, or None."""
     a, b = inputs.a, inputs.b
-    if a.dtype == torch.float32:
-        return "a: expected 16 bits for wgmma, got torch.float32; gemm_grouped/tma takes it"
     reason = why_no_maps(inputs)
     if reason or not a.numel() or not b.numel():
         return reason
@@ -80,7 +79,8 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/tma", unsupported=unsupported,
+    aligned=("a", "b"), empty=zeros, bind=by_maps,
     traffic=traffic, tuning=COOPERATIVE,
 )  # fmt: skip
 def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: GroupedRing, bound: Any) -> None:

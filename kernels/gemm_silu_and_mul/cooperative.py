@@ -21,16 +21,10 @@ from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
 from rooflab.kernels.gemm_silu_and_mul._maps import stored, why_no_maps, zeros
 from rooflab.kernels.gemm_silu_and_mul._tiled import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-
-
-def unsupported(inputs: Arguments) -> str | None:
-    """Why wgmma or TMA cannot take the operands, or None."""
-    if inputs.a.dtype == torch.float32:
-        return "a: expected 16 bits for wgmma, got torch.float32; gemm_silu_and_mul/persistent takes it"
-    return why_no_maps(inputs)
 
 
 def by_maps(of: Arguments) -> Any:
@@ -47,7 +41,8 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/persistent",
+    unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
     traffic=traffic, tuning=COOPERATIVE,
 )  # fmt: skip
 def cooperative(a: Tensor, b: Tensor, out: Tensor, *, config: PairRing, bound: Any) -> None:

@@ -69,12 +69,6 @@ def _why_not(N: int, K: int, device: torch.device) -> str | None:
 def unsupported(inputs: Arguments) -> str | None:
     """Why torch (2.11 to 2.13) cannot take the operands (its source checks this), or None; b may be packed already."""
     a, scale = inputs.a, inputs.scale
-    if inputs.bias is not None:
-        return "bias: expected none, because torch has no call that adds a bias before it rounds"
-    if not a.is_contiguous():
-        return f"a: expected a contiguous tensor, got strides {a.stride()}"
-    if scale.dtype != torch.bfloat16:
-        return f"scale: expected torch.bfloat16, got {scale.dtype}"
     K, groups = a.shape[1], scale.shape[1]
     if not groups or K % groups or K // groups not in (32, 64, 128):
         return f"scale: expected whole groups of 32, 64 or 128, got K={K} in {groups} groups"
@@ -88,7 +82,11 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
 
 
-@kernel(backend="torch", prepare=pack, packed=TinygemmWeight, unsupported=unsupported, traffic=traffic)
+@kernel(
+    backend="torch", prepare=pack, packed=TinygemmWeight, unsupported=unsupported, traffic=traffic,
+    dtypes={"scale": (torch.bfloat16,)}, contiguous=("a",),
+    off={"bias": "torch has no call that adds a bias before it rounds"},
+)  # fmt: skip
 def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
     """a W; b from `pack` contains scale and zero; torch's call takes no `out`."""
     (M, K), N = a.shape, b.shape[0]

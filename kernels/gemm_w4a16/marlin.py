@@ -64,10 +64,6 @@ def _why_not(N: int, K: int) -> str | None:
 def unsupported(inputs: Arguments) -> str | None:
     """Why Marlin's `Layer` and `mul` cannot take the operands, or None; b may be packed already."""
     K, groups = inputs.a.shape[1], inputs.scale.shape[1]
-    if inputs.zero is not None:
-        return "zero: expected none, because Marlin has no zero points"
-    if inputs.bias is not None:
-        return "bias: expected none, because Marlin adds no bias"
     if groups * GROUP != K:
         return f"scale: expected groups of {GROUP} for Marlin, got {groups} scales for K={K}"
     if groups == 1:
@@ -87,7 +83,8 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=("marlin",), prepare=pack,
-    packed=MarlinWeight, unsupported=unsupported, traffic=traffic,
+    packed=MarlinWeight, unsupported=unsupported,
+    off={"zero": "Marlin has no zero points", "bias": "Marlin adds no bias"}, traffic=traffic,
 )  # fmt: skip
 def marlin(a: Tensor, b: MarlinWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
     """a W with `marlin.mul`; a lies within fp16's range; b from `pack`."""

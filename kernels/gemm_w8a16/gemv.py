@@ -30,16 +30,10 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(a, inputs.b, scale, inputs.bias), write_bytes=2 * a.shape[0] * scale.shape[0])
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why this kernel cannot take the operands, or None."""
-    if (M := inputs.a.shape[0]) > MOST_M:
-        return f"a: expected up to {MOST_M} rows, got {M}; gemm_w8a16/dequant_dot takes more"
-    return _packed.unsupported(inputs)
-
-
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
-    unsupported=unsupported, aligned=("a",), bind=lambda of: _stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
+    limits={"M": MOST_M}, instead="gemm_w8a16/dequant_dot", unsupported=_packed.unsupported,
+    aligned=("a",), bind=lambda of: _stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
     tuning=_stream.tuning(BITS, lambda scheme: SUBGROUPS),
 )  # fmt: skip
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:

@@ -29,13 +29,6 @@ def seen_at_most(window: int | None, block_table: Tensor, k_cache: Tensor) -> in
     return min(window or 0, block_table.shape[1] * k_cache.shape[1])
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    if not 0 < (D := inputs.q.shape[-1]) <= MOST_HEAD_DIM:
-        return f"q: expected a head_dim up to {MOST_HEAD_DIM}, got {D}"
-    return None
-
-
 def launch(of: Arguments) -> AttentionLaunch:
     """A CTA for each tile that there may be of each head of keys."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
@@ -57,7 +50,7 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch, tuning=CHUNKED,
+    backend="triton", limits={"D": range(1, MOST_HEAD_DIM + 1)}, traffic=traffic, bind=launch, tuning=CHUNKED,
     fenced_since="3.7.1",
 )  # fmt: skip
 def chunked(

@@ -9,28 +9,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import AUTHORS, window_sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages, traffic
-from rooflab.reference.spec import Arguments
-
-
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the package cannot take these inputs, or None."""
-    q, k_cache = inputs.q, inputs.k_cache
-    if q.dtype not in (torch.float16, torch.bfloat16) or k_cache.dtype != q.dtype:
-        return f"q: expected torch.float16 or torch.bfloat16, also in the cache, got {q.dtype} and {k_cache.dtype}"
-    if q.shape[-1] > 256 or q.shape[-1] % 8:
-        return f"q: expected a head_dim of at most 256 in multiples of 8, got {q.shape[-1]}"
-    return None
+from rooflab.kernels.takes import HALVES
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(AUTHORS,), unsupported=why_not_taken,
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(AUTHORS,),
+    dtypes={"q": HALVES, "k_cache": HALVES}, limits={"D": range(0, 257, 8)},
     traffic=traffic,
 )  # fmt: skip
 def flash_attention_3(

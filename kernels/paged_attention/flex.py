@@ -24,6 +24,7 @@ from torch import Tensor
 from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
@@ -170,8 +171,6 @@ def why_not_taken(inputs: Arguments) -> str | None:
     """Why FlexAttention's kernel for decoding cannot take these inputs, or None."""
     q, k_cache, v_cache = inputs.q, inputs.k_cache, inputs.v_cache
     _, block_size, H_kv, _ = k_cache.shape
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
     if block_size < LEAST_PAGE or block_size & (block_size - 1):
         return f"k_cache: expected pages of a power of two of at least {LEAST_PAGE} tokens, got {block_size}"
     group = q.shape[1] // max(1, H_kv)
@@ -183,7 +182,10 @@ def why_not_taken(inputs: Arguments) -> str | None:
     return None
 
 
-@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not_taken, traffic=traffic)
+@kernel(
+    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not_taken,
+    traffic=traffic,
+)  # fmt: skip
 def flex(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
     softmax_scale: float | None, window: int | None, softcap: float | None, return_lse: bool,

@@ -63,13 +63,6 @@ def gqa_packed_kernel(
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=head_mask)
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    if (D := inputs.q.shape[-1]) not in (16, 32, 64, 128, 256):
-        return f"q: expected a head_dim of 16, 32, 64, 128 or 256, got {D}"
-    return None
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's keys and values once, a page that several sequences share once for each; q once; and the table
     entries once, because L2 keeps them for all KV heads."""
@@ -97,7 +90,7 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch, tuning=GQA_PACKED,
+    backend="triton", limits={"D": (16, 32, 64, 128, 256)}, traffic=traffic, bind=launch, tuning=GQA_PACKED,
 )  # fmt: skip
 def gqa_packed(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,

@@ -33,6 +33,7 @@ from rooflab.kernels.paged_attention._split_work import (
     unaligned,
     virtual_heads,
 )
+from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Arguments, Case, get_scheme, nbytes
@@ -46,12 +47,7 @@ SOURCE = "\n".join((BARRIERS, *((Path(__file__).parent / part).read_text() for p
 
 def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    q, D, other = inputs.q, inputs.q.shape[-1], "; paged_attention/chunked takes any"
-    if q.dtype == torch.float32:
-        other = "paged_attention/chunked and gqa_packed take it"
-        return f"q: expected torch.float16 or torch.bfloat16, got torch.float32; {other}"
-    if D % 16 or not 0 < D <= MOST_HEAD_DIM:
-        return f"q: expected a head_dim that is a multiple of 16 up to {MOST_HEAD_DIM}, got {D}"
+    other = "; paged_attention/chunked takes any"
     if (inputs.k_scale is None) != (inputs.v_scale is None):
         return "v_scale: expected k_scale and v_scale together, got one; paged_attention/chunked takes one"
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
@@ -149,6 +145,7 @@ def _launch(
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=why_not_taken,
+    dtypes={"q": HALVES}, limits={"D": range(16, MOST_HEAD_DIM + 1, 16)}, instead="paged_attention/chunked",
     aligned=("k_cache", "v_cache"), traffic=traffic, tuning=SPLIT_KV,
 )  # fmt: skip
 def split_kv(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -27,6 +26,7 @@ from rooflab.kernels.paged_attention._configs import TILE_M, TMA_PAGES, PagesCon
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
 from rooflab.kernels.paged_attention._split_work import MOST_HEAD_DIM, unaligned
 from rooflab.kernels.paged_attention.chunked import seen_at_most
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 LEAST_PAGE = 8
@@ -37,12 +37,8 @@ MOST_UNITS = 2**31
 
 def why_not_taken(inputs: Arguments) -> str | None:
     """Why TMA cannot load the cache or wgmma cannot multiply, or None."""
-    q, k_cache, v_cache = inputs.q, inputs.k_cache, inputs.v_cache
-    D, block_size, other = q.shape[-1], k_cache.shape[1], "; paged_attention/chunked takes any"
-    if q.dtype == torch.float32:
-        return "q: expected torch.float16 or torch.bfloat16, got torch.float32; paged_attention/chunked takes it"
-    if D % 8 or not 0 < D <= MOST_HEAD_DIM:
-        return f"q: expected a head_dim of whole 16 bytes up to {MOST_HEAD_DIM}, got {D}{other}"
+    k_cache, v_cache = inputs.k_cache, inputs.v_cache
+    block_size, other = k_cache.shape[1], "; paged_attention/chunked takes any"
     if block_size < LEAST_PAGE or block_size & (block_size - 1):
         wanted = f"pages of a power of two of at least {LEAST_PAGE} tokens"
         return f"k_cache: expected {wanted}, got {block_size}{other}"
@@ -102,8 +98,9 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic, bind=launch,
-    tuning=TMA_PAGES,
+    backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, MOST_HEAD_DIM + 1, 8)},
+    instead="paged_attention/chunked", unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic,
+    bind=launch, tuning=TMA_PAGES,
 )  # fmt: skip
 def tma_pages(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,

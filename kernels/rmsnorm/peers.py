@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
+from rooflab.kernels._peers import LIGER, compiled, peer, theirs
 from rooflab.kernels.rmsnorm._traffic import traffic
 from rooflab.kernels.rmsnorm.naive import norm
 
@@ -30,7 +30,7 @@ def quack(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: floa
 
 
 peer("rmsnorm", "compiled", compiled(formula), traffic, lacks=("quantize",))
-peer("rmsnorm", "liger", liger, traffic, lacks=("quantize",), unsupported=why_not_liger)
+peer("rmsnorm", "liger", liger, traffic, lacks=("quantize",), limits=LIGER, contiguous=("x",))
 peer(
-    "rmsnorm", "quack", quack, traffic, lacks=("quantize", "round_first"), unsupported=contiguous
+    "rmsnorm", "quack", quack, traffic, lacks=("quantize", "round_first"), contiguous=("x",)
 )  # fmt: skip

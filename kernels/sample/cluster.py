@@ -20,23 +20,13 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit, traffic
 from rooflab.kernels.sample._configs import CLUSTER, MAX_CLUSTER, OWN_BYTES, ClusterConfig, share_of
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
-from rooflab.reference.spec import Arguments
 
 PARTS = ("_cluster_sums.cu", "_cluster_cut.cu", "cluster.cu")
 SOURCE = "\n".join((Path(__file__).parent / part).read_text() for part in PARTS)
 MAX_TOP_N = 32
+MOST_TOKENS = (SHARED_BYTES_PER_CTA - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
+"""What the shared memory of a cluster holds."""
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-
-
-def why_not(inputs: Arguments) -> str | None:
-    """Why this kernel cannot take the arguments, or None."""
-    V, top_n = inputs.logits.shape[1], inputs.top_n
-    largest = (SHARED_BYTES_PER_CTA - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
-    if V > largest:
-        return f"logits: takes up to {largest} tokens, which shared memory holds, got {V}; sample/bisect takes more"
-    if top_n is not None and top_n > MAX_TOP_N:
-        return f"top_n: takes up to {MAX_TOP_N}, got {top_n}"
-    return None
 
 
 def load_bytes(logits: torch.Tensor) -> int:
@@ -47,7 +37,8 @@ def load_bytes(logits: torch.Tensor) -> int:
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, unsupported=why_not,
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
+    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, instead="sample/bisect",
     tuning=CLUSTER,
 )  # fmt: skip
 def cluster(

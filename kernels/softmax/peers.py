@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
+from rooflab.kernels._peers import LIGER, compiled, peer, theirs
 from rooflab.kernels.softmax._traffic import traffic
 
 _liger = theirs("liger_kernel.ops.softmax", "_softmax_forward")
@@ -29,5 +29,5 @@ def quack(x: torch.Tensor) -> Any:
 
 
 peer("softmax", "compiled", compiled(formula), traffic)
-peer("softmax", "liger", liger, traffic, unsupported=why_not_liger)
-peer("softmax", "quack", quack, traffic, unsupported=contiguous)
+peer("softmax", "liger", liger, traffic, limits=LIGER, contiguous=("x",))
+peer("softmax", "quack", quack, traffic, contiguous=("x",))

@@ -1,0 +1,76 @@
+"""What a rung takes of its op's calls, as data: dtypes, sizes, options that must be off, and strides.
+
+`kernel(...)` of `kernels/launcher.py` has these fields; the sentence of a refusal is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from rooflab.reference.contract import Contract
+from rooflab.reference.spec import Arguments
+
+HALVES = (torch.float16, torch.bfloat16)
+Limit = int | range | tuple[int, ...]
+"""The most that a size may be; a range, whose step is what it must be a multiple of; or its only values."""
+
+
+@dataclass(frozen=True)
+class Takes:
+    """The calls that a rung takes; each field is empty where the rung takes what the op takes."""
+
+    dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
+    """Of tensors by name."""
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    """Of dimensions of the op's contract and of integer options, by name."""
+    off: Mapping[str, str] = field(default_factory=dict)
+    """Arguments that must be None, with the reason."""
+    contiguous: tuple[str, ...] = ()
+    """Tensors that must be contiguous."""
+    instead: str | None = None
+    """A kernel that takes what this one refuses."""
+
+    def check(self, contract: Contract, parameters: Collection[str]) -> None:
+        """Raises `TypeError` on a name that the op does not have."""
+        dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
+        known = {*parameters, *dims}
+        for name in (*self.dtypes, *self.limits, *self.off, *self.contiguous):
+            if name not in known:
+                raise TypeError(f"{name}: expected an argument or a dimension of the op")
+
+    def why_not(self, inputs: Arguments, contract: Contract) -> str | None:
+        """Why a call with these arguments is refused, or None."""
+        reason = self._why_not(inputs, contract)
+        return reason if reason is None or self.instead is None else f"{reason}; {self.instead} takes it"
+
+    def _why_not(self, inputs: Arguments, contract: Contract) -> str | None:
+        given = vars(inputs)
+        for name, dtypes in self.dtypes.items():
+            if (x := given.get(name)) is not None and x.dtype not in dtypes:
+                return f"{name}: expected {' or '.join(map(str, dtypes))}, got {x.dtype}"
+        for name, reason in self.off.items():
+            if given.get(name) is not None:
+                return f"{name}: expected none, because {reason}"
+        sizes = contract.sizes(given) if self.limits else {}
+        for name, limit in self.limits.items():
+            if name in sizes and not (sizes[name] <= limit if isinstance(limit, int) else sizes[name] in limit):
+                return _refused(contract, name, limit, sizes[name])
+        for name in self.contiguous:
+            if (x := given.get(name)) is not None and not x.is_contiguous():
+                return f"{name}: expected a contiguous tensor, got strides {x.stride()}"
+        return None
+
+
+def _refused(contract: Contract, name: str, limit: Limit, size: int) -> str:
+    tensors = (each for each, argument in contract.arguments.items() if name in [dim.name for dim in argument.dims])
+    tensor = next(tensors, None)
+    wanted = f"at most {limit}"
+    if isinstance(limit, tuple):
+        wanted = f"{', '.join(map(str, limit[:-1]))} or {limit[-1]}" if limit[1:] else str(limit[0])
+    elif isinstance(limit, range):
+        whole = f" in multiples of {limit.step}" if limit.step > 1 else ""
+        wanted = (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{whole}"
+    return f"{tensor}: expected {name} of {wanted}, got {size}" if tensor else f"{name}: expected {wanted}, got {size}"
