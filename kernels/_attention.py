@@ -63,7 +63,7 @@ def never_zero(softmax_scale: float | None) -> float | None:
 def softmax_numbers(
     q: torch.Tensor, softmax_scale: float | None, softcap: float | None
 ) -> tuple[float, float, float, bool]:
-    """`scale`, `factor`, `cap` and `NEGATED` for `_attention_device.weigh`; the factor is never negative."""
+    """`scale`, `factor`, `cap` and `NEGATED` for `lib.attention.weigh`; the factor is never negative."""
     scale = get_scale(q, softmax_scale)
     if softcap is not None:
         return scale, LOG2E, float(softcap), False

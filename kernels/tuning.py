@@ -6,9 +6,10 @@ A config is data: a flat frozen dataclass of JSON scalars.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from rooflab.reference.spec import Case, Scheme, get_scheme
@@ -65,6 +66,39 @@ class Footprint:
         )
 
 
+def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+    """`configs` of a `Tuning`: every combination of these values of the fields."""
+
+    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
+        return tuple(
+            config_type(**dict(zip(values, each, strict=True))) for each in itertools.product(*values.values())
+        )
+
+    return configs
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """`heuristic` of a `Tuning` as a table: the first row that holds for a case and whose config is legal for it.
+
+    A row is `({"M": 64, "itemsize": 2}, config)`: it holds where each of these sizes is at most the number.  The sizes
+    are those of the case, `itemsize` (bytes of an activation), and what `sizes(case, scheme)` works out.
+    """
+
+    rows: tuple[tuple[Mapping[str, int], Any], ...]
+    sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None
+
+    def __call__(self, case: Case, scheme: Scheme = BF16, *, is_legal: Callable[..., bool]) -> Any:
+        """The config.  Raises `ValueError` where no row has a legal one."""
+        sizes: dict[str, Any] = {"itemsize": scheme.activation.itemsize, **case}
+        if self.sizes is not None:
+            sizes |= self.sizes(case, scheme)
+        for most, config in self.rows:
+            if all(sizes[name] <= limit for name, limit in most.items()) and is_legal(config, case, scheme):
+                return config
+        raise ValueError(f"config: no default is legal for {case} in {scheme.name}")
+
+
 @dataclass(frozen=True)
 class Tuning:
     """What tunes a kernel.  Each function takes a scheme last, bf16 by default."""
@@ -74,7 +108,7 @@ class Tuning:
     configs: Callable[..., tuple[Any, ...]]
     """`configs(case, scheme=BF16)`: configs worth a try; some may be illegal."""
     heuristic: Callable[..., Any]
-    """`heuristic(case, scheme=BF16)`: the config without tuning."""
+    """`heuristic(case, scheme=BF16)`: the config without tuning; `Defaults` makes it of a table."""
     footprint: Callable[..., Footprint] | None = None
     """`footprint(config, case, scheme=BF16)`: what a launch needs, if arithmetic can tell."""
     is_legal: Callable[..., bool] = None  # type: ignore[assignment]  # `__post_init__` fills it in
@@ -85,6 +119,8 @@ class Tuning:
             if self.footprint is None:
                 raise TypeError("tuning: expected is_legal, or a footprint by which configs are legal")
             object.__setattr__(self, "is_legal", legal_by(self.footprint))
+        if isinstance(self.heuristic, Defaults):
+            object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
 
 
 def legal_by(footprint: Callable[..., Footprint]) -> Callable[..., bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rooflab.kernels._attention_device import key_tiles, weigh
+from rooflab.kernels.lib.attention import key_tiles, weigh
 
 
 @triton.jit

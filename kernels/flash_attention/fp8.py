@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rooflab.kernels._attention import SMALLEST_SCALE, AttentionLaunch, strides_of
 from rooflab.kernels._attention_configs import Config
-from rooflab.kernels._attention_device import finish
 from rooflab.kernels.flash_attention import _launch
 from rooflab.kernels.flash_attention._configs import FP8, values_in_fp8
 from rooflab.kernels.flash_attention._launch import launch_of
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded_in_fp8
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import finish
 from rooflab.reference.flash_attention import keys_contiguous
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from rooflab.kernels._attention import AttentionLaunch
 from rooflab.kernels._attention_configs import Config
-from rooflab.kernels._attention_device import attend, finish
 from rooflab.kernels.flash_attention._configs import MASKED_TILES
 from rooflab.kernels.flash_attention._launch import launch_of, traffic, why_no_tile
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import attend, finish
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.

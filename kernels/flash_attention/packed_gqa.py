@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rooflab.kernels._attention import AttentionLaunch
 from rooflab.kernels._attention_configs import Config
-from rooflab.kernels._attention_device import finish
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import PACKED_GQA
 from rooflab.kernels.flash_attention._launch import launch_of, traffic
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_keys_not_loaded
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import finish
 from rooflab.reference.spec import Arguments
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
 from rooflab.kernels._attention import AttentionLaunch
-from rooflab.kernels._attention_device import finish
 from rooflab.kernels._device import sm_count
 from rooflab.kernels.flash_attention._configs import PERSISTENT, PersistentConfig
 from rooflab.kernels.flash_attention._launch import launch_of, section_heads, traffic
@@ -25,6 +24,7 @@ from rooflab.kernels.flash_attention._order_device import nth_tile, place
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import finish
 from rooflab.reference.spec import Arguments
 
 

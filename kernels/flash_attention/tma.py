@@ -15,13 +15,13 @@ from triton.language.extra.cuda import globaltimer
 
 from rooflab.kernels._attention import AttentionLaunch
 from rooflab.kernels._attention_configs import Config
-from rooflab.kernels._attention_device import finish
 from rooflab.kernels.flash_attention._configs import TMA
 from rooflab.kernels.flash_attention._launch import launch_of, traffic
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import finish
 
 
 @triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])

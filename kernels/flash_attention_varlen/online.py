@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
 from rooflab.kernels._attention_configs import Config, padded
-from rooflab.kernels._attention_device import attend, finish
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import by_pointers
 from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import attend, finish
 from rooflab.reference.spec import Arguments
 
 TUNING = by_pointers("masked_tiles", weights=False, others=32)

@@ -18,15 +18,6 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @triton.jit
-def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of the `tile`-th tile: columns are the outer order within a group of GROUP_M row panels."""
-    group_tiles = GROUP_M * tiles_n
-    first_m = tile // group_tiles * GROUP_M
-    group_m = min(tiles_m - first_m, GROUP_M)
-    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m
-
-
-@triton.jit
 def add_bias_and_residual(
     accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,

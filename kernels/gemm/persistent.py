@@ -19,9 +19,10 @@ from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import PERSISTENT, TileInParts
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, traffic
 from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import TMA
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, traffic
 from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm._tma import stored_operands, why_not_loaded
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._tiled import grouped_tile
 from rooflab.kernels.gemm_grouped._operands import group_rows
+from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 

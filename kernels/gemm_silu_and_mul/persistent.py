@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._tiled import grouped_tile
 from rooflab.kernels.gemm_silu_and_mul._configs import PERSISTENT, Config
 from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, why_no_maps, zeros
 from rooflab.kernels.gemm_silu_and_mul._tiled import silu_product, traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit

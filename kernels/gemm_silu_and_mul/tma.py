@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._tiled import grouped_tile
 from rooflab.kernels.gemm_silu_and_mul._configs import TMA, Config
 from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, why_no_maps, zeros
 from rooflab.kernels.gemm_silu_and_mul._tiled import silu_product, traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
