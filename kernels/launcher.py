@@ -326,6 +326,7 @@ def kernel(
     dtypes: Mapping[str, tuple[torch.dtype, ...]] | None = None,
     off: Mapping[str, str] | None = None,
     contiguous: tuple[str, ...] = (),
+    mapped: Mapping[str, int] | None = None,
     instead: str | None = None,
     unsupported: Unsupported | None = None,
     aligned: tuple[str, ...] = (),
@@ -343,8 +344,7 @@ def kernel(
     with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made, and with
     `**others` it gets all of the op's arguments.
 
-    `limits`, `dtypes`, `off`, `contiguous` and `instead` say what it takes (`Takes`); `unsupported` says the rest,
-    where arithmetic over several sizes is needed.  `aligned` names tensors whose address counts for `unsupported` or
+    The fields of `Takes` say what it takes; `unsupported` says the rest, where arithmetic is needed.  `aligned` names tensors whose address counts for `unsupported` or
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
@@ -360,12 +360,12 @@ def kernel(
         if spec.contract is None:
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
-        takes = Takes(dtypes or {}, limits or {}, off or {}, contiguous, instead)
+        takes = Takes(dtypes or {}, limits or {}, off or {}, contiguous, mapped or {}, instead)
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         why = _with(takes, contract, unsupported)
         launcher = Launcher(
-            spec, name, fn, why, contract=contract, aligned=aligned, bind=bind, empty=empty, on_cpu=backend == "cpp",
-            own_bounds=own_bounds, allocates=allocates,
+            spec, name, fn, why, contract=contract, aligned=(*aligned, *takes.mapped), bind=bind, empty=empty,
+            on_cpu=backend == "cpp", own_bounds=own_bounds, allocates=allocates,
         )  # fmt: skip
 
         @wraps(fn)

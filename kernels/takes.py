@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
 from rooflab.reference.contract import Contract
 from rooflab.reference.spec import Arguments
 
@@ -30,6 +31,9 @@ class Takes:
     """Arguments that must be None, with the reason."""
     contiguous: tuple[str, ...] = ()
     """Tensors that must be contiguous."""
+    mapped: Mapping[str, int] = field(default_factory=dict)
+    """Tensors of which TMA makes a map, with the dimension (-1: the last) along which their stride must be 1; their
+    address and other strides must be whole 16 bytes."""
     instead: str | None = None
     """A kernel that takes what this one refuses."""
 
@@ -37,7 +41,7 @@ class Takes:
         """Raises `TypeError` on a name that the op does not have."""
         dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
         known = {*parameters, *dims}
-        for name in (*self.dtypes, *self.limits, *self.off, *self.contiguous):
+        for name in (*self.dtypes, *self.limits, *self.off, *self.contiguous, *self.mapped):
             if name not in known:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
@@ -61,7 +65,25 @@ class Takes:
         for name in self.contiguous:
             if (x := given.get(name)) is not None and not x.is_contiguous():
                 return f"{name}: expected a contiguous tensor, got strides {x.stride()}"
+        for name, inner in self.mapped.items():
+            if (x := given.get(name)) is not None and (reason := why_not_mapped(x, inner)):
+                return f"{name}: {reason}"
         return None
+
+
+def why_not_mapped(x: torch.Tensor, inner: int = -1) -> str | None:
+    """Why TMA cannot make a map of x, whose stride along `inner` is to be 1, or None."""
+    strides = [stride * x.element_size() for stride in x.stride()]
+    inner %= x.ndim
+    steps = [step for dim, step in enumerate(strides) if dim != inner and x.shape[dim] > 1]
+    aligned = address_of(x) % ALIGNMENT == 0 and all(
+        0 < step < STRIDE_LIMIT and step % ALIGNMENT == 0 for step in steps
+    )
+    if not x.numel() or (aligned and (x.shape[inner] == 1 or x.stride(inner) == 1)):
+        return None
+    where = f"address % {ALIGNMENT} = {address_of(x) % ALIGNMENT} and strides of {', '.join(map(str, strides))} bytes"
+    wanted = f"stride 1 in dimension {inner}, and an address and other strides of whole {ALIGNMENT} bytes, for TMA"
+    return f"expected {wanted}, got {where}"
 
 
 def _refused(contract: Contract, name: str, limit: Limit, size: int) -> str:

@@ -61,6 +61,9 @@ def refused(rung: Kernel, inputs: dict[str, Any]) -> Iterator[tuple[str, dict[st
             yield argument, resized(rung, inputs, name, size)
     for name in takes.off:
         yield name, {**inputs, name: torch.empty(1, device=META)}
+    for name in takes.mapped:
+        x = inputs[name]
+        yield name, {**inputs, name: torch.empty(x.numel() + 1, dtype=x.dtype, device=META)[1:].view(x.shape)}
     for name in takes.contiguous:
         yield name, {**inputs, name: torch.empty_like(inputs[name]).repeat(2, 2)[::2, ::2]}
 
