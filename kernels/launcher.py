@@ -344,7 +344,8 @@ def kernel(
     with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made, and with
     `**others` it gets all of the op's arguments.
 
-    The fields of `Takes` say what it takes; `unsupported` says the rest, where arithmetic is needed.  `aligned` names tensors whose address counts for `unsupported` or
+    The fields of `Takes` say what it takes; `unsupported` says the rest, where arithmetic is needed.  `aligned` names
+    tensors whose address counts for `unsupported` or
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
