@@ -66,8 +66,8 @@ class Takes:
             if (x := given.get(name)) is not None and not x.is_contiguous():
                 return f"{name}: expected a contiguous tensor, got strides {x.stride()}"
         for name, inner in self.mapped.items():
-            if (x := given.get(name)) is not None and (reason := why_not_mapped(x, inner)):
-                return f"{name}: {reason}"
+            if (x := given.get(name)) is not None and (why := why_not_mapped(x, inner)):
+                return f"{name}: {why}"
         return None
 
 
