@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial, update_wrapper
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -24,12 +24,11 @@ import torch
 from packaging.version import Version
 
 from rooflab.kernels import _card, _device
-from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import import_file
-from rooflab.kernels.takes import Takes
+from rooflab.kernels.takes import Refusal, Takes, check_own, check_prepare, check_signature
 from rooflab.kernels.tuning import Tuning
-from rooflab.reference.spec import Arguments, OpSpec
+from rooflab.reference.spec import Arguments, OpSpec, Scheme
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.names import check_name
 
@@ -39,7 +38,6 @@ CPU_BACKENDS = ("torch", "cpp")
 """Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-ENTRY_POINT_GROUP = "rooflab.kernels"
 IMPORT_ERRORS = (
     *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
     *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
@@ -83,7 +81,7 @@ class Kernel:
     tuning: Tuning | None = None
     """The configs of a tunable kernel."""
     config: Any = None
-    """The fixed config of the kernel (`configs.with_config`)."""
+    """The fixed config of the kernel (`with_config`)."""
     file: Path | None = None
     """The file that registered it, if `load_file` read it."""
     accepted: frozenset[str] = field(init=False, repr=False)
@@ -171,6 +169,23 @@ class Kernel:
         reason = self.unsupported(self._arguments(inputs, spec)) if self.unsupported is not None else None
         return Refusal("UNSUPPORTED", f"{self.id}: {reason}") if reason else None
 
+    @property
+    def tunable(self) -> Tuning:
+        """Its `tuning`.  Raises `ValueError` if it takes no config."""
+        if self.tuning is None:
+            raise ValueError(f"kernel: expected a tunable one, got {self.id}, which takes no config")
+        return self.tuning
+
+    def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
+        """The config for a launch on `device` that is given none; None if the kernel takes no config."""
+        return None if self.tuning is None else self.tuning.config_for(self.op, self.name, case, scheme, device)
+
+    def with_config(self, config: Any) -> Kernel:
+        """The kernel with a fixed config, also for its traffic.  Raises `ValueError` on a config of another kernel."""
+        if not isinstance(config, self.tunable.config_type):
+            raise ValueError(f"config: expected one of {self.id}, got {config!r}")
+        return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
+
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
         """The kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it does not tell."""
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
@@ -209,12 +224,7 @@ def excluded() -> Mapping[str, str]:
     """Kernels that must not run in this process, by id with the reason: those that broke another process of a run, in
     the file of JSON that `ROOFLAB_EXCLUDE` names."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
-    return _excluded(path, os.stat(path).st_mtime_ns) if path else {}
-
-
-@cache
-def _excluded(path: str, changed: int) -> Mapping[str, str]:
-    return cast(Mapping[str, str], json.loads(Path(path).read_text()))
+    return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
 
 def add_op(op: OpSpec) -> OpSpec:
@@ -228,9 +238,9 @@ def add_op(op: OpSpec) -> OpSpec:
 
 def get_op(name: str) -> OpSpec:
     """The op called `name`.  Raises `ValueError` that lists the known ops."""
-    if name not in _ops and name in _folders():
+    if name in _folders() and name not in _ops:
         add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
-    if name not in _ops:
+    elif name not in _ops:
         load_plugins()
     if name not in _ops:
         raise _unknown(f"op: expected one of {', '.join(ops())}, got {name!r}")
@@ -270,9 +280,9 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
     op, parameters = spec.name, inspect.signature(fn).parameters
     check_name("name", name)
     check_signature(spec, name, fn)
-    check_config(f"{op}/{name}", parameters.get("config"), options.get("tuning"))
+    check_own(f"{op}/{name}", "config", parameters.get("config"), options.get("tuning"))
+    check_own(f"{op}/{name}", "plan", parameters.get("plan"), options.get("plan"))
     check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
-    check_plan(f"{op}/{name}", parameters.get("plan"), options.get("plan"))
     if (name == "naive") != (role == "naive"):
         raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
     if name in _kernels.setdefault(op, {}):
@@ -340,7 +350,7 @@ def load_all() -> None:
 @cache
 def load_plugins() -> None:
     """Imports every entry point, of which some may be broken; each may add a kernel to any op of the tree."""
-    points = entry_points(group=ENTRY_POINT_GROUP)
+    points = entry_points(group="rooflab.kernels")
     for op in _folders() if points else ():
         _load(op)
     for entry_point in points:
@@ -380,16 +390,11 @@ def load_file(path: Path) -> list[Kernel]:
             _kernels.update(kernels_of)
     else:
         raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
-    added = [
-        replace(kernel, file=path.resolve())
-        for named in _kernels.values()
-        for kernel in named.values()
-        if kernel.id not in before
-    ]
+    every = [kernel for named in _kernels.values() for kernel in named.values()]
+    added = [replace(kernel, file=path.resolve()) for kernel in every if kernel.id not in before]
     for kernel in added:
         _kernels[kernel.op][kernel.name] = kernel
     if not added:
-        raise ValueError(
-            f"kernel: {path.name} registers no kernel; decorate a function with rooflab.kernels.registry.register"
-        )
+        wanted = "a function that rooflab.kernels.registry.register decorates"
+        raise ValueError(f"kernel: {path.name} registers no kernel; it needs {wanted}")
     return added
