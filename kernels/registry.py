@@ -64,7 +64,7 @@ class Kernel:
     """Why two runs may differ; None: they give the same result."""
     unsupported: Callable[[Arguments], str | None] | None = None
     """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
-    takes: Takes = field(default_factory=Takes)
+    takes: Takes = field(default_factory=Takes, compare=False)
     """The part of `unsupported` that is data."""
     traffic: Callable[[Arguments], Traffic] | None = None
     """`traffic(inputs)`: the bytes that a call moves; reads only shapes and real integer tensors."""
