@@ -28,6 +28,7 @@ from rooflab.kernels._contract import Refusal, check_config, check_plan, check_p
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import import_file
 from rooflab.kernels.takes import Takes
+from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import Arguments, OpSpec
 from rooflab.roofline.model import Traffic
@@ -68,8 +69,9 @@ class Kernel:
     """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
     takes: Takes = field(default_factory=Takes)
     """The part of `unsupported` that is data."""
-    traffic: Callable[[Arguments], Traffic] | None = None
-    """`traffic(inputs)`: the bytes that a call moves; reads only shapes and real integer tensors."""
+    traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None
+    """`traffic(inputs)`: the bytes that a call moves; reads only shapes and real integer tensors.  `counted`: those of
+    its torch calls (`kernels/traffic.py`)."""
     prepare: Callable[..., Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form instead.  After the weight it may take
     arguments that the op's `prepared_with` names."""
@@ -173,6 +175,8 @@ class Kernel:
 
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
         """The kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it does not tell."""
+        if self.traffic == "counted":
+            return counted(self, inputs, device)
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
 
     def plan_of(self, inputs: Mapping[str, Any]) -> Any:

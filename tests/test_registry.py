@@ -59,6 +59,8 @@ def test_cost_and_traffic_read_only_shapes(spec):
         assert isinstance(cost, Cost) and cost.bytes > 0 and cost.launches == 1
         for kernel in registry.kernels(spec.name).values():
             assert kernel.traffic is not None, f"{kernel.id} models no traffic"
+            if kernel.traffic == "counted" and kernel.why_not_args(inputs) is not None:
+                continue
             traffic = kernel.traffic_of(inputs)
             assert isinstance(traffic, Traffic) and traffic.launches >= 1
             assert traffic.bytes >= cost.bytes * 0.999, f"{kernel.id} claims to move less than {case.id} needs"
