@@ -22,8 +22,7 @@ from rooflab.bench.report.pictures import figures, schedule
 from rooflab.bench.report.pictures.figures import draw_levels, panels_of
 from rooflab.bench.report.pictures.levels import Moved, bytes_of, levels, move
 from rooflab.bench.report.pictures.schedule import planned
-from rooflab.kernels import configs
-from rooflab.kernels.configs import config_for
+from rooflab.kernels import tuning
 from rooflab.kernels.flash_attention import _timeline, tma
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.kernels.traffic import calls_of
@@ -226,14 +225,14 @@ def test_kernels_keep_when_and_where_their_tiles_ran():
 
 
 def shape_of_small():
-    config = config_for(get_kernel(OP, "tma"), case(SMALL), BF16, torch.device("meta"))
+    config = get_kernel(OP, "tma").config_for(case(SMALL), BF16, torch.device("meta"))
     return schedule._shape("tma", case(SMALL), BF16, torch.empty(1, 300, 1, 64, dtype=torch.bfloat16), 4, config)
 
 
 def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(monkeypatch):
     """A record's choice of 64 rows makes 5 tiles of a head where the heuristic's 128 make 3."""
     tuned = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
-    monkeypatch.setattr(configs, "tuned", lambda *where: tuned)
+    monkeypatch.setattr(tuning, "tuned", lambda *where: tuned)
     kept = []
 
     def launch(*, config, **inputs):

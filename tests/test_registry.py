@@ -67,6 +67,12 @@ def test_cost_and_traffic_read_only_shapes(spec):
 
 
 @every_op
+def test_a_kernel_may_be_in_a_set(spec):
+    kernels = registry.kernels(spec.name)
+    assert len({*kernels.values()}) == len(kernels)
+
+
+@every_op
 def test_inputs_depend_on_the_seed_alone(spec):
     case, device = spec.cases["smoke"][0], torch.device("cpu")
     first, again, other = (spec.make_inputs(case, SCHEMES["fp32"], device, seed) for seed in (0, 0, 1))

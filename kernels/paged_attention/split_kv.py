@@ -19,7 +19,6 @@ from torch import Tensor
 from rooflab.kernels import _cuda
 from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._hopper_device import BARRIERS
-from rooflab.kernels.configs import default_config
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._configs import SPLIT_KV, SplitConfig, heads_of
 from rooflab.kernels.paged_attention._split_counters import counters
@@ -33,10 +32,11 @@ from rooflab.kernels.paged_attention._split_work import (
     unaligned,
     virtual_heads,
 )
+from rooflab.kernels.registry import registered
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import Arguments, Case, get_scheme, nbytes
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, get_scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 NO_WINDOW = 2**31 - 1
@@ -59,8 +59,9 @@ def why_not_taken(inputs: Arguments) -> str | None:
 def config_of(inputs: Arguments) -> SplitConfig:
     """The config that a call takes unless it is given one."""
     (B, H, D), H_kv, device = inputs.q.shape, inputs.k_cache.shape[2], inputs.q.device
-    scheme = inputs.q.dtype if inputs.k_scale is None else "kv_fp8"
-    config: SplitConfig = default_config("paged_attention", "split_kv", scheme, device, B=B, H=H, H_kv=H_kv, D=D)
+    scheme = get_scheme(DTYPE_NAMES[inputs.q.dtype] if inputs.k_scale is None else "kv_fp8")
+    sizes = {"B": B, "H": H, "H_kv": H_kv, "D": D}
+    config: SplitConfig = registered("paged_attention", "split_kv").config_for(Case(**sizes), scheme, device)
     return config
 
 
