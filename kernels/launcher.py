@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -333,7 +333,7 @@ def kernel(
     empty: Callable[[Arguments], object] | None = None,
     packed: Argument | type[Packed] | None = None,
     allocates: bool = False,
-    traffic: Callable[[Arguments], Traffic] | None = None,
+    traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None,
     own_bounds: bool = False,
     **options: Any,
 ) -> Callable[[Function], Function]:
@@ -349,8 +349,9 @@ def kernel(
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
     own, as a call of torch is fastest.  With `own_bounds` the function itself holds what the contract's `bounds` hold.
-    `traffic` finds the launch's config in `inputs.config`.  A kernel named `naive` or `library` has that role, others
-    are `optimized`.  `options` are other fields of `Kernel`.
+    `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
+    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  `options` are other fields
+    of `Kernel`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -373,10 +374,11 @@ def kernel(
             return launcher(args, kwargs)
 
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
+        told = "counted" if traffic is None and backend == "torch" and op is None else traffic
         roles: dict[str, Role] = {"naive": "naive", "library": "library"}
         add_kernel(
             spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why,
-            takes=takes, traffic=None if traffic is None else partial(launcher.traffic_of, traffic), **options,
+            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else told, **options,
         )  # fmt: skip
         return cast(Function, launch)
 

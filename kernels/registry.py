@@ -27,6 +27,7 @@ from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import import_file
 from rooflab.kernels.takes import Refusal, Takes, check_own, check_prepare, check_signature
+from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import Arguments, OpSpec, Scheme
 from rooflab.roofline.model import Traffic
@@ -66,8 +67,8 @@ class Kernel:
     """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
     takes: Takes = field(default_factory=Takes, compare=False)
     """The part of `unsupported` that is data."""
-    traffic: Callable[[Arguments], Traffic] | None = None
-    """`traffic(inputs)`: the bytes that a call moves; reads only shapes and real integer tensors."""
+    traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None
+    """`traffic(inputs)`: what a call moves, by shapes and real integers; `counted`: by torch's calls (`traffic.py`)."""
     prepare: Callable[..., Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form instead.  After the weight it may take
     arguments that the op's `prepared_with` names."""
@@ -188,6 +189,8 @@ class Kernel:
 
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
         """The kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it does not tell."""
+        if self.traffic == "counted":
+            return counted(self, inputs, device)
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
 
     def plan_of(self, inputs: Mapping[str, Any]) -> Any:
@@ -370,11 +373,9 @@ def load_file(path: Path) -> list[Kernel]:
 
     Raises `ValueError` if there is no such Python file or it registers no kernel.
     """
-    path = Path(path)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     load_all()
-    before = {kernel.id for named in _kernels.values() for kernel in named.values()}
     ops, kernels_of = dict(_ops), {op: dict(named) for op, named in _kernels.items()}
     # Without a card first: a file may choose its device by whether there is one.
     for around in (nullcontext, _card.pretended) if _card.pretended else (nullcontext,):
@@ -390,11 +391,10 @@ def load_file(path: Path) -> list[Kernel]:
             _kernels.update(kernels_of)
     else:
         raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
-    every = [kernel for named in _kernels.values() for kernel in named.values()]
-    added = [replace(kernel, file=path.resolve()) for kernel in every if kernel.id not in before]
+    new = [kernel for op in _kernels for name, kernel in _kernels[op].items() if name not in kernels_of.get(op, {})]
+    added = [replace(kernel, file=path.resolve()) for kernel in new]
     for kernel in added:
         _kernels[kernel.op][kernel.name] = kernel
     if not added:
-        wanted = "a function that rooflab.kernels.registry.register decorates"
-        raise ValueError(f"kernel: {path.name} registers no kernel; it needs {wanted}")
+        raise ValueError(f"kernel: {path.name} registers no kernel; use rooflab.kernels.registry.register")
     return added
