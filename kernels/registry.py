@@ -388,7 +388,7 @@ def load_file(path: Path) -> list[Kernel]:
             _ops.clear()
             _ops.update(ops)
             _kernels.clear()
-            _kernels.update(kernels_of)
+            _kernels.update({op: dict(named) for op, named in kernels_of.items()})
     else:
         raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
     new = [kernel for op in _kernels for name, kernel in _kernels[op].items() if name not in kernels_of.get(op, {})]

@@ -219,6 +219,9 @@ class OpSpec:
         for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values(), *self.slots):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
+        wanted = [each.name for each in inspect.signature(self.cost).parameters.values() if each.default is each.empty]
+        if len(wanted) != 1:
+            raise TypeError(f"{self.name}: expected a cost of one object, cost(args), got cost({', '.join(wanted)})")
         if (self.tolerance is None) == (self.compare is None):
             raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
 
