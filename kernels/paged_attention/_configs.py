@@ -11,15 +11,9 @@ from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.paged_attention._split_work import UNIT, ring_bytes, rows_of_tile, virtual_heads
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
-SM_SHARED_BYTES = 228 * 1024
-CTA_RESERVE = 1024
-"""Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
-OTHER_REGISTERS = 40
-"""Least registers of a warp of split_kv for cursors, addresses, scores and weights."""
 PAGES_THREADS = 384
 """Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS = 240
@@ -122,76 +116,6 @@ def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
 
 
 @dataclass(frozen=True)
-class SplitConfig:
-    """How the keys are divided, and how many are in flight."""
-
-    warps: int
-    """Warps per CTA, each with its own head; their number divides the heads."""
-    num_stages: int
-    """Units of a warp's ring."""
-    ctas_per_sm: int
-    least: int
-    """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
-    bulk: bool = False
-    """Whether one more warp copies a token's keys of all the CTA's heads at once, and its values, for a ring that the
-    warps share; where heads are neighbours in the cache."""
-
-
-def heads_of(case: Case) -> int:
-    """Warps for all heads of a key."""
-    return virtual_heads(int(case["H"]), int(case["H_kv"]))
-
-
-def _split_configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
-    """Every number of warps up to 8 that divides the heads, with rings and CTAs for at least four warps per SM."""
-    divisors = [warps for warps in range(1, 9) if heads_of(case) % warps == 0]
-    sizes = itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16), (False, True))
-    return tuple(config for config in itertools.starmap(SplitConfig, sizes) if config.warps * config.ctas_per_sm >= 4)
-
-
-def _split_footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of the first launch: registers for accumulators and queries, shared memory for the warps' rings."""
-    D, context, group = int(case["D"]), int(case["context"]), int(case["H"]) // int(case["H_kv"])
-    keys = min(context, int(case.get("window", 0)) or context)
-    units = int(case["B"]) * (heads_of(case) // config.warps) * -(-keys // UNIT)
-    return Footprint(
-        threads=32 * (config.warps + config.bulk),
-        registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
-        shared_bytes=ring_bytes(config.warps, config.num_stages, D, group, scheme, config.bulk)
-        + config.bulk * 2 * config.num_stages * BARRIER_BYTES,
-        ctas=max(min(HOPPER_SMS * config.ctas_per_sm, units // config.least), 1),
-    )
-
-
-def _is_split(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether the warps divide the heads, with `bulk` into whole KV heads, and `ctas_per_sm` CTAs fit on an SM."""
-    needs = _split_footprint(config, case.but(context=0), scheme)
-    shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
-    threads = config.ctas_per_sm * needs.threads
-    # Of nine warps the assembler takes twelve for the registers that each may have (read in the compiled kernels).
-    counted = config.ctas_per_sm * cdiv(needs.threads, 128) * 128 if config.bulk else threads
-    held = needs.registers * counted <= 65536 and threads <= 2048
-    whole = not config.bulk or config.warps % rows_of_tile(int(case["H"]) // int(case["H_kv"]))[1] == 0
-    return needs.fits and heads_of(case) % config.warps == 0 and whole and shared and held
-
-
-def _split_default(case: Case, scheme: Scheme = BF16) -> SplitConfig:
-    """Neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
-
-    8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
-    """
-    D, heads, group = int(case["D"]), heads_of(case), int(case["H"]) // int(case["H_kv"])
-    for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
-        warps = max(count for count in range(1, min(wanted, 8) + 1) if heads % count == 0)
-        ctas = wanted // warps
-        room = min(SM_SHARED_BYTES // ctas - CTA_RESERVE, SHARED_BYTES_PER_CTA)
-        stages = max(n for n in range(1, 9) if n == 1 or ring_bytes(warps, n, D, group, scheme) <= room)
-        if stages >= 3:
-            break
-    return SplitConfig(warps, stages, ctas, least=4)
-
-
-@dataclass(frozen=True)
 class PagesConfig(LaunchConfig):
     """Keys per block, and slots of each ring."""
 
@@ -241,5 +165,4 @@ def _pages_default(case: Case, scheme: Scheme = BF16) -> PagesConfig:
 
 GQA_PACKED = Tuning(StepConfig, _gqa_configs, _gqa_default, _gqa_footprint)
 CHUNKED = Tuning(Config, _chunked_configs, _chunked_default, _chunked_footprint)
-SPLIT_KV = Tuning(SplitConfig, _split_configs, _split_default, _split_footprint, _is_split)
 TMA_PAGES = Tuning(PagesConfig, _pages_configs, _pages_default, _pages_footprint, _is_pages)
