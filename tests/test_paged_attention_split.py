@@ -339,7 +339,7 @@ def test_refusals_name_a_rung_that_takes_it():
 
     assert reason() is None and reason(scheme="fp16") is None and reason(scheme="kv_fp8") is None
     assert "paged_attention/chunked takes it" in reason(scheme="fp32")
-    assert "D of 16 to 256 in multiples of 16, got 72" in reason(LLAMA.but(D=72))
+    assert "D of at most 256 in multiples of 16, got 72" in reason(LLAMA.but(D=72))
     assert "has no 'cu_seqlens_q'" in reason(LLAMA.but(queries=3))
     fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
     assert "expected k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))

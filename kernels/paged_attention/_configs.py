@@ -11,7 +11,7 @@ from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 PAGES_THREADS = 384
@@ -59,15 +59,6 @@ def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Foo
     )
 
 
-def _gqa_default(case: Case, scheme: Scheme = BF16) -> StepConfig:
-    """By head_dim and bytes of a value: a step whose staged keys and values fit in an SM's shared memory."""
-    D = int(case["D"])
-    if scheme.activation == torch.float32:
-        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-        return StepConfig(32 if D <= 128 else 16, num_warps=4 if D <= 64 else 8, num_stages=1)
-    return StepConfig(64, num_warps=4 if D <= 128 else 8, num_stages=3 if D <= 128 else 2)
-
-
 def packed_rows(H: int, H_kv: int) -> int:
     """Rows of a program's product: its group's query heads, at least the 16 of a matrix instruction."""
     return max(16, int(next_power_of_2(H // H_kv)))
@@ -98,16 +89,9 @@ def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Foo
     )
 
 
-def _chunked_default(case: Case, scheme: Scheme = BF16) -> Config:
-    """A tile whose fp32 accumulator and staged keys fit on an SM, with few rows if sequences have few on average."""
-    D, rows = int(case["D"]), int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])
-    if scheme.activation == torch.float32:
-        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-        return Config(32 if rows > 16 else 16, 32 if D <= 64 else 16, 4 if D <= 64 else 8, num_stages=1)
-    block_m = min(max(int(next_power_of_2(rows)), 16), 128)
-    if block_m == 128:
-        return Config(128, 64 if D <= 128 else 32, num_warps=8, num_stages=3 if D <= 128 else 2)
-    return Config(block_m, 64, num_warps=4, num_stages=3 if D <= 128 else 2)
+def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """Rows of a sequence and head of keys, if all sequences have as many queries."""
+    return {"rows": int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])}
 
 
 def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
@@ -163,6 +147,26 @@ def _pages_default(case: Case, scheme: Scheme = BF16) -> PagesConfig:
     return PagesConfig(128 if width <= 128 else 64, 4 if width == 64 else 2)
 
 
-GQA_PACKED = Tuning(StepConfig, _gqa_configs, _gqa_default, _gqa_footprint)
-CHUNKED = Tuning(Config, _chunked_configs, _chunked_default, _chunked_footprint)
+# A step whose staged keys and values fit in an SM's shared memory.  fp32 products are FMAs, whose operands fill the
+# registers: a wider tile spills (read in the SASS).
+GQA_DEFAULTS = Defaults((
+    ({"itemsize": 2, "D": 128}, StepConfig(64, num_warps=4, num_stages=3)),
+    ({"itemsize": 2}, StepConfig(64, num_warps=8, num_stages=2)),
+    ({"D": 64}, StepConfig(32, num_warps=4, num_stages=1)),
+    ({"D": 128}, StepConfig(32, num_warps=8, num_stages=1)),
+    ({}, StepConfig(16, num_warps=8, num_stages=1)),
+))  # fmt: skip
+# Few rows if sequences have few; otherwise the largest tile whose accumulator and staged keys fit on an SM.
+CHUNKED_DEFAULTS = Defaults((
+    *(({"itemsize": 2, "D": 128, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=3)) for rows in (16, 32, 64)),
+    ({"itemsize": 2, "D": 128}, Config(128, 64, num_warps=8, num_stages=3)),
+    *(({"itemsize": 2, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=2)) for rows in (16, 32, 64)),
+    ({"itemsize": 2}, Config(128, 32, num_warps=8, num_stages=2)),
+    ({"D": 64, "rows": 16}, Config(16, 32, num_warps=4, num_stages=1)),
+    ({"D": 64}, Config(32, 32, num_warps=4, num_stages=1)),
+    ({"rows": 16}, Config(16, 16, num_warps=8, num_stages=1)),
+    ({}, Config(32, 16, num_warps=8, num_stages=1)),
+), _chunked_sizes)  # fmt: skip
+GQA_PACKED = Tuning(StepConfig, _gqa_configs, GQA_DEFAULTS, _gqa_footprint)
+CHUNKED = Tuning(Config, _chunked_configs, CHUNKED_DEFAULTS, _chunked_footprint)
 TMA_PAGES = Tuning(PagesConfig, _pages_configs, _pages_default, _pages_footprint, _is_pages)
