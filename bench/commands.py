@@ -22,8 +22,8 @@ from rooflab.bench.core import (
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
-from rooflab.kernels.choices import all_buckets
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import all_buckets
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.device import resolve
 

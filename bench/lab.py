@@ -48,7 +48,7 @@ from rooflab.engine.model_files import fetch
 from rooflab.engine.ops import OpSet
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
-from rooflab.kernels.choices import launch_bucket, rows_of
+from rooflab.kernels.tuning import launch_bucket, rows_of
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.numbers import digits
 

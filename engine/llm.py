@@ -34,9 +34,9 @@ from rooflab.engine.stopping import StopText
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat, some
 from rooflab.engine.weights import dummy_tensors, load_weights
 from rooflab.kernels._pdl import pdl as dependent_launches
-from rooflab.kernels.choices import Phase
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.tuning import Phase
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]

@@ -18,8 +18,8 @@ import torch
 from rooflab.engine.probes import FUSED, PRODUCTS, LargestSizes, packed, probes
 from rooflab.engine.settle import Choice, settle
 from rooflab.kernels import registry
-from rooflab.kernels.choices import Phase, all_buckets, bucket_of, chosen
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import Phase, all_buckets, bucket_of, chosen
 from rooflab.reference.quantization import quantize_int8
 
 FIRST_ON_CUDA = {

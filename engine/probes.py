@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels.choices import Phase
+from rooflab.kernels.tuning import Phase
 from rooflab.roofline.architecture import Architecture
 
 OPS = (

@@ -31,8 +31,8 @@ from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
 from rooflab.kernels._waiting import run_times, waiting_since
-from rooflab.kernels.choices import Phase
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import Phase
 
 TOLERATED = 1.05
 """A bucket's product may take as many times its best time before weights are kept in another form for it."""

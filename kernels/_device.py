@@ -15,6 +15,14 @@ few_sms: int | None = None
 emulated = False
 """Whether every launch of this process runs in the emulator, on CPU tensors, as on sm90 (`bench/emulate/ours.py`)."""
 
+counted: str | None = None
+"""The kind of device whose traffic is being counted on `meta` tensors (`kernels/traffic.py`)."""
+
+
+def kind_of(x: torch.Tensor) -> str:
+    """The kind of device that `x` is on; of a `meta` tensor whose traffic is counted, the kind that it stands for."""
+    return counted or x.device.type
+
 
 def sm_count(device: torch.device) -> int:
     """Streaming multiprocessors (SMs) of a GPU; 132 (an H100 SXM) for the CPU and `meta`."""

@@ -17,22 +17,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
 from rooflab.kernels import _checks, _device
-from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op
-from rooflab.kernels.takes import Limit, Takes
+from rooflab.kernels.takes import Limit, Takes, Unsupported
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed, Result
-from rooflab.reference.spec import DTYPE_NAMES, Arguments, OpSpec
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, get_scheme
 from rooflab.roofline.model import Traffic
 
 MOST_LAYOUTS = 4096
 """Layouts that a kernel remembers: enough for the row counts of a serving engine; an entry takes about 1 KB."""
-Unsupported = Callable[[Arguments], str | None]
 Results = tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 """Names, shapes, strides and dtypes of what a launch writes."""
 Pair = tuple[int, int, str, int, int, bool]
@@ -70,8 +68,9 @@ class Launcher:
         spec: OpSpec,
         name: str,
         fn: Callable[..., Any],
-        unsupported: Unsupported | None,
+        unsupported: Unsupported,
         *,
+        tuning: Tuning | None,
         contract: Contract,
         aligned: tuple[str, ...],
         bind: Callable[[Arguments], Any] | None,
@@ -81,13 +80,13 @@ class Launcher:
         allocates: bool,
     ):
         self.spec, self.name, self.fn, self.unsupported, self.aligned = spec, name, fn, unsupported, aligned
+        self.tuning = tuning
         self.contract, self.bind, self.empty, self.on_cpu, self.allocates = contract, bind, empty, on_cpu, allocates
         self.bounds = None if own_bounds else self.contract.bounds
         own = inspect.signature(fn).parameters
         self.results = {name: result for name, result in self.contract.results.items() if name in own}
         places = dict(zip(self.contract.results, spec.outputs, strict=False))
         self.in_place = {name: spec.in_place.get(places[name]) for name in self.results}
-        self._takes_config = "config" in own
         self.signature = _signature(spec, own, self.results)
         parameters = self.signature.parameters.values()
         self.positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
@@ -120,7 +119,7 @@ class Launcher:
             return _returned(made)
         if made:
             given.update(made)
-        if self._takes_config:
+        if self.tuning is not None:
             given["config"] = bound.config
         if self.bind is not None:
             if bound.more is None:
@@ -182,10 +181,9 @@ class Launcher:
         device = given[self.tensors[0]].device
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
-        if self.unsupported is not None:
-            everything = {p.name: p.default for p in self.spec.parameters} | dict(given)
-            if reason := self.unsupported(Arguments(**{"config": None, "device": "cuda", **everything})):
-                raise ValueError(reason)
+        everything = {p.name: p.default for p in self.spec.parameters} | dict(given)
+        if reason := self.unsupported(Arguments(**{"config": None, "device": "cuda", **everything})):
+            raise ValueError(reason)
         results = self._results(given, dims)
         if out is not None:
             self._check_outs(out, results, given, dims)
@@ -194,7 +192,7 @@ class Launcher:
         shapes = [shape for _, shape, _, _ in results] if self.contract.results else [tensors[0].shape]
         empty = bool(shapes) and all(0 in shape for shape in shapes)
         nothing = self.empty is not None and any(0 in x.shape for x in tensors)
-        if self._takes_config and config is None and not empty and not nothing:
+        if self.tuning is not None and config is None and not empty and not nothing:
             config = self.default_config(given, dims)
         apart = () if out is None else self._apart(out if isinstance(out, tuple) else (out,), results, given)
         names = tuple(name for name, *_ in results)
@@ -207,11 +205,12 @@ class Launcher:
         name = DTYPE_NAMES[first.dtype] if scheme is None else scheme(given)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
         case |= {} if more is None else more(given)
-        return default_config(self.spec.name, self.name, name, first.device, **case)
+        assert self.tuning is not None, "asked for where the kernel takes a config"
+        return self.tuning.config_for(self.spec.name, self.name, Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """`traffic` of these inputs with the config of their launch."""
-        if self._takes_config and inputs.config is None:
+        if self.tuning is not None and inputs.config is None:
             given = vars(inputs)
             inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
         return traffic(inputs)
@@ -334,7 +333,7 @@ def kernel(
     empty: Callable[[Arguments], object] | None = None,
     packed: Argument | type[Packed] | None = None,
     allocates: bool = False,
-    traffic: Callable[[Arguments], Traffic] | None = None,
+    traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None,
     own_bounds: bool = False,
     **options: Any,
 ) -> Callable[[Function], Function]:
@@ -350,8 +349,9 @@ def kernel(
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
     own, as a call of torch is fastest.  With `own_bounds` the function itself holds what the contract's `bounds` hold.
-    `traffic` finds the launch's config in `inputs.config`.  A kernel named `naive` or `library` has that role, others
-    are `optimized`.  `options` are other fields of `Kernel`.
+    `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
+    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  `options` are other fields
+    of `Kernel`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -363,10 +363,10 @@ def kernel(
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
         takes = Takes(dtypes or {}, limits or {}, off or {}, contiguous, mapped or {}, instead)
         takes.check(contract, [parameter.name for parameter in spec.parameters])
-        why = _with(takes, contract, unsupported)
+        why = partial(takes.why_not, contract=contract, rest=unsupported)
         launcher = Launcher(
-            spec, name, fn, why, contract=contract, aligned=(*aligned, *takes.mapped), bind=bind, empty=empty,
-            on_cpu=backend == "cpp", own_bounds=own_bounds, allocates=allocates,
+            spec, name, fn, why, tuning=tuning, contract=contract, aligned=(*aligned, *takes.mapped), bind=bind,
+            empty=empty, on_cpu=backend == "cpp", own_bounds=own_bounds, allocates=allocates,
         )  # fmt: skip
 
         @wraps(fn)
@@ -374,23 +374,12 @@ def kernel(
             return launcher(args, kwargs)
 
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
+        told = "counted" if traffic is None and backend == "torch" and op is None else traffic
         roles: dict[str, Role] = {"naive": "naive", "library": "library"}
         add_kernel(
             spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why,
-            takes=takes, traffic=None if traffic is None else partial(launcher.traffic_of, traffic), **options,
+            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else told, **options,
         )  # fmt: skip
         return cast(Function, launch)
 
     return decorate
-
-
-def _with(takes: Takes, contract: Contract, unsupported: Unsupported | None) -> Unsupported | None:
-    """`unsupported` of a kernel with such data, which comes first."""
-    if takes == Takes():
-        return unsupported
-
-    def why_not(inputs: Arguments) -> str | None:
-        reason = takes.why_not(inputs, contract)
-        return unsupported(inputs) if reason is None and unsupported is not None else reason
-
-    return why_not

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial, update_wrapper
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -24,12 +24,12 @@ import torch
 from packaging.version import Version
 
 from rooflab.kernels import _card, _device
-from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import import_file
-from rooflab.kernels.takes import Takes
+from rooflab.kernels.takes import Refusal, Takes, check_own, check_prepare, check_signature
+from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning
-from rooflab.reference.spec import Arguments, OpSpec
+from rooflab.reference.spec import Arguments, OpSpec, Scheme
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.names import check_name
 
@@ -39,7 +39,6 @@ CPU_BACKENDS = ("torch", "cpp")
 """Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-ENTRY_POINT_GROUP = "rooflab.kernels"
 IMPORT_ERRORS = (
     *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
     *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
@@ -66,10 +65,10 @@ class Kernel:
     """Why two runs may differ; None: they give the same result."""
     unsupported: Callable[[Arguments], str | None] | None = None
     """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
-    takes: Takes = field(default_factory=Takes)
+    takes: Takes = field(default_factory=Takes, compare=False)
     """The part of `unsupported` that is data."""
-    traffic: Callable[[Arguments], Traffic] | None = None
-    """`traffic(inputs)`: the bytes that a call moves; reads only shapes and real integer tensors."""
+    traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None
+    """`traffic(inputs)`: what a call moves, by shapes and real integers; `counted`: by torch's calls (`traffic.py`)."""
     prepare: Callable[..., Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form instead.  After the weight it may take
     arguments that the op's `prepared_with` names."""
@@ -83,7 +82,7 @@ class Kernel:
     tuning: Tuning | None = None
     """The configs of a tunable kernel."""
     config: Any = None
-    """The fixed config of the kernel (`configs.with_config`)."""
+    """The fixed config of the kernel (`with_config`)."""
     file: Path | None = None
     """The file that registered it, if `load_file` read it."""
     accepted: frozenset[str] = field(init=False, repr=False)
@@ -171,8 +170,27 @@ class Kernel:
         reason = self.unsupported(self._arguments(inputs, spec)) if self.unsupported is not None else None
         return Refusal("UNSUPPORTED", f"{self.id}: {reason}") if reason else None
 
+    @property
+    def tunable(self) -> Tuning:
+        """Its `tuning`.  Raises `ValueError` if it takes no config."""
+        if self.tuning is None:
+            raise ValueError(f"kernel: expected a tunable one, got {self.id}, which takes no config")
+        return self.tuning
+
+    def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
+        """The config for a launch on `device` that is given none; None if the kernel takes no config."""
+        return None if self.tuning is None else self.tuning.config_for(self.op, self.name, case, scheme, device)
+
+    def with_config(self, config: Any) -> Kernel:
+        """The kernel with a fixed config, also for its traffic.  Raises `ValueError` on a config of another kernel."""
+        if not isinstance(config, self.tunable.config_type):
+            raise ValueError(f"config: expected one of {self.id}, got {config!r}")
+        return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
+
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
         """The kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it does not tell."""
+        if self.traffic == "counted":
+            return counted(self, inputs, device)
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
 
     def plan_of(self, inputs: Mapping[str, Any]) -> Any:
@@ -209,12 +227,7 @@ def excluded() -> Mapping[str, str]:
     """Kernels that must not run in this process, by id with the reason: those that broke another process of a run, in
     the file of JSON that `ROOFLAB_EXCLUDE` names."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
-    return _excluded(path, os.stat(path).st_mtime_ns) if path else {}
-
-
-@cache
-def _excluded(path: str, changed: int) -> Mapping[str, str]:
-    return cast(Mapping[str, str], json.loads(Path(path).read_text()))
+    return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
 
 def add_op(op: OpSpec) -> OpSpec:
@@ -228,9 +241,9 @@ def add_op(op: OpSpec) -> OpSpec:
 
 def get_op(name: str) -> OpSpec:
     """The op called `name`.  Raises `ValueError` that lists the known ops."""
-    if name not in _ops and name in _folders():
+    if name in _folders() and name not in _ops:
         add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
-    if name not in _ops:
+    elif name not in _ops:
         load_plugins()
     if name not in _ops:
         raise _unknown(f"op: expected one of {', '.join(ops())}, got {name!r}")
@@ -270,9 +283,9 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
     op, parameters = spec.name, inspect.signature(fn).parameters
     check_name("name", name)
     check_signature(spec, name, fn)
-    check_config(f"{op}/{name}", parameters.get("config"), options.get("tuning"))
+    check_own(f"{op}/{name}", "config", parameters.get("config"), options.get("tuning"))
+    check_own(f"{op}/{name}", "plan", parameters.get("plan"), options.get("plan"))
     check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
-    check_plan(f"{op}/{name}", parameters.get("plan"), options.get("plan"))
     if (name == "naive") != (role == "naive"):
         raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
     if name in _kernels.setdefault(op, {}):
@@ -340,7 +353,7 @@ def load_all() -> None:
 @cache
 def load_plugins() -> None:
     """Imports every entry point, of which some may be broken; each may add a kernel to any op of the tree."""
-    points = entry_points(group=ENTRY_POINT_GROUP)
+    points = entry_points(group="rooflab.kernels")
     for op in _folders() if points else ():
         _load(op)
     for entry_point in points:
@@ -360,11 +373,9 @@ def load_file(path: Path) -> list[Kernel]:
 
     Raises `ValueError` if there is no such Python file or it registers no kernel.
     """
-    path = Path(path)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     load_all()
-    before = {kernel.id for named in _kernels.values() for kernel in named.values()}
     ops, kernels_of = dict(_ops), {op: dict(named) for op, named in _kernels.items()}
     # Without a card first: a file may choose its device by whether there is one.
     for around in (nullcontext, _card.pretended) if _card.pretended else (nullcontext,):
@@ -380,16 +391,10 @@ def load_file(path: Path) -> list[Kernel]:
             _kernels.update(kernels_of)
     else:
         raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
-    added = [
-        replace(kernel, file=path.resolve())
-        for named in _kernels.values()
-        for kernel in named.values()
-        if kernel.id not in before
-    ]
+    new = [kernel for op in _kernels for name, kernel in _kernels[op].items() if name not in kernels_of.get(op, {})]
+    added = [replace(kernel, file=path.resolve()) for kernel in new]
     for kernel in added:
         _kernels[kernel.op][kernel.name] = kernel
     if not added:
-        raise ValueError(
-            f"kernel: {path.name} registers no kernel; decorate a function with rooflab.kernels.registry.register"
-        )
+        raise ValueError(f"kernel: {path.name} registers no kernel; use rooflab.kernels.registry.register")
     return added

@@ -1,22 +1,39 @@
-"""What a rung takes of its op's calls, as data: dtypes, sizes, options that must be off, and strides.
+"""What a rung takes of its op's calls, as data: dtypes, sizes, options that must be off, and strides; and `Refusal`.
 
-`kernel(...)` of `kernels/launcher.py` has these fields; the sentence of a refusal is made here.
+`kernel(...)` of `kernels/launcher.py` has these fields; the sentence of a refusal is made here.  At the end: what every
+registration is held to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
 from rooflab.reference.contract import Contract
-from rooflab.reference.spec import Arguments
+from rooflab.reference.spec import Arguments, OpSpec
 
+OWN = ("out", "config", "plan")
+"""Arguments that a kernel may have in addition to those of the reference."""
 HALVES = (torch.float16, torch.bfloat16)
+Unsupported = Callable[[Arguments], str | None]
 Limit = int | range | tuple[int, ...]
 """The most that a size may be; a range, whose step is what it must be a multiple of; or its only values."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a kernel cannot run; as text `UNSUPPORTED: needs sm90, found sm80`."""
+
+    status: Literal["UNSUPPORTED", "UNAVAILABLE"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -45,10 +62,12 @@ class Takes:
             if name not in known:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
-    def why_not(self, inputs: Arguments, contract: Contract) -> str | None:
-        """Why a call with these arguments is refused, or None."""
+    def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
+        """Why a call with these arguments is refused, by this data or else by `rest`, or None."""
         reason = self._why_not(inputs, contract)
-        return reason if reason is None or self.instead is None else f"{reason}; {self.instead} takes it"
+        if reason is None:
+            return None if rest is None else rest(inputs)
+        return reason if self.instead is None else f"{reason}; {self.instead} takes it"
 
     def _why_not(self, inputs: Arguments, contract: Contract) -> str | None:
         given = vars(inputs)
@@ -96,3 +115,43 @@ def _refused(contract: Contract, name: str, limit: Limit, size: int) -> str:
         whole = f" in multiples of {limit.step}" if limit.step > 1 else ""
         wanted = (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{whole}"
     return f"{tensor}: expected {name} of {wanted}, got {size}" if tensor else f"{name}: expected {wanted}, got {size}"
+
+
+def check_own(kernel: str, name: str, parameter: inspect.Parameter | None, registered: object) -> None:
+    """Raises `TypeError` unless a kernel has both a `config` (or `plan`), keyword-only with the default None, and what
+    was `registered` for it, or neither."""
+    if (parameter is None) != (registered is None):
+        wanted = "tuning" if name == "config" else name
+        raise TypeError(f"{kernel}: expected both {wanted} and a keyword-only argument {name}, or neither")
+    if parameter is not None and (parameter.kind is not parameter.KEYWORD_ONLY or parameter.default is not None):
+        raise TypeError(f"{kernel}: expected {name} to be keyword-only with the default None")
+
+
+def check_prepare(kernel: str, prepare: Callable[..., Any] | None, allowed: Sequence[str]) -> None:
+    """Raises `TypeError` where `prepare` has an argument behind the weight that is not in `allowed`."""
+    for name in [] if prepare is None else list(inspect.signature(prepare).parameters)[1:]:
+        if name not in allowed:
+            raise TypeError(f"{kernel}: prepare asks for {name!r}, expected one of {', '.join(allowed) or 'nothing'}")
+
+
+def check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
+    """Raises `TypeError` unless `fn` takes the reference's arguments in their order; those in `OWN` are optional."""
+    parameters = dict(inspect.signature(fn).parameters)
+    for own in OWN:
+        parameters.pop(own, None)
+    wanted = {parameter.name: parameter for parameter in spec.parameters}
+    unknown = [parameter for parameter in parameters if parameter not in wanted]
+    if unknown:
+        raise TypeError(f"{spec.name}/{name}: the reference has no argument {unknown[0]!r}; it has {', '.join(wanted)}")
+    order = [key for key in wanted if key in parameters]
+    if list(parameters) != order:
+        raise TypeError(f"{spec.name}/{name}: expected the arguments in the order {', '.join(order)}")
+    for key, parameter in wanted.items():
+        if key not in parameters:
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                raise TypeError(f"{spec.name}/{name}: misses the argument {key!r}")
+        elif parameters[key].default != parameter.default:
+            raise TypeError(
+                f"{spec.name}/{name}: expected the argument {parameter.replace(annotation=parameter.empty)}, as the "
+                f"reference has it, got {parameters[key].replace(annotation=parameter.empty)}"
+            )

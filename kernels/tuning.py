@@ -1,18 +1,26 @@
 """What a tunable kernel declares: the type of its configs, configs worth a try, legal configs, and the default.
 
-A config is data: a flat frozen dataclass of JSON scalars.
+A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config takes the best one by a committed
+record for this device and bucket, or else the default; it never tunes.  `bench` writes these choices to
+`kernels/<op>/choices.json`, which maps device to bucket to kernel and the record that proves the choice:
+`{"NVIDIA H200": {"decode:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `config` belongs
+to the chosen kernel, `tuned` maps the bucket's other kernels to their configs, and `scheme` names the dtypes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from rooflab.reference.spec import Case, Scheme, get_scheme
+import torch
+
+from rooflab.reference.spec import Case, Scalar, Scheme, get_scheme
 
 BF16 = get_scheme("bf16")
 """The default scheme of a GPU."""
@@ -115,18 +123,123 @@ class Tuning:
     """`is_legal(config, case, scheme=BF16)`: whether a config can run; by default whether its `footprint` fits."""
 
     def __post_init__(self) -> None:
+        name = self.config_type.__name__
+        if not dataclasses.is_dataclass(self.config_type) or not self.config_type.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            raise TypeError(f"tuning: expected {name} to be a frozen dataclass")
+        hints = get_type_hints(self.config_type)
+        for field in dataclasses.fields(self.config_type):
+            hint = hints[field.name]
+            kinds = {*map(type, get_args(hint))} if get_origin(hint) is Literal else {hint}
+            if not kinds <= {*get_args(Scalar)}:
+                raise TypeError(f"tuning: expected {name}.{field.name} to be a JSON scalar, got {hint}")
         if self.is_legal is None:
             if self.footprint is None:
                 raise TypeError("tuning: expected is_legal, or a footprint by which configs are legal")
-            object.__setattr__(self, "is_legal", legal_by(self.footprint))
+            object.__setattr__(self, "is_legal", self._fits)
         if isinstance(self.heuristic, Defaults):
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
 
+    def _fits(self, config: Any, case: Case, scheme: Scheme = BF16) -> bool:
+        return self.footprint is not None and self.footprint(config, case, scheme).fits
 
-def legal_by(footprint: Callable[..., Footprint]) -> Callable[..., bool]:
-    """`is_legal` for a kernel that only the limits of a CTA restrict."""
+    def legal_configs(self, case: Case, scheme: Scheme) -> list[Any]:
+        """The legal configs for `case`, each once, the default first."""
+        offered = dict.fromkeys((self.heuristic(case, scheme), *self.configs(case, scheme)))
+        return [config for config in offered if self.is_legal(config, case, scheme)]
 
-    def is_legal(config: Any, case: Case, scheme: Scheme = BF16) -> bool:
-        return footprint(config, case, scheme).fits
+    def make_config(self, values: Mapping[str, Any]) -> Any:
+        """The config with these `values` (from a record or `choices.json`); a field with a default may be missing, as
+        in a record from before it.  Raises `ValueError` on wrong fields."""
+        fields = {field.name: field.default for field in dataclasses.fields(self.config_type)}
+        needed = {name for name, default in fields.items() if default is dataclasses.MISSING}
+        if not needed <= set(values) <= set(fields):
+            raise ValueError(f"config: expected {', '.join(fields)}, got {', '.join(values)}")
+        return self.config_type(**values)
 
-    return is_legal
+    def config_for(self, op: str, kernel: str, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
+        """The config for a launch of a kernel on `device` that is given none: the device's own choice if that is legal
+        for this case, or else the default.  A case without a number of rows has no choice."""
+        name, rows = card(device), rows_of(case)
+        values = None if name is None or rows is None else tuned(op, kernel, name, rows, scheme.name)
+        if values is not None:
+            config = self.make_config(values)
+            if self.is_legal(config, case, scheme):
+                return config
+        return self.heuristic(case, scheme)
+
+
+Phase = Literal["prefill", "decode"]
+
+# Upper ends of the buckets of M, the rows of a step. Decode: GEMV, one MMA tile of rows, one wgmma tile, compute
+# bound. Prefill: a short prompt, a chunk, a long prompt.
+BUCKETS: dict[Phase, tuple[float, ...]] = {"decode": (1, 16, 64, float("inf")), "prefill": (64, 512, float("inf"))}
+ROW_KEYS = ("M", "T", "B")
+"""Case keys that give the rows of a step; the first that a case has counts."""
+PHASES: Mapping[str, tuple[Phase, ...]] = {"flash_attention": ("prefill",), "paged_attention": ("decode",)}
+"""Ops that serve one phase only."""
+
+
+def bucket_of(phase: Phase, M: int) -> str:
+    """`decode:16` for a decode step of 2 to 16 rows; the last bucket of a phase is `decode:inf`."""
+    limit = next(limit for limit in BUCKETS[phase] if M <= limit)
+    return f"{phase}:{limit}"
+
+
+def all_buckets() -> list[tuple[str, Phase, float]]:
+    """Every bucket as (name, phase, upper end)."""
+    return [(f"{phase}:{limit}", phase, limit) for phase, limits in BUCKETS.items() for limit in limits]
+
+
+def phases_of(op: str) -> tuple[Phase, ...]:
+    """The phases of a model's work that `op` serves."""
+    return PHASES.get(op, ("decode", "prefill"))
+
+
+def rows_of(case: Mapping[str, Any]) -> int | None:
+    """Rows of a step of this case; None without any of `ROW_KEYS` (for example for an op from another package)."""
+    return next((int(case[key]) for key in ROW_KEYS if key in case), None)
+
+
+def launch_bucket(op: str, rows: int) -> str:
+    """The bucket whose config a launch with `rows` rows takes.
+
+    A launcher does not know its phase: for an op with both phases, up to 64 rows count as decode, more as prefill.
+    """
+    phases = phases_of(op)
+    phase: Phase = phases[0] if len(phases) == 1 else "decode" if rows <= 64 else "prefill"
+    return bucket_of(phase, rows)
+
+
+@cache
+def _load(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    if not path.is_file():
+        return {}
+    choices: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text())
+    return choices
+
+
+def chosen(op: str, device: str, bucket: str) -> str | None:
+    """The kernel that a committed record chose for `op` on `device` in `bucket`, or None."""
+    entry = _entry(op, device, bucket)
+    return None if entry is None else str(entry["kernel"])
+
+
+def tuned(op: str, kernel: str, device: str, rows: int, scheme: str) -> Mapping[str, Any] | None:
+    """The best config of `kernel` on `device` at `rows` rows by a committed record, or None."""
+    entry = _entry(op, device, launch_bucket(op, rows))
+    if entry is None or entry.get("scheme") != scheme:
+        return None
+    config: Mapping[str, Any] | None = entry.get("config") if entry["kernel"] == kernel else None
+    return config or entry.get("tuned", {}).get(kernel)
+
+
+def _entry(op: str, device: str, bucket: str) -> dict[str, Any] | None:
+    return _load(Path(__file__).parent / op / "choices.json").get(device, {}).get(bucket)
+
+
+@cache
+def card(device: torch.device) -> str | None:
+    """The name of a device in `choices.json`: `cpu` or the GPU's name; None for `meta`, which is no real device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type if device.type == "cpu" else None

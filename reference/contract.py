@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+INDICES = (torch.int32, torch.int64)
 LAYOUTS = ("rows", "contiguous", "any")
 DOUBLED = (torch.float32, torch.float64)
 ANY_SHAPE = "..."
@@ -229,7 +230,8 @@ class Contract:
             if tensor.dtype not in dtypes and not (any_dtype and argument.may_be(tensor.dtype)):
                 raise ValueError(f"{name}: expected {wanted}, got {tensor.dtype}")
             check_layout(name, tensor, "any" if any_dtype else argument.layout)
-            if tensor.device != first.device and not first.is_meta:  # among meta tensors lengths are real
+            known = first.is_meta or (tensor.is_meta and first.dtype in INDICES)  # among meta tensors lengths are real
+            if tensor.device != first.device and not known:
                 raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
         if self.rules is not None:
             self.rules(given, dims)

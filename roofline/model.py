@@ -82,7 +82,8 @@ class Traffic:
     write_bytes: float
     launches: int = 1
     basis: Basis = "modelled"
-    """`modelled`: stated by the kernel's author. `counted`: by the hardware or an emulator."""
+    """`modelled`: stated by the kernel's author, or the operands of its torch calls. `counted`: by the hardware or an
+    emulator."""
 
     def __post_init__(self) -> None:
         _check_amounts(**vars(self))

@@ -33,7 +33,6 @@ from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
 from rooflab.bench.emulator.triton_kernels import emulating_triton
 from rooflab.kernels import _device, registry
-from rooflab.kernels.configs import make_config
 from rooflab.reference.spec import Case, get_scheme
 
 MOST_SECONDS = 60.0
@@ -90,7 +89,7 @@ class Registered:
         self.spec, self.kernel = registry.get_op(request["op"]), registry.get_kernel(request["op"], request["kernel"])
         self.scheme, self.case = get_scheme(request.get("scheme", "bf16")), Case.parse(case)
         config = request.get("config")
-        self.config = {} if config is None else {"config": make_config(self.kernel, config)}
+        self.config = {} if config is None else {"config": self.kernel.tunable.make_config(config)}
         inputs = self._inputs()
         refused = self.kernel.why_not_here(torch.device("cpu")) or self.kernel.why_not_args(inputs)
         assert refused is None, f"{case}: {refused}"

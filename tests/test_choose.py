@@ -8,9 +8,8 @@ from commands_in_process import run_command
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import write
 from rooflab.bench.tune.choose import choose, write_choices
-from rooflab.kernels import choices
-from rooflab.kernels.choices import all_buckets, bucket_of
-from rooflab.kernels.configs import make_config
+from rooflab.kernels import tuning as choices
+from rooflab.kernels.tuning import all_buckets, bucket_of
 
 CARD = {"gpu": {"name": "NVIDIA H200"}}
 
@@ -95,7 +94,7 @@ def test_every_committed_choice_is_a_kernel(tmp_path):
                 assert bucket in {name for name, _, _ in all_buckets()}
                 assert entry["kernel"] in registry.kernels(op) and entry["record"]
                 for name, values in {entry["kernel"]: entry.get("config"), **entry.get("tuned", {})}.items():
-                    assert values is None or make_config(registry.get_kernel(op, name), values)
+                    assert values is None or registry.get_kernel(op, name).tunable.make_config(values)
 
 
 def test_an_unknown_bucket_or_device_has_no_choice_and_a_changed_tree_makes_none(tmp_path):

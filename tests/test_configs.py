@@ -19,8 +19,8 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.emulate import emulators
 from rooflab.bench.emulate.calls import call
-from rooflab.kernels import choices, registry
-from rooflab.kernels.configs import config_for, default_config, legal_configs, make_config, with_config
+from rooflab.kernels import registry
+from rooflab.kernels import tuning as choices
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA, Tuning
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -63,11 +63,11 @@ def test_heuristics_are_legal_and_configs_are_data(kernel):
         for scheme in (SCHEMES[name] for name in registry.get_op(kernel.op).schemes):
             config = kernel.tuning.heuristic(case, scheme)
             assert kernel.tuning.is_legal(config, case, scheme), f"{case.id} {scheme.name}"
-    found = legal_configs(kernel, case, usual(kernel))
+    found = kernel.tunable.legal_configs(case, usual(kernel))
     assert found[0] == kernel.tuning.heuristic(case, usual(kernel)) and len(found) > 3 and len(set(found)) == len(found)
     for config in found:
         values = json.loads(json.dumps(dataclasses.asdict(config)))
-        assert make_config(kernel, values) == config
+        assert kernel.tunable.make_config(values) == config
 
 
 def work(spec, case):
@@ -87,14 +87,14 @@ def check_other_configs(kernel, choose):
     taken = set(cases_of(kernel))
     case = min((case for case in spec.cases["smoke"] if case in taken), key=lambda case: work(spec, case))
     scheme = scheme_of(kernel, case)
-    found = legal_configs(kernel, case, scheme)[1:]  # the heuristic's comes first
+    found = kernel.tunable.legal_configs(case, scheme)[1:]  # the heuristic's comes first
     interpreted = kernel.why_not_here(CPU) is None and scheme.activation in (torch.float32, torch.float16)
     for config in choose(found):
         if not interpreted:
             answer = call(KernelCase(kernel.op, kernel.name, case, scheme, config=config)).answer
             assert answer["status"] == "OK", f"{config}: {answer['reason']}"
             continue
-        result = check_kernel(with_config(kernel, config), spec, case, scheme, planted=False)
+        result = check_kernel(kernel.with_config(config), spec, case, scheme, planted=False)
         assert result.status == "OK", f"{config}: {result.describe()}"
 
 
@@ -156,7 +156,7 @@ def test_a_launch_takes_its_heuristic_or_the_config_it_is_given(kernel, launched
         assert options == {} or {key: options[key] for key in wanted if key in options} == {
             key: wanted[key] for key in wanted if key in options
         }, case.id
-        for config in legal_configs(kernel, case, scheme)[-2:]:
+        for config in kernel.tunable.legal_configs(case, scheme)[-2:]:
             options = launched(kernel, case, scheme, config=config)
             shared = {key: value for key, value in dataclasses.asdict(config).items() if key in options}
             assert not options or (shared and shared == {key: options[key] for key in shared})
@@ -168,10 +168,8 @@ def tuned_file(monkeypatch):
 
     def write(entries):
         monkeypatch.setattr(choices, "_load", lambda path: {"cpu": entries})
-        default_config.cache_clear()
 
-    yield write
-    default_config.cache_clear()
+    return write
 
 
 def test_a_launch_takes_what_a_record_found(tuned_file, launched):
@@ -180,15 +178,15 @@ def test_a_launch_takes_what_a_record_found(tuned_file, launched):
     found = kernel.tuning.config_type(16, 128, 32, num_warps=8, num_stages=3, group_m=1)
     entry = {"kernel": "pipelined", "record": "r", "scheme": "fp32", "config": dataclasses.asdict(found)}
     tuned_file({"decode:16": entry})
-    assert config_for(kernel, case, FP32, CPU) == found and launched(kernel, case, FP32)["block_n"] == 128
-    assert config_for(kernel, case, BF16, CPU) == kernel.tuning.heuristic(case, BF16), "found in another dtype"
-    assert config_for(kernel, case.but(M=17), FP32, CPU) == kernel.tuning.heuristic(case, FP32), "another bucket's"
-    assert config_for(kernel, case, FP32, torch.device("meta")) == kernel.tuning.heuristic(case, FP32), "no card"
+    assert kernel.config_for(case, FP32, CPU) == found and launched(kernel, case, FP32)["block_n"] == 128
+    assert kernel.config_for(case, BF16, CPU) == kernel.tuning.heuristic(case, BF16), "found in another dtype"
+    assert kernel.config_for(case.but(M=17), FP32, CPU) == kernel.tuning.heuristic(case, FP32), "another bucket's"
+    assert kernel.config_for(case, FP32, torch.device("meta")) == kernel.tuning.heuristic(case, FP32), "no card"
     tuned_file({"decode:16": {**entry, "kernel": "library"}})
-    assert config_for(kernel, case, FP32, CPU) == kernel.tuning.heuristic(case, FP32), "the library's has none"
+    assert kernel.config_for(case, FP32, CPU) == kernel.tuning.heuristic(case, FP32), "the library's has none"
     tuned_file({"decode:16": {"kernel": "library", "record": "r", "scheme": "fp32",
                               "tuned": {"pipelined": dataclasses.asdict(found)}}})  # fmt: skip
-    assert config_for(kernel, case, FP32, CPU) == found
+    assert kernel.config_for(case, FP32, CPU) == found
 
 
 def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
@@ -197,14 +195,14 @@ def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
     tuned_file({"prefill:512": {"kernel": "online", "record": "r", "scheme": "bf16",
                                 "config": dataclasses.asdict(config)}})  # fmt: skip
     case = Case(B=1, T=512, S=512, H=4, H_kv=4, D=128, causal=True)
-    assert config_for(kernel, case, BF16, CPU) == config
-    assert config_for(kernel, case.but(D=256), BF16, CPU) == kernel.tuning.heuristic(case.but(D=256), BF16)
+    assert kernel.config_for(case, BF16, CPU) == config
+    assert kernel.config_for(case.but(D=256), BF16, CPU) == kernel.tuning.heuristic(case.but(D=256), BF16)
 
 
 def test_a_tuned_config_of_other_fields_is_refused_by_name(tuned_file):
     tuned_file({"decode:1": {"kernel": "fused", "record": "r", "scheme": "fp32", "config": {"warps": 3}}})
-    with pytest.raises(ValueError, match="config: rmsnorm/fused has block_t, num_warps, got warps"):
-        config_for(registry.get_kernel("rmsnorm", "fused"), Case(T=1, H=64, eps=1e-6), FP32, CPU)
+    with pytest.raises(ValueError, match="config: expected block_t, num_warps, got warps"):
+        registry.get_kernel("rmsnorm", "fused").config_for(Case(T=1, H=64, eps=1e-6), FP32, CPU)
 
 
 def test_with_config_pins_kernel_and_traffic():
@@ -212,13 +210,13 @@ def test_with_config_pins_kernel_and_traffic():
     spec = registry.get_op("gemm")
     inputs = spec.make_inputs(Case(M=512, N=64, K=64, layout="NN", bias=False), BF16, torch.device("meta"), 0)
     narrow = kernel.tuning.config_type(16, 64, 64, num_warps=4, group_m=1)
-    pinned = with_config(kernel, narrow)
+    pinned = kernel.with_config(narrow)
     assert pinned.id == kernel.id and pinned.takes_out
     assert pinned.traffic_of(inputs).bytes > kernel.traffic_of(inputs).bytes
     with pytest.raises(ValueError, match="config: expected one of gemm/tensor_core"):
-        with_config(kernel, registry.get_kernel("rmsnorm", "fused").tuning.heuristic(Case(T=1, H=8)))
+        kernel.with_config(registry.get_kernel("rmsnorm", "fused").tuning.heuristic(Case(T=1, H=8)))
     with pytest.raises(ValueError, match="gemm/library, which takes no config"):
-        legal_configs(registry.get_kernel("gemm", "library"), Case(M=1, N=1, K=1), BF16)
+        registry.get_kernel("gemm", "library").tunable.legal_configs(Case(M=1, N=1, K=1), BF16)
 
 
 BOUNDARY = [
@@ -309,15 +307,12 @@ def test_a_tunable_kernel_registers_every_part():
         registry.register(op="rmsnorm", name="test_part", role="optimized", backend="torch", **options)(fn)
 
     for fn, changes, message in [
-        (norm, {"tunable": False}, "takes a config, and tuning was not given"),
+        (norm, {"tunable": False}, "expected both tuning and a keyword-only argument config, or neither"),
         (norm, {"is_legal": None}, "expected is_legal, or a footprint"),
-        (norm, {"footprint": lambda config, case: None}, r"expected footprint\(config, case, scheme=...\)"),
-        (norm, {"config_type": Thawed}, "expected Thawed to be frozen"),
+        (norm, {"config_type": Thawed}, "expected Thawed to be a frozen dataclass"),
         (norm, {"config_type": Nested}, "expected Nested.rows to be a JSON scalar"),
-        (norm, {"config_type": dict}, "expected config_type to be a dataclass"),
-        (norm, {"heuristic": lambda case: Chunk(1)}, r"expected heuristic\(case, scheme=...\)"),
-        (norm, {"is_legal": lambda case, scheme=BF16: True}, r"expected is_legal\(config, case, scheme=...\)"),
-        (lambda x, weight, eps=1e-6: x, {}, "tuning was given, and the function takes no config"),
+        (norm, {"config_type": dict}, "expected dict to be a frozen dataclass"),
+        (lambda x, weight, eps=1e-6: x, {}, "expected both tuning and a keyword-only argument config, or neither"),
         (lambda x, weight, eps=1e-6, config=None: x, {}, "expected config to be keyword-only"),
         (lambda x, weight, eps=1e-6, *, config=1: x, {}, "expected config to be keyword-only with the default None"),
     ]:
@@ -351,7 +346,7 @@ def test_tiles_and_streams_of_weights_are_as_large_as_the_arithmetic_says(tiles,
         requests += [KernelCase(op, "dequant_dot", case, scheme, config=config) for config, _ in near]
     for op, name, case in streams:
         kernel, scheme = registry.get_kernel(op, "gemv"), SCHEMES[name]
-        drawn = random.Random(0).sample(legal_configs(kernel, case, scheme), count)
+        drawn = random.Random(0).sample(kernel.tunable.legal_configs(case, scheme), count)
         tried = [kernel.tuning.heuristic(case, scheme), *drawn]
         requests += [KernelCase(op, "gemv", case, scheme, config=config) for config in tried]
     for request, size, info in said_and_compiled(requests):

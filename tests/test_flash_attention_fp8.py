@@ -21,8 +21,7 @@ from op_kernels import CPU, META, check_emulated, is_right, python_without_inter
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.outside import CheckTask
 from rooflab.bench.emulate.calls import call
-from rooflab.kernels import configs
-from rooflab.kernels.configs import legal_configs
+from rooflab.kernels import tuning
 from rooflab.kernels.flash_attention import fp8, library, naive
 from rooflab.kernels.registry import get_kernel, kernels
 from rooflab.reference.flash_attention import SPEC, quantize_heads
@@ -232,12 +231,10 @@ def test_a_card_s_choice_is_taken_where_the_stored_values_leave_it_room(columns,
     """256 keys a step fit an SM of values in columns and not of values in rows, which fp16 makes twice as wide."""
     launches = Launches()
     monkeypatch.setattr(fp8, "_attention", launches)
-    monkeypatch.setattr(configs, "card", lambda device: "a card")
+    monkeypatch.setattr(tuning, "card", lambda device: "a card")
     chosen = {"block_m": 64, "block_n": 256, "num_warps": 4, "num_stages": 3}
-    monkeypatch.setattr(configs, "tuned", lambda *key: chosen)
-    configs.default_config.cache_clear()
+    monkeypatch.setattr(tuning, "tuned", lambda *key: chosen)
     fp8.fp8(**_square(40, 128, v_columns=columns))
-    configs.default_config.cache_clear()
     assert [options["BLOCK_N"] for options in launches.options] == [keys]
 
 
@@ -272,7 +269,7 @@ def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(
             best = RUNG.tuning.heuristic(case, FP8)
             others = [fp8.Config(128, 64, 4, 2)] if (D, columns) == (64, False) else []
             others = [fp8.Config(128, 128, 8, 3)] if (D, columns) == (128, True) else others
-            assert best in legal_configs(RUNG, case, FP8)
+            assert best in RUNG.tunable.legal_configs(case, FP8)
             requests += [KernelCase("flash_attention", "fp8", case, FP8, config=config) for config in (best, *others)]
     for request, info in compiled(requests):
         assert_is_its_footprint(request, info)

@@ -7,7 +7,6 @@ import torch
 from compiled import compile_kernel
 from op_kernels import python_without_interpreter
 
-from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import _order_device as device
 from rooflab.kernels.flash_attention._launch import section_heads
 from rooflab.kernels.flash_attention._ping_pong_configs import PING_PONG, PingPongConfig
@@ -139,7 +138,7 @@ def test_a_scale_of_0_rows_far_apart_a_peak_that_stands_lazy_peaks_and_a_wide_wi
 
 def test_configs_are_what_a_consumer_can_hold():
     case = Case(B=1, T=512, S=512, H=8, H_kv=2, D=128, causal=True)
-    legal = lambda D: {(c.block_n, c.stages, c.consumers) for c in legal_configs(KERNEL, case.but(D=D), BF16)}
+    legal = lambda D: {(c.block_n, c.stages, c.consumers) for c in KERNEL.tunable.legal_configs(case.but(D=D), BF16)}
     assert legal(64) == {(n, s, c) for n in (64, 128) for s in (2, 3, 4, 5) for c in (2, 3)}
     assert legal(128) == {(64, 2, 2), (64, 3, 2), (64, 4, 2), (64, 5, 2), (128, 2, 2)} and legal(256) == {(64, 2, 2)}
     assert PING_PONG.heuristic(case.but(D=192)) == PingPongConfig(64, 2, 2)

@@ -11,7 +11,7 @@ import torch
 from op_kernels import CPU, META, each, here, refuses
 
 from rooflab.kernels.gemm.packed import PackedWeight, pack
-from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
 from rooflab.reference.gemm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -142,5 +142,7 @@ def test_it_is_refused_by_name_where_it_is_not_installed_or_cannot() -> None:
     )  # fmt: skip
     assert kernel.why_not_args(given_to_quack(device="meta")) is None
     assert "has no 'precision'" in str(kernel.why_not_args(given_to_quack(QUACK, "tf32")))
-    least = get_kernel("gemm", "library").traffic_of(given_to_quack(QUACK, device="meta"))
-    assert kernel.traffic_of(given_to_quack(QUACK, device="meta")) == least
+    inputs = given_to_quack(QUACK, device="meta")
+    assert get_kernel("gemm", "library").traffic_of(inputs) is None, "it refuses a residual beside a bias"
+    least, said = get_op("gemm").cost_of(inputs), kernel.traffic_of(inputs)
+    assert (said.read_bytes, said.write_bytes, said.launches) == (least.read_bytes, least.write_bytes, 1)

@@ -159,7 +159,7 @@ def test_cost_and_traffic_count_bytes_of_fp8():
     naive, library, promoted = (
         get_kernel("gemm_fp8", name).traffic_of(inputs) for name in ("naive", "library", "promoted")
     )
-    assert library.bytes == cost.bytes and naive.bytes > 17 * (4096 * 512 + 512 * 1024) and naive.launches == 10
+    assert library.bytes == cost.bytes and naive.bytes > 17 * (4096 * 512 + 512 * 1024) and naive.launches == 11
     assert promoted.read_bytes - library.read_bytes == (4096 // (128 * 8) - 1) * 512 * 1024
 
 

@@ -154,7 +154,10 @@ def test_cost_reads_the_experts_that_have_rows() -> None:
     assert cost.tensor_flops == {"bf16": 2 * 2 * 28672 * 4096}
     for kernel in kernels("gemm_grouped").values():
         found = kernel.traffic_of(inputs)
-        assert found.bytes == cost.bytes and found.launches == (2 if kernel.name == "naive" else 1)
+        if kernel.name == "naive":  # a product and a copy for each; the host reads the offsets
+            assert found.bytes == cost.bytes - 4 * 9 + 2 * cost.write_bytes and found.launches == 4
+        else:
+            assert found.bytes == cost.bytes and found.launches == 1
 
 
 @pytest.mark.more

@@ -26,7 +26,6 @@ from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.gemm import split_k, stream_k
 from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
 from rooflab.kernels.gemm._skinny_configs import SWAP_AB, SwapAbConfig
@@ -68,7 +67,7 @@ def test_a_lead_leaves_two_slots() -> None:
     config = RingTile(128, 128, 64, stages=4, group_m=8, store_n=128)
     leads = [COOPERATIVE.is_legal(replace(config, lead=lead), case) for lead in range(5)]
     assert leads == [True, True, True, False, False]
-    found = legal_configs(get_kernel("gemm", "cooperative"), case, BF16)
+    found = get_kernel("gemm", "cooperative").tunable.legal_configs(case, BF16)
     assert {(config.lead, config.turns) for config in found} == {*((lead, False) for lead in (0, 1, 2, 4)), (0, True)}
 
 
@@ -151,7 +150,7 @@ def test_nothing_spills_with_any_addend(layout: str) -> None:
     _compiled("shared_tiles", [(case, scheme, None) for case in cases for scheme in ("bf16", "fp32")])
     largest = [
         config
-        for config in legal_configs(get_kernel("gemm", "cooperative"), cases[0], BF16)
+        for config in get_kernel("gemm", "cooperative").tunable.legal_configs(cases[0], BF16)
         if config.block_m * config.block_n == 2**15 and (config.block_k, config.group_m, config.lead) == (64, 8, 0)
     ]
     _compiled("cooperative", [(case, "bf16", config) for case in cases[:4] for config in largest])
@@ -215,7 +214,7 @@ def test_a_ring_keeps_as_many_bytes_on_their_way_as_hbm_needs():
 @pytest.mark.parametrize("name", ["gemv", "split_k", "swap_ab"])
 def test_no_legal_config_leaves_a_share_of_k_empty(name):
     kernel, case = get_kernel("gemm", name), case_of(2, 256, 512)
-    found = legal_configs(kernel, case, BF16)
+    found = kernel.tunable.legal_configs(case, BF16)
     assert found[0] == kernel.tuning.heuristic(case, BF16) and len(found) > 3
     for config in found:
         piece = config.block_k if hasattr(config, "block_k") else 256 * config.warps_k

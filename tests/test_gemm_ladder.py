@@ -14,7 +14,6 @@ from triton.runtime import _allocation
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.flow import hot_loop
 from rooflab.bench.emulate.calls import call
-from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.gemm._tma import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
@@ -117,7 +116,7 @@ def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) ->
     kernel, of = get_kernel("gemm", name), SCHEMES[scheme]
     case = Case(M=M, N=4096, K=4096, layout="NT", bias=True, residual=True)
     said = lambda config: kernel.tuning.footprint(config, case, of).shared_bytes
-    largest = max((c for c in legal_configs(kernel, case, of) if getattr(c, "group_m", 8) == 8), key=said)
+    largest = max((c for c in kernel.tunable.legal_configs(case, of) if getattr(c, "group_m", 8) == 8), key=said)
     configs = (kernel.tuning.heuristic(case, of), largest)
     for request, info in compiled([KernelCase("gemm", name, case, of, config=config) for config in configs]):
         assert info.shared_bytes <= SHARED_BYTES_PER_CTA, info.asked

@@ -75,7 +75,7 @@ def test_gemv_says_which_rung_takes_more_rows() -> None:
 def test_traffic_falls_from_naive_to_the_stream() -> None:
     inputs = SPEC.make_inputs(Case(M=1, N=8192, K=8192, zeros=False, bias=False), SCHEMES["w4a16_g128"], META, 0)
     naive, gemv = (get_kernel("gemm_w4a16", name).traffic_of(inputs) for name in ("naive", "gemv"))
-    assert gemv.bytes == SPEC.cost_of(inputs).bytes and naive.bytes > 70 * gemv.bytes and naive.launches == 9
+    assert gemv.bytes == SPEC.cost_of(inputs).bytes and naive.bytes > 70 * gemv.bytes and naive.launches == 10
 
 
 class FakeLayer:

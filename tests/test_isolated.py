@@ -111,7 +111,7 @@ def test_code_is_all_that_a_kernel_of_the_tree_may_read(tmp_path, monkeypatch):
     monkeypatch.setattr(passed, "SHARED", tmp_path)
     kernel = SimpleNamespace(fn=launcher_in(tmp_path / "mine" / "mine.py"))
     seen = {passed._code_of(kernel)}
-    for name in ("mine/choices.json", "mine/tile.cu", "_cuda.py", "configs.py"):
+    for name in ("mine/choices.json", "mine/tile.cu", "_cuda.py", "tuning.py"):
         (tmp_path / name).write_text(name)
         seen.add(passed._code_of(kernel))
     assert len(seen) == 5

@@ -7,7 +7,6 @@ import torch
 from op_kernels import META, check_emulated, python_without_interpreter, slow
 
 from rooflab.bench.core.check_data import CheckTask
-from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.paged_attention._configs import TMA_PAGES, tile_columns
 from rooflab.kernels.registry import get_kernel, get_op
@@ -96,7 +95,7 @@ def test_a_consumer_s_registers_and_the_rings_fit():
         config = TMA_PAGES.heuristic(case, BF16)
         assert TMA_PAGES.is_legal(config, case, BF16)
         assert tile_columns(D) >= D and tile_columns(D) % 64 == 0
-        assert legal_configs(KERNEL, case, BF16)[0] == config
+        assert KERNEL.tunable.legal_configs(case, BF16)[0] == config
         ring = 2 * (config.stages - 1) * config.block_n * tile_columns(D) * 2
         assert ring >= 36 * 1024, "bytes on their way beside the block that is multiplied"
 

@@ -12,7 +12,6 @@ from op_kernels import CPU, META, assert_right, slow
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import _split_counters, split_kv
 from rooflab.kernels.paged_attention._args import unaligned
 from rooflab.kernels.paged_attention.split_kv import SPLIT_KV, UNIT, SplitConfig, grid, parts, ring_bytes, virtual_heads
@@ -81,7 +80,7 @@ def test_all_ctas_are_resident_and_have_the_bytes_on_their_way_that_hbm_needs():
                 assert config.ctas_per_sm * (ring + 1024) <= 228 * 1024
                 ahead = config.ctas_per_sm * config.warps * (config.num_stages - 1) * 2 * UNIT * D
                 assert ahead * scheme.weight.itemsize >= 36 * 1024, (case.id, config)
-    assert len(legal_configs(KERNEL, LLAMA, BF16)) > 10
+    assert len(KERNEL.tunable.legal_configs(LLAMA, BF16)) > 10
 
 
 def test_the_grid_is_what_the_card_holds_or_what_the_table_has_work_for():

@@ -24,7 +24,6 @@ from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.report.sources import Located, Source, choose
 from rooflab.kernels import registry
-from rooflab.kernels.configs import config_for, make_config
 from rooflab.reference.spec import Case, get_scheme
 
 CASE = Case(T=16, H=4096, eps=1e-5)
@@ -312,7 +311,7 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
     monkeypatch.setattr(ncu.Environment, "now", lambda: here)
     target = TARGET._replace(kernel="fused")
     kernel = registry.get_kernel("rmsnorm", "fused")
-    config = config_for(kernel, target.case, target.scheme, META)
+    config = kernel.config_for(target.case, target.scheme, META)
     explained = Explanation(target, "optimized", "h100-sxm", 1.0, 1.0, 1.0, 1, "counted")
     profile = ncu.counted_record(explained, ncu.Profile(tuple(ncu.parse(table(ONE)))), 0)
     assert profile.config == asdict(config) and profile.environment.get("tree") == (None if commit else "this tree")
@@ -321,7 +320,7 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
         checked_by="gpu", traffic_basis="modelled", traffic_bytes=1.0,
     )  # fmt: skip
     assert joined(own, profile)
-    other = make_config(kernel, asdict(next(one for one in kernel.tuning.configs(target.case) if one != config)))
+    other = kernel.tunable.make_config(asdict(next(one for one in kernel.tuning.configs(target.case) if one != config)))
     assert not joined(replace(own, config=asdict(other)), profile)
     assert not joined(replace(own, dirty=True), profile)
     assert not joined(replace(own, environment={**own.environment, "kernel_file_sha256": "another"}), profile)

@@ -14,7 +14,6 @@ import pytest
 from rooflab.bench.compile.cases import KernelCase, Query
 from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.compile.store import Store
-from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.registry import Kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES
 
@@ -73,7 +72,7 @@ def sampled(kernel: Kernel, scheme: str) -> list[KernelCase]:
     if not chosen:
         return []
     (item,) = chosen
-    legal = sorted(legal_configs(kernel, item.case, SCHEMES[scheme]), key=dataclasses.astuple)
+    legal = sorted(kernel.tunable.legal_configs(item.case, SCHEMES[scheme]), key=dataclasses.astuple)
     configs = list({label(config): config for config in legal}.values())
     if len(configs) > SAMPLE:
         configs = random.Random(0).sample(configs, SAMPLE)

@@ -15,8 +15,8 @@ from rooflab.bench.suite import first, passed
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.suite.passed import first_taken
 from rooflab.kernels import registry
-from rooflab.kernels._contract import Refusal
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.takes import Refusal
 
 EVERY = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
 RISKY = [kernel for kernel in EVERY if kernel.backend not in registry.CPU_BACKENDS]

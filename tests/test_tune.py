@@ -19,7 +19,6 @@ from rooflab.bench.tune import tune
 from rooflab.bench.tune.search import FINALISTS, GROUP, SearchResult, least_s, search
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
-from rooflab.kernels.configs import config_for
 from rooflab.kernels.tuning import Footprint
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import get_device
@@ -310,7 +309,7 @@ def test_an_op_whose_cases_say_no_rows_takes_the_heuristic(tuning, tmp_path, mon
     run, kernel = tuning
     two = kernel.tuning.config_type(2)
     free = replace(kernel, tuning=replace(kernel.tuning, heuristic=lambda case, scheme=None: two))
-    assert config_for(free, Case(length=3), SCHEMES["fp32"], torch.device("cpu")) == two
+    assert free.config_for(Case(length=3), SCHEMES["fp32"], torch.device("cpu")) == two
     monkeypatch.setattr(tune, "rows_of", lambda case: None)
     with pytest.raises(ValueError, match="case: expected one of M, T, B to say its rows.*rmsnorm has T="):
         tune_op("rmsnorm", ["test_chunked"], out=tmp_path, device="cpu")

@@ -14,7 +14,6 @@ from rooflab.bench.compile.static import CompileFailure, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
 from rooflab.bench.core import Environment, Record, RunWriter, Status
-from rooflab.kernels.configs import config_for, legal_configs, make_config
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 
@@ -49,7 +48,7 @@ class CompileResult:
         """The config's values: the requested ones, or the launcher's choice where nothing was tuned."""
         config, kernel = self.target.config, self.target.registered
         if config is None and kernel.tuning is not None:
-            config = config_for(kernel, self.target.case, self.target.scheme, torch.device("meta"))
+            config = kernel.config_for(self.target.case, self.target.scheme, torch.device("meta"))
         return None if config is None else asdict(config)
 
     def to_json(self) -> dict[str, Any]:
@@ -82,8 +81,8 @@ def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool
         raise ValueError("config: expected a kernel that takes configs, got none")
     values, found = [dict(Case.parse(text)) for text in texts], []
     for item in tunable:
-        made = [make_config(item.registered, value) for value in values]
-        configs = made or legal_configs(item.registered, item.case, item.scheme)
+        made = [item.registered.tunable.make_config(value) for value in values]
+        configs = made or item.registered.tunable.legal_configs(item.case, item.scheme)
         found += [item._replace(config=config) for config in configs]
     return found
 

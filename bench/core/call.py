@@ -11,7 +11,6 @@ import psutil
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, as_tuple, nbytes
 
@@ -62,7 +61,7 @@ class Rotation:
         found = {name: value for name, value in inputs.items() if name in kernel.accepted}
         if kernel.prepare is not None and spec.prepared is not None and found.get(spec.prepared) is not None:
             found[spec.prepared] = packed(kernel.prepare, spec.prepared, found)
-        return found if config is None else found | {"config": make_config(kernel, config)}
+        return found if config is None else found | {"config": kernel.tunable.make_config(config)}
 
     @staticmethod
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:

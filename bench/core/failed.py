@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from rooflab.bench.core.record import Status
-from rooflab.kernels._contract import Refusal
+from rooflab.kernels.takes import Refusal
 
 
 class LayoutRefused(Exception):

@@ -26,7 +26,6 @@ from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
 from rooflab.bench.core.timers import Function, Observed
 from rooflab.kernels import registry
-from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
@@ -229,7 +228,7 @@ class Measurement:
         self, kernel: Kernel, case: Case, cost: Cost, found: CheckResult | None, fault: Failed | None
     ) -> Record:
         """The record of a kernel that was not timed."""
-        roofs, config = self.ceilings, config_for(kernel, case, self.scheme, self.device)
+        roofs, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
         limit = self._bound(cost)
         status, reason = (fault.status, fault.reason) if fault else ("OK", found.reason if found else "")
         if limit and roofs and roofs.noise:

@@ -124,7 +124,7 @@ class Record:
     traffic_bytes: float | None = None
     """HBM bytes that this kernel moves; None if unknown."""
     traffic_basis: TrafficBasis | None = None
-    """The source of `traffic_bytes`: `modelled` by the kernel's author, or `counted`."""
+    """The source of `traffic_bytes`: `modelled` (`Traffic.basis`), or `counted`."""
     intensity: float | None = None
     """`flops` over `traffic_bytes`, or over `least_bytes` if the traffic is unknown."""
     flops_per_s: float | None = None

@@ -29,8 +29,8 @@ from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.kernels._waiting import run_times, waiting_since
-from rooflab.kernels.choices import bucket_of
 from rooflab.kernels.registry import Kernel, get_op
+from rooflab.kernels.tuning import bucket_of
 from rooflab.roofline.model import Ceilings, Cost, bound
 from rooflab.roofline.steps import Kind, step_ops
 

@@ -15,7 +15,6 @@ from rooflab.bench.core import Record
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
 from rooflab.kernels import registry
-from rooflab.kernels.configs import make_config, with_config
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
@@ -81,7 +80,7 @@ def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]
     """
     spec, kernel, scheme = get_op(target.op), target.registered, target.scheme
     if target.config is not None:
-        kernel = with_config(kernel, target.config)
+        kernel = kernel.with_config(target.config)
     inputs = spec.make_inputs(target.case, scheme, torch.device("meta"), 0)
     cost, refusal, reason = spec.cost_of(inputs), kernel.why_not_args(inputs), ""
     if scheme.name not in spec.schemes:
@@ -135,7 +134,8 @@ def choose_targets(
 
     Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name.
     """
-    picked = [(kernel, file, make_config(kernel, Case.parse(config)) if config else None) for kernel, file in kernels]
+    values = Case.parse(config) if config else None
+    picked = [(kernel, file, kernel.tunable.make_config(values) if values else None) for kernel, file in kernels]
     names: list[str | None] = [*schemes] or [None]
     found = []
     for scheme in (choose_scheme(spec, name) for name in names):
@@ -178,7 +178,7 @@ def in_config(target: KernelCase, record: Record) -> KernelCase | None:
     if record.config is None or kernel.tuning is None:
         return target
     try:
-        return target._replace(config=make_config(kernel, record.config))
+        return target._replace(config=kernel.tunable.make_config(record.config))
     except ValueError:
         return None
 

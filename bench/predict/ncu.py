@@ -30,7 +30,6 @@ from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.kernels import registry
-from rooflab.kernels.configs import config_for
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
@@ -332,7 +331,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     kernel = target.registered
     # A log may come from another machine; then this machine may have no GPU for which to choose a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
-    config = target.config or config_for(kernel, target.case, target.scheme, device)
+    config = target.config or kernel.config_for(target.case, target.scheme, device)
     metrics: dict[str, float] = {}
     if profile.duration_s is not None:
         metrics["ncu_duration_ms"] = profile.duration_s * 1e3

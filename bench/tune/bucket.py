@@ -28,7 +28,6 @@ from rooflab.bench.core import (
     timer_for,
 )
 from rooflab.bench.tune.search import SearchResult, Seconds, least_s, search
-from rooflab.kernels.configs import config_for, legal_configs, tuning_of, with_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
 from rooflab.roofline.device import Device, identify
@@ -65,7 +64,7 @@ class DeviceTimes:
                 if isinstance(found[config], str):
                     continue
                 try:
-                    rotation = Rotation(with_config(self._kernel, config), self._spec, inputs)
+                    rotation = Rotation(self._kernel.with_config(config), self._spec, inputs)
                     rotation()  # compiles
                     ready[config_name(config)] = rotation
                 except Failed.errors() as error:
@@ -196,11 +195,11 @@ class TuningState:
     ) -> tuple[Any, SearchResult, dict[str, Any]]:
         """The launcher's own choice for the largest case, the result of a search on the largest and smallest, and the
         numbers of configs."""
-        probes, tuning = list(dict.fromkeys((cases[-1], cases[0]))), tuning_of(kernel)
-        own = config_for(kernel, cases[-1], self.scheme, self.device)
+        probes, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
+        own = kernel.config_for(cases[-1], self.scheme, self.device)
         legal = [
             config
-            for config in legal_configs(kernel, cases[-1], self.scheme)
+            for config in kernel.tunable.legal_configs(cases[-1], self.scheme)
             if all(tuning.is_legal(config, case, self.scheme) for case in cases)
         ]
         offered = len({*tuning.configs(cases[-1], self.scheme), own})
@@ -220,7 +219,7 @@ class TuningState:
     ) -> tuple[Seconds, float]:
         """The least seconds of a config on each case, at the card's highest clock, and its occupancy on the first, by
         which configs with equal bounds are sorted; 0 where they are unknown."""
-        card, footprint = _card(self.device), tuning_of(kernel).footprint
+        card, footprint = _card(self.device), kernel.tunable.footprint
         if card is None:
             return tuple(0.0 for _ in probes), 0.0
         ceilings = card.ceilings(card.max_clock_hz)
@@ -233,7 +232,7 @@ class TuningState:
         """Records of every kernel with its launcher's own choice, and of each finalist under its kernel's name."""
         own = {kernel.name: kernel for kernel in self.kernels}
         held = [
-            replace(with_config(own[name], config), name=f"{name}#{number}")
+            replace(own[name].with_config(config), name=f"{name}#{number}")
             for name, configs in finalists.items()
             for number, config in enumerate(configs)
         ]
@@ -244,7 +243,7 @@ class TuningState:
         for record in run.records(contenders, cases):
             name, _, number = str(record.kernel).partition("#")
             if name in own:
-                chosen = config_for(own[name], Case(**record.case), self.scheme, self.device)
+                chosen = own[name].config_for(Case(**record.case), self.scheme, self.device)
                 config = finalists[name][int(number)] if number else chosen
                 record = replace(record, kernel=name, config=asdict(config))
             self.writer.write(record)
@@ -258,7 +257,7 @@ class TuningState:
         config = next(iter(found.finalists(own)), own)
         asked = Settings(device=str(self.device), seed=self.seed, roof=False)
         run = Measurement(self.spec, self.scheme, asked)
-        outcome = run.check_here(with_config(kernel, config), small)
+        outcome = run.check_here(kernel.with_config(config), small)
         reason = "" if outcome.status == "OK" else f"{outcome.status}: {outcome.reason}"
         return BucketResult(**counts, best=asdict(config), reason=reason, status=outcome.status)
 
@@ -279,7 +278,7 @@ class TuningState:
                 values, case = dict(record.config or {}), str(record.case_id)
                 times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
                 times[case] = math.log(record.latency_median_ms)
-                if values == asdict(config_for(kernel, Case(**record.case), self.scheme, self.device)):
+                if values == asdict(kernel.config_for(Case(**record.case), self.scheme, self.device)):
                     launched.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
         if launched.keys() != wanted:
             faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]

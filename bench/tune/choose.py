@@ -12,8 +12,8 @@ from typing import Any
 import rooflab.kernels.registry as registry
 from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
-from rooflab.kernels.choices import BUCKETS, phases_of, rows_of
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import BUCKETS, phases_of, rows_of
 from rooflab.reference.spec import Case, get_scheme
 
 KERNELS = Path(registry.__file__).parent

@@ -18,8 +18,8 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core import Environment, Record, RunWriter, Selection, default_scheme, pick_device
 from rooflab.bench.tune.bucket import BucketResult, TuningState
 from rooflab.kernels import registry
-from rooflab.kernels.choices import ROW_KEYS, launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import ROW_KEYS, launch_bucket, rows_of
 from rooflab.reference.spec import Case
 
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}

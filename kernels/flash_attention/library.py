@@ -9,35 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rooflab.kernels import _device
 from rooflab.kernels._attention import never_zero
+from rooflab.kernels._device import kind_of
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.flash_attention import E4M3
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once: a fused kernel keeps the scores on the chip, and L2 serves repeated reads of keys.
-
-    On CUDA in fp32 grouped keys and values are expanded first: written and read once more.  In fp8 each operand is read
-    and written in bf16, and with a scale read and written once more.
-    """
-    q, k, v = inputs.q, inputs.k, inputs.v
-    if q.dtype == E4M3:
-        return _traffic_fp8(q, k, v, inputs.q_scale, inputs.k_scale, inputs.v_scale)
-    size = q.element_size()
-    expanded = (k.numel() + v.numel()) * size * (q.shape[2] // k.shape[2]) if _expands(q, k, inputs.device) else 0
-    read = (q.numel() + k.numel() + v.numel()) * size + expanded
-    return Traffic(read, q.numel() * size + expanded, launches=3 if expanded else 1)
-
-
-def _traffic_fp8(q: Tensor, k: Tensor, v: Tensor, *scales: Tensor | None) -> Traffic:
-    given = list(zip((q, k, v), scales, strict=True))
-    scaled = [x for x, scale in given if scale is not None]
-    wide = sum(2 * x.numel() for x, _ in given)
-    again = sum(2 * x.numel() for x in scaled)
-    read = nbytes(q, k, v, *scales) + again + wide
-    return Traffic(read, wide + again + 2 * q.numel(), launches=4 + len(scaled))
 
 
 def _dequantized(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -52,7 +28,9 @@ def _expands(q: Tensor, k: Tensor, device: str) -> bool:
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
-def _lower_right(T: int, S: int) -> Tensor:
+def _lower_right(T: int, S: int) -> Tensor | None:
+    if _device.counted:  # it has no memory, and torch cannot make it while calls are counted
+        return None
     from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.4 s of every command
 
     return causal_lower_right(T, S)
@@ -67,7 +45,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | N
         # The first T - S queries see no key, and torch's lower-right bias gives NaN for them; the rest is square.
         tail = call(q[:, T - S :], k, v, True, softmax_scale)
         return torch.cat((torch.zeros_like(q[:, : T - S]), tail), dim=1)
-    if _expands(q, k, q.device.type):
+    if _expands(q, k, kind_of(q)):
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     bias = _lower_right(T, S) if causal and 1 < T < S else None
     result = F.scaled_dot_product_attention(
@@ -82,7 +60,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | N
     return result.transpose(1, 2)
 
 
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def library(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None,
     q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,

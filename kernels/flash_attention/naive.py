@@ -9,38 +9,6 @@ from torch import Tensor
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Every torch call reads its operands from HBM and writes its result to HBM: the (B, H, T, S) fp32 matrix is read 8
-    times and written 6 times, plus once for a mask and three times for a cap.  `logsumexp` alone is four kernels that
-    read it.  In fp8 each scale is a pass over its operand in fp32.
-    """
-    q, k, causal = inputs.q, inputs.k, inputs.causal
-    B, T, H, _ = q.shape
-    S, group, size = k.shape[1], H // k.shape[2], q.element_size()
-    result = max(size, 2)  # the result of fp8 is bf16
-    scales = (q, inputs.q_scale), (k, inputs.k_scale), (inputs.v, inputs.v_scale)
-    given = [(x, scale) for x, scale in scales if scale is not None]
-    scaled = sum(4 * x.numel() for x, _ in given)
-    rows = 4 * B * H * T
-    narrow = q.dtype != torch.float32
-    casts = (q.numel() + 2 * k.numel()) if narrow else 0  # of q, k and v; the output's cast is below
-    expanded = 4 * 2 * k.numel() * group
-    capped, windowed, sinking = inputs.softcap is not None, inputs.window is not None, inputs.sinks is not None
-    more = causal + 3 * capped
-    mask = T * S * (causal + 2 * windowed)  # one byte each; the window's mask is combined with the diagonal's
-    # In this order: casts, scales, expanded heads, the scores, one number per row around logsumexp, the two products.
-    small = sinking + inputs.return_lse
-    read = casts * size + scaled + 4 * 2 * k.numel() + expanded + (8 + more) * rows * S + (10 + small) * rows + mask
-    read += 4 * 2 * q.numel()
-    write = 4 * casts + scaled + expanded + (6 + more) * rows * S + (7 + small) * rows + mask
-    write += (4 + result) * q.numel()
-    launches = 19 + 3 * narrow + len(given) + 6 * causal + 3 * windowed + 3 * capped + small
-    read += sum(nbytes(scale) for _, scale in given)
-    return Traffic(read, write, launches=launches)
 
 
 def attend(
@@ -79,7 +47,7 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x32 if scale is None else x32 * scale[:, :, None, None]
 
 
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,

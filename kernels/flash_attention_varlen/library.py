@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import get_scale, never_zero
+from rooflab.kernels._device import kind_of
 from rooflab.kernels.flash_attention.library import call
-from rooflab.kernels.flash_attention_varlen._args import told_longest, traffic
+from rooflab.kernels.flash_attention_varlen._args import told_longest
 from rooflab.kernels.flash_attention_varlen.naive import spans
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
@@ -25,10 +26,10 @@ def why_not_taken(inputs: Arguments) -> str | None:
 
 def has_flash(q: Tensor) -> bool:
     """Whether FlashAttention-2 takes these queries: 16 bits, on CUDA, head_dim up to 256 in multiples of 8."""
-    return q.device.type == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
+    return kind_of(q) == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
-@kernel(backend="torch", unsupported=why_not_taken, traffic=traffic)
+@kernel(backend="torch", unsupported=why_not_taken)
 def library(
     q: Tensor, k: Tensor, v: Tensor, *,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, causal: bool,

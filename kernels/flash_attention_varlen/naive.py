@@ -7,25 +7,7 @@ from torch import Tensor
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels.flash_attention.naive import attend
-from rooflab.kernels.flash_attention.naive import traffic as dense_traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """The traffic of flash_attention/naive, for each sequence."""
-    q, k, v, cu_seqlens_q = inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q
-    unscaled = {"q_scale": None, "k_scale": None, "v_scale": None}  # only the dense op has these arguments
-    parts = [
-        dense_traffic(inputs.but(q=q[None, rows], k=k[None, keys], v=v[None, keys], **unscaled))
-        for rows, keys in spans(cu_seqlens_q, inputs.cu_seqlens_k)
-    ]
-    return Traffic(
-        sum(part.read_bytes for part in parts) + 8 * len(cu_seqlens_q),
-        sum(part.write_bytes for part in parts),
-        launches=max(1, sum(part.launches for part in parts)),
-    )
 
 
 def spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> list[tuple[slice, slice]]:
@@ -38,7 +20,7 @@ def _lists(*offsets: torch.Tensor) -> list[list[int]]:
     return [cu.tolist() for cu in offsets]
 
 
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, lse: Tensor | None, *,
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,

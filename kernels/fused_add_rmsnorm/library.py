@@ -7,17 +7,9 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.rmsnorm import library as rmsnorm
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """The add writes the sum and the norm reads it back."""
-    size, norm = nbytes(inputs.x), rmsnorm.traffic(inputs)
-    return Traffic(2 * size + norm.read_bytes, size + norm.write_bytes, launches=1 + norm.launches)
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def library(
     x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool
 ) -> tuple[Tensor, Tensor]:

@@ -5,19 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """The first call writes gelu(gate) and the second reads it back."""
-    half = nbytes(inputs.x) / 2
-    return steps((half, half), (2 * half, half))
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def library(x: Tensor, out: Tensor) -> None:
     """gelu(gate) * up with `gelu` and `mul`; gelu(gate) is rounded to the dtype in between."""
     I = out.shape[1]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.gemm import library
-from rooflab.kernels.gemm._operands import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 
@@ -19,7 +18,6 @@ from rooflab.kernels.takes import HALVES
     role="peer",
     backend="torch",
     devices=("cuda",),
-    traffic=traffic,
     dtypes={"a": HALVES},
     unsupported=library.unsupported,
     allocates=True,

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._torch_cpu import padded_rows_refused
-from rooflab.kernels.gemm._operands import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
 
@@ -35,7 +34,7 @@ def product(
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@kernel(backend="torch", traffic=traffic, unsupported=unsupported, allocates=True)
+@kernel(backend="torch", unsupported=unsupported, allocates=True)
 def library(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:

@@ -6,25 +6,10 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._torch_cpu import padded_rows_refused
-from rooflab.kernels.gemm_grouped._operands import group_rows
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """a is read once, and once the matrix of each expert with rows; one launch per such expert."""
-    a, b, offsets = inputs.a, inputs.b, inputs.offsets
-    _, K, N = b.shape
-    used = len(list(group_rows(offsets)))
-    return Traffic(
-        read_bytes=nbytes(a, offsets) + used * K * N * b.element_size(),
-        write_bytes=a.shape[0] * N * a.element_size(),
-        launches=max(1, used),
-    )
-
-
-@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused)
+@kernel(backend="torch", unsupported=padded_rows_refused)
 def naive(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor) -> None:
     """Each expert's rows times its matrix with `torch.mm`, expert by expert."""
     bounds = offsets.tolist()

@@ -1,6 +1,6 @@
 """gemm_w4a16: C = A W + bias; bf16 activations, W = (code - zero) scale in four bits, groups of 32, 64 or 128.
 
-naive        the weight unpacked and dequantized to bf16 in memory, and torch's product: nine steps, 41 bytes of traffic
+naive        the weight unpacked and dequantized to bf16 in memory, and torch's product: ten steps, 41 bytes of traffic
              per weight of half a byte
 library      torch's _weight_int4pack_mm (tinygemm on CUDA); scales and offsets are interleaved at load
 gemv         over naive, up to 8 rows of a (4 in groups of 32): a stream of packed codes, dequantized in registers by

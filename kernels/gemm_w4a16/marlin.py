@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.traffic import steps
 from rooflab.reference.contract import Packed
 from rooflab.reference.quantization import INT4_ZERO
 from rooflab.reference.spec import Arguments, nbytes

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.traffic import steps
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 

@@ -7,24 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """The minimum of the slots, then one scatter per cache; a batch with skipped tokens is compacted first."""
-    k, slot_mapping = inputs.k, inputs.slot_mapping
-    T, row_bytes = len(slot_mapping), k.shape[1] * k.shape[2] * k.element_size()
-    kept = int((slot_mapping >= 0).sum())
-    scatter = (kept * (8 + row_bytes), kept * row_bytes)
-    if kept == T:
-        return steps((8 * T, 0), scatter, scatter)
-    return steps((8 * T, 0), (8 * T, 8 * kept), (8 * T, 8 * kept), scatter, scatter, scatter, scatter)
-
-
-@kernel(backend="torch", devices=("cpu",), traffic=traffic)
+@kernel(backend="torch", devices=("cpu",))
 def index_copy(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Skips a negative slot; a slot past the cache raises torch's `IndexError`."""
     write(k, v, k_cache, v_cache, slot_mapping)

@@ -8,22 +8,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result to HBM; the weighted outputs are fp32."""
-    outs, lses = inputs.outs, inputs.lses
-    parts, size = outs.numel(), outs.element_size()
-    result = parts // outs.shape[0]
-    # In this order: mask, log-sum-exp, its mask, weights, cast, mask, product, sum, output.
-    read = (4 * lses.numel()) * 4 + parts * size + 3 * 4 * parts + 4 * result
-    write = (3 * lses.numel()) * 4 + 3 * 4 * parts + (4 + size) * result + 4 * lses[0].numel()
-    return Traffic(read, write, launches=12)
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
     """A softmax over log-sum-exps, and the weighted sum."""
     lses = lses.masked_fill(lses == math.inf, -math.inf)  # as some libraries write of a part that saw no key

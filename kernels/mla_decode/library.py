@@ -11,20 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """The page of every table entry is gathered, cleared of NaN past the sequence's end, and read as key and value."""
-    q, kv_cache, latent_dim = inputs.q, inputs.kv_cache, inputs.latent_dim
-    copy = inputs.block_table.numel() * kv_cache.shape[1] * q.shape[2] * kv_cache.element_size()
-    values = copy // q.shape[2] * latent_dim
-    queries = q.numel() * q.element_size()
-    return Traffic(3 * copy + values + queries, 2 * copy + queries // q.shape[2] * latent_dim, launches=8)
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def library(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float
 ) -> Tensor:  # fmt: skip

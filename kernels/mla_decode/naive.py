@@ -8,24 +8,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Per sequence: a gather, a cast and the (H, length) fp32 scores, each written and read."""
-    q, latent_dim = inputs.q, inputs.latent_dim
-    _, H, D = q.shape
-    lengths = [length for length in inputs.seq_lens.tolist() if length]
-    tokens, size = sum(lengths), q.element_size()
-    gathered, scores, rows = tokens * D, 4 * tokens * H, len(lengths) * H
-    # In this order: gather, cast, q k^T, scale, log-sum-exp, weights, p v, output.
-    read = gathered * (2 * size + 4) + 4 * tokens * latent_dim + 4 * scores + rows * (D * size + 4 * latent_dim)
-    write = gathered * (size + 4) + 3 * scores + rows * latent_dim * (4 + size)
-    return Traffic(read, write, launches=max(1, 14 * len(lengths)))
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
     latent_dim: int, softmax_scale: float, return_lse: bool,

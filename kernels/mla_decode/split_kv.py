@@ -16,12 +16,12 @@ from torch import Tensor
 from rooflab.kernels._attention import LN2, LOG2E, AttentionLaunch, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.merge_attention_states.fused import merge
 from rooflab.kernels.mla_decode._configs import SPLIT_KV, Config, split_count
+from rooflab.kernels.registry import registered
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import Arguments
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, get_scheme
 from rooflab.roofline.model import Traffic
 
 
@@ -120,7 +120,8 @@ def traffic(inputs: Arguments) -> Traffic:
     B, H, D = q.shape
     _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
     sizes = {"B": B, "H": H, "latent": latent_dim, "rotary": D - latent_dim}
-    config = inputs.config or default_config("mla_decode", "split_kv", q.dtype, q.device, **sizes)
+    scheme = get_scheme(DTYPE_NAMES[q.dtype])
+    config = inputs.config or registered("mla_decode", "split_kv").config_for(Case(**sizes), scheme, q.device)
     splits = splits_of(q, kv_cache, block_table, config)
     result = B * H * latent_dim * q.element_size() + 4 * inputs.return_lse * B * H
     parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0

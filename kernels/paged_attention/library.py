@@ -17,11 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rooflab.kernels._attention import never_zero
+from rooflab.kernels._device import kind_of
 from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.paged_attention._args import seen_spans
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 ONE_CALL = 48 * 1024
 """Key elements of the longest sequence up to which one call for all sequences is faster on a CPU than one call each; a
@@ -29,24 +27,6 @@ call per sequence finds its gathered keys and values in cache."""
 
 WORKSPACE_BYTES = 2**30
 """Gathered keys and values at a time on a GPU: each row's table is as wide as the longest sequence's."""
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """On a GPU a decode step does not read the lengths: it gathers the page of every table entry, clears NaN past the
-    sequence's end, and attends.  On a CPU, and for chunks, it gathers the pages in use, and attends."""
-    q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
-    block_size = k_cache.shape[1]
-    if inputs.device == "cpu" or cu_seqlens_q is not None:
-        first, end = seen_spans(inputs)
-        slots = int((-(-end // block_size) - first // block_size).clamp(min=0).sum()) * block_size
-        copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
-        queries = q.numel() * q.element_size()
-        calls = 4 if cu_seqlens_q is None else 4 * len(seq_lens)
-        return Traffic(2 * copy + 2 * queries, copy + 2 * queries, launches=calls)
-    slots = inputs.block_table.numel() * block_size
-    copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
-    queries = q.numel() * q.element_size()
-    return Traffic(3 * copy + 2 * queries, 2 * copy + 2 * queries, launches=12)
 
 
 def _chunk(q: Tensor, keys: Tensor, values: Tensor, softmax_scale: float | None, window: int | None) -> Tensor:
@@ -136,7 +116,7 @@ def _whole_table(
     return attended.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
 
 
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def library(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None,
@@ -155,7 +135,7 @@ def library(
     B, H, D = q.shape
     H_kv = k_cache.shape[2]
     queries = q.reshape(B, H_kv, H // H_kv, D)
-    if q.device.type != "cpu":
+    if kind_of(q) != "cpu":
         row_bytes = 2 * block_table.shape[1] * k_cache[0].numel() * k_cache.element_size()
         step = max(1, WORKSPACE_BYTES // max(row_bytes, 1))
         for rows in (slice(start, start + step) for start in range(0, B, step)):

@@ -9,28 +9,6 @@ from torch import Tensor
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Per sequence: gathers, casts, expanded heads and the (H, queries, length) fp32 scores, each written and read."""
-    q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
-    _, H, D = q.shape
-    size, cached, narrow = q.element_size(), k_cache.element_size(), k_cache.dtype != torch.float32
-    bounds = range(len(seq_lens) + 1) if cu_seqlens_q is None else cu_seqlens_q.tolist()
-    lengths = zip(bounds, bounds[1:], seq_lens.tolist(), strict=False)
-    window = inputs.window or math.inf
-    work = [(b - a, int(min(n, window + b - a - 1))) for a, b, n in lengths if n and b > a]
-    tokens, rows = sum(n for _, n in work), sum(count for count, _ in work)
-    gathered = 2 * tokens * k_cache.shape[2] * D  # elements of the keys and values together
-    expanded = 4 * 2 * tokens * H * D
-    passes = 4 + 3 * (inputs.softcap is not None)
-    scores = 4 * H * sum(count * n for count, n in work)
-    # In this order: gather, cast, expanded heads, q k^T, scale, cap, mask, log-sum-exp, weights, p v, output.
-    read = gathered * (cached + cached * narrow + 4) + expanded + passes * scores + rows * H * D * (8 + size)
-    write = gathered * (cached + 4 * narrow) + expanded + (passes - 1) * scores + rows * H * D * (8 + size)
-    return Traffic(read, write, launches=(20 + 3 * narrow) * len(work))
 
 
 def _gathered(cache: Tensor, table: Tensor, first: int, length: int, factor: Tensor | None, heads: int) -> Tensor:
@@ -42,7 +20,7 @@ def _gathered(cache: Tensor, table: Tensor, first: int, length: int, factor: Ten
     return tokens.repeat_interleave(heads // cache.shape[2], dim=1).transpose(0, 1)
 
 
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
     lse: Tensor | None, *,

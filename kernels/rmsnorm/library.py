@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.rmsnorm import _traffic
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
 def call(
@@ -25,17 +21,7 @@ def call(
     return (normed * (weight.float() + weight_offset)).to(x.dtype)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """One fused kernel, as on CUDA, and a pass for each further call; on the CPU torch runs several steps."""
-    once, size, full = _traffic.traffic(inputs), inputs.x.numel() * inputs.x.element_size(), 4 * inputs.x.numel()
-    if not inputs.weight_offset:
-        more = [(size, size)] if inputs.round_first else []
-        return steps((once.read_bytes, once.write_bytes), *more)
-    rounded = [(full, size)] if inputs.round_first else []
-    return steps((size, full), (full, full), *rounded, (full, full), (full, size))
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def library(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Tensor:
     """x / rms(x) * (weight + weight_offset) with `torch.nn.functional.rms_norm`, which takes no `out`."""
     return call(x, weight, eps, weight_offset, round_first)

@@ -8,35 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Two gathers, the join, two products, two fused multiply-adds, the join of the halves, and casts around them."""
-    q, positions = inputs.q, inputs.positions
-    angles = 4 * len(positions) * inputs.cos.shape[1]
-    values = q.numel() + inputs.k.numel()
-    narrow, full, half = q.element_size() * values, 4 * values, 2 * values
-    gather = (8 * len(positions) + angles, angles)
-    casts = [] if q.dtype == torch.float32 else [(narrow, full), (full, narrow)]
-    product, multiply_add = (half + angles, half), (2 * half + angles, half)
-    return steps(
-        gather,
-        gather,
-        (narrow, narrow),  # q and k joined
-        *casts,
-        product,
-        multiply_add,
-        product,
-        multiply_add,
-        (full, full),  # the join of the halves
-    )
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def joined(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor]:

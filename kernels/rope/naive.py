@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Two gathers; then per tensor a cast, four products, a difference, a sum, and two strided copies."""
-    positions = inputs.positions
-    angles = 4 * len(positions) * inputs.cos.shape[1]
-    moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
-    for x in (inputs.q, inputs.k):
-        half, narrow = 4 * x.numel() // 2, x.element_size() * x.numel() // 2
-        if x.dtype != torch.float32:
-            moves.append((2 * narrow, 2 * half))
-        moves += [(half + angles, half)] * 4 + [(2 * half, half)] * 2 + [(half, narrow)] * 2
-    return steps(*moves)
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     q: Tensor,
     k: Tensor,

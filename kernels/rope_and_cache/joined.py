@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.kv_cache_write import index_copy
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.rope import joined as rope
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
 def why_not_taken(q: torch.Tensor, cos: torch.Tensor) -> str | None:
@@ -19,16 +16,7 @@ def why_not_taken(q: torch.Tensor, cos: torch.Tensor) -> str | None:
     return None if q.shape[-1] == rotary else f"q: expected heads of {rotary} values, all rotated, got {q.shape[-1]}"
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """That of both kernels, and a copy of the rotated queries."""
-    size = inputs.q.numel() * inputs.q.element_size()
-    parts = (rope.traffic(inputs), index_copy.traffic(inputs), steps((size, size)))
-    return Traffic(*(sum(getattr(part, name) for part in parts) for name in ("read_bytes", "write_bytes", "launches")))
-
-
-@kernel(
-    backend="torch", devices=("cpu",), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.cos), traffic=traffic
-)
+@kernel(backend="torch", devices=("cpu",), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.cos))
 def joined(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *, interleaved: bool,

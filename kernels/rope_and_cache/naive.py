@@ -5,36 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Two gathers; per tensor a cast, products, sums and a copy; selection and assignment of rows with a slot."""
-    q, k, cos, positions = inputs.q, inputs.k, inputs.cos, inputs.positions
-    angles = 4 * len(positions) * cos.shape[1]
-    share = 2 * cos.shape[1] / max(q.shape[-1], 1)
-    moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
-    for x in (q, k):
-        half, narrow = 4 * x.numel() * share / 2, x.element_size() * x.numel()
-        if inputs.q_norm is not None:
-            wide, rows = 4 * x.numel(), 4 * x.numel() // max(q.shape[-1], 1)
-            moves += [(wide, wide), (wide, rows), (rows, rows), (rows, rows), (wide + rows, wide), (wide, wide)]
-        moves += [(narrow, 4 * x.numel()), (4 * x.numel(), 4 * x.numel())]
-        moves += [(half + angles, half)] * 4 + [(2 * half, half)] * 2 + [(half, half)] * 2
-        moves.append((4 * x.numel(), narrow))
-    written = int((inputs.slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
-    for x, cache in ((k, inputs.k_cache), (inputs.v, inputs.v_cache)):
-        if inputs.k_scale is not None:
-            moves += [(4 * x.numel(), 4 * x.numel())] * 2
-        moves += [(x.element_size() * written, x.element_size() * written)]
-        moves += [(cache.element_size() * written, cache.element_size() * written)]
-    return steps((8 * len(positions), len(positions)), *moves)
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit, check_rows, edited, note_logprobs
-from rooflab.kernels.sample.naive import kept_of, traffic
+from rooflab.kernels.sample.naive import kept_of
 from rooflab.reference.sample_rules import Edits
 
 
 @kernel(
-    backend="torch", traffic=traffic,
+    backend="torch",
     nondeterministic="torch.multinomial draws from torch's own stream, not by seed and position",
 )  # fmt: skip
 def library(

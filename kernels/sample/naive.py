@@ -9,30 +9,11 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit, check_rows, edited, note_logprobs
-from rooflab.kernels.sample._args import traffic as read_once
 from rooflab.kernels.sample._philox import log_exponential, words_of_rows
 from rooflab.reference.sample_rules import Edits
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Each step's (B, V) operands: radix passes over fp32 keys and int64 indices, masses, and the race's int64 words,
-    most of them in Philox's ten rounds, of which one serves four tokens."""
-    logits = inputs.logits
-    n = logits.numel()
-    sort = 4 * 2 * (4 + 8)  # four 8-bit passes over keys and indices, each way
-    filters = 60
-    race = 10 * 12 * 8 // 4
-    least = read_once(inputs)
-    return Traffic(
-        least.read_bytes + n * (sort + filters + 2 * race),
-        least.write_bytes + n * (sort + filters + race),
-        launches=180,
-    )
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,

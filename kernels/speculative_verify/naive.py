@@ -7,22 +7,10 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._philox import log_exponential, philox, words_of_rows
-from rooflab.reference.spec import Arguments
 from rooflab.reference.speculative_verify import RECOVERY
-from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Each step's operands: both laws for the residual, the row that decides, and the words of its race."""
-    p, q = inputs.target_probs, inputs.draft_probs
-    B, V = p.shape[0], p.shape[2]
-    laws = 4 * (p.numel() + (0 if q is None else q.numel()))
-    small = 64 * inputs.draft_tokens.numel() + 64 * B
-    race = 10 * 12 * 8 // 4 + 40
-    return Traffic(3 * laws + B * V * race + small, 2 * laws + B * V * race + small, launches=170)
-
-
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch")
 def naive(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
     num_accepted: Tensor, *, draft_probs: Tensor | None,

@@ -19,8 +19,8 @@ from rooflab.bench.core.settings import Settings
 from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
 from rooflab.bench.suite.passed import passed_on_card
 from rooflab.kernels import registry
-from rooflab.kernels.choices import chosen, launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.tuning import chosen, launch_bucket, rows_of
 from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
 from rooflab.roofline.model import Ceilings
 

@@ -180,14 +180,13 @@ def in_reduced_mode(call: Callable[[], Any]) -> Callable[[], Any]:
 def named(op: str, name: str, case: Any, scheme: Any) -> Any:
     """A kernel by its name in `GROUPS`, or None."""
     from rooflab.kernels import registry
-    from rooflab.kernels.configs import with_config
     from rooflab.reference.spec import Case
 
     base, _, change = name.partition(":")
     kernel = registry.kernels(op).get(base)
     if kernel is None or not change or kernel.tuning is None:
         return kernel
-    return with_config(kernel, replace(kernel.tuning.heuristic(case, scheme), **Case.parse(change)))
+    return kernel.with_config(replace(kernel.tuning.heuristic(case, scheme), **Case.parse(change)))
 
 
 def rounds_of(timer: Timer, calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.latency.engine_calls import watched_ops
 from rooflab.bench.latency.study import Curve, Lab, Study
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.kernels.choices import bucket_of
+from rooflab.kernels.tuning import bucket_of
 
 
 def run(lab: Lab) -> Study:

@@ -1,23 +1,21 @@
 """The bytes that kernels move at each level of memory on one case, as records: `figures.py` draws them.
 
-The emulator counts compiled kernels.  The bytes of a naive kernel come from the operands of its torch calls, which run
-on `meta` tensors, so that nothing is computed.  Each call reads its operands from HBM once and writes its result to
-HBM, as if L2 were empty at its start: torch's kernels do this for tensors larger than L2, and the emulator counts a
-launch in this way.  An elementwise call requests an operand from L2 once per result, a broadcast operand again each
-time.  A product requests the rows and columns of a tile once per tile; its tiles of 128 by 128 results are a model,
-because torch's library chooses the real tiles.
+The emulator counts compiled kernels.  The bytes of a naive kernel come from the operands of its torch calls
+(`kernels/traffic.py`), as if L2 were empty at each call's start; the emulator counts a launch in this way.  An
+elementwise call requests an operand from L2 once per result, a broadcast operand again each time.  A product requests
+the rows and columns of a tile once per tile; its tiles of 128 by 128 results are a model, because torch's library
+chooses the real tiles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Environment, Record, RunWriter, choose_kernels
@@ -26,23 +24,17 @@ from rooflab.bench.emulator import SECTOR
 from rooflab.bench.predict.cases import choose_cases, choose_scheme
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
+from rooflab.kernels.traffic import TorchCall, calls_of, held
 from rooflab.reference.spec import Case, Scheme
 
 PRODUCT_TILE = 128
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
-OVERWRITES = ("copy_", "fill_", "zero_")
-"""Calls that overwrite their target without reading it."""
-ELEMENTWISE = ("masked_fill", "masked_fill_", "where", "copy_")
-"""Elementwise calls in addition to those that torch tags as pointwise."""
-ALLOCATES = ("empty", "new_empty", "empty_like", "empty_strided")
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class TorchCall:
-    """One call of torch that moves data, in bytes."""
+class Moved:
+    """The bytes that one call of torch moves."""
 
-    name: str
     hbm_read: int
     hbm_write: int
     asked_read: int
@@ -52,103 +44,36 @@ class TorchCall:
     """Whether `asked_read` comes from a model."""
 
 
-def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
-    """The calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp); each call is one kernel."""
-    peaks = aten.amax(x, dim, True)
-    squeezed = peaks if keepdim else aten.squeeze(peaks, dim)
-    squeezed.masked_fill_(squeezed.abs() == math.inf, 0)
-    found: torch.Tensor = aten.sum((x - peaks).exp_(), dim, keepdim)
-    return found.log_().add_(squeezed)
-
-
-COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {aten.logsumexp.default: _logsumexp}
-
-
-class TorchCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lists the bytes that calls move while the mode is active."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[TorchCall] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs a call and adds it to the list."""
-        kwargs = kwargs or {}
-        if func in COMPOSED:
-            with self:
-                return COMPOSED[func](*args, **kwargs)
-        result = func(*args, **kwargs)
-        call = _call(func, args, kwargs, result)
-        if call is not None:
-            self.calls.append(call)
-        return result
-
-
-def calls_of(run: Callable[[], object]) -> list[TorchCall]:
-    """The torch calls in `run` that move data, in order."""
-    seen = TorchCalls()
-    with seen:
-        run()
-    return seen.calls
-
-
-def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> TorchCall | None:
-    """The call; None for a view or an allocation."""
-    name = func._schema.name.removeprefix("aten::")
-    changed, given = _operands(func, args, kwargs)
-    made = [item for item in (result if isinstance(result, (tuple, list)) else [result]) if torch.is_tensor(item)]
-    results = changed or [item for item in made if not any(_shared(item, other) for other in given)]
-    if not results or name in ALLOCATES:
-        return None
-    read = given + ([] if name in OVERWRITES else changed)
-    size = max(item.numel() for item in results)
-    if modelled := name in PRODUCTS:
-        (*_, rows, columns), repeats = results[0].shape, math.prod(results[0].shape[:-2])
+def bytes_of(call: TorchCall) -> Moved:
+    """The bytes of a call at each level."""
+    size = max(item.numel() for item in call.written)
+    if modelled := call.name in PRODUCTS:
+        (*_, rows, columns), repeats = call.written[0].shape, math.prod(call.written[0].shape[:-2])
         across, down = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
-        a, b = given[-2:]
+        a, b = call.read[-2:]
         inner = a.shape[-1]
         asked = repeats * inner * (rows * across * a.itemsize + columns * down * b.itemsize)
-        asked += sum(_bytes(item) for item in given[:-2])
+        asked += sum(_bytes(item) for item in call.read[:-2])
     else:
-        pointwise = torch.Tag.pointwise in func.tags or name in ELEMENTWISE
-        asked = sum(item.itemsize * (max(item.numel(), size) if pointwise else item.numel()) for item in read)
-    return TorchCall(
-        name=name,
-        hbm_read=sum(_held(item) for item in read),
-        hbm_write=sum(_held(item) for item in results),
+        asked = sum(
+            item.itemsize * (max(item.numel(), size) if call.elementwise else item.numel()) for item in call.read
+        )
+    return Moved(
+        hbm_read=sum(map(_sectors, call.read)),
+        hbm_write=sum(map(_sectors, call.written)),
         asked_read=asked,
-        asked_write=sum(_bytes(item) for item in results),
+        asked_write=sum(_bytes(item) for item in call.written),
         modelled=modelled,
     )
-
-
-def _operands(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Tensors that the call changes, and those that it only reads; a tensor of one scalar does not count."""
-    changed: list[torch.Tensor] = []
-    read: list[torch.Tensor] = []
-    named = {argument.name: argument for argument in func._schema.arguments}
-    for argument, value in [*zip(named.values(), args, strict=False), *((named[key], kwargs[key]) for key in kwargs)]:
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        for item in value if isinstance(value, (tuple, list)) else [value]:
-            if torch.is_tensor(item) and item.numel() > (item.dim() == 0):
-                (changed if written else read).append(item)
-    return changed, read
-
-
-def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _bytes(x: torch.Tensor) -> int:
     return x.numel() * x.itemsize
 
 
-def _held(x: torch.Tensor) -> int:
+def _sectors(x: torch.Tensor) -> int:
     """Bytes of the distinct elements in memory, in whole sectors."""
-    own = math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.itemsize
-    return -(-own // SECTOR) * SECTOR
+    return -(-held(x) // SECTOR) * SECTOR
 
 
 PREFIX = "moved_"
@@ -233,7 +158,7 @@ def _torch(record: Record, kernel: Kernel, inputs: Any) -> Record:
         raise ValueError(
             f"kernel: expected a naive one, whose calls of torch are kernels each, or compiled code, got {kernel.id}"
         )
-    calls = calls_of(lambda: kernel.fn(**{name: value for name, value in inputs.items() if name in kernel.accepted}))
+    calls = [bytes_of(call) for call in calls_of(lambda: kernel(**inputs))]
     metrics = {
         "hbm_read_bytes": sum(call.hbm_read for call in calls),
         "hbm_write_bytes": sum(call.hbm_write for call in calls),

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.configs import config_for
 from rooflab.kernels.flash_attention import _order_device
 from rooflab.kernels.flash_attention._launch import section_heads
 from rooflab.kernels.flash_attention._timeline import NEVER, kept_in, new_timeline
@@ -106,7 +105,7 @@ def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Til
     if name not in _ORDERS:
         raise ValueError(f"kernel: expected one of {', '.join(_ORDERS)}, got {name!r}")
     inputs = _inputs(name, case, scheme, META, 0)
-    shape = _shape(name, case, scheme, inputs["k"], sms, config_for(get_kernel(OP, name), case, scheme, META))
+    shape = _shape(name, case, scheme, inputs["k"], sms, get_kernel(OP, name).config_for(case, scheme, META))
     tiles = tuple(_ORDERS[name](shape))
     return TileSchedule(name, "schedule", sms, shape.ctas_per_sm, tiles)
 
@@ -184,7 +183,7 @@ def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int
     inputs = _inputs(name, case, scheme, device, seed)
     # The launch's own config, which a record may have chosen for this card: a timeline has one row per tile of it.
     kernel = get_kernel(OP, name)
-    config = config_for(kernel, case, scheme, device)
+    config = kernel.config_for(case, scheme, device)
     shape = _shape(name, case, scheme, inputs["k"], sm_count(device), config)
     for _ in range(2 if device.type == "cuda" else 1):
         timeline = new_timeline(shape.tiles_m * shape.heads, device)

@@ -1,0 +1,249 @@
+"""The bytes that torch's calls move, counted on `meta` tensors: nothing is computed.
+
+Each call reads its operands once and writes its results, as if L2 were empty at its start: torch's kernels do this for
+tensors larger than L2.  A view and an allocation move nothing.  Of a broadcast operand its distinct elements count; of
+a tensor that is indexed, the rows that are taken or put.  A call whose inside nobody sees, such as a sort or a fused
+attention, counts as one that reads its operands once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from rooflab.kernels import _device
+from rooflab.roofline.model import Traffic
+
+MOST = 2**18
+"""Elements of a tensor of integers up to which it keeps its values: kernels read lengths and slots."""
+VALUES = (torch.int32, torch.int64, torch.bool)
+"""The dtypes of tensors that kernels read as values."""
+TAKES = ("index", "index_select", "gather", "embedding")
+"""Calls that read some rows of their first operand."""
+PUTS = ("index_put_", "index_copy_", "scatter_")
+"""Calls that write some rows of their first operand."""
+OVERWRITES = ("copy_", "fill_", "zero_", *PUTS)
+"""Calls that do not read what they change."""
+ELEMENTWISE = (
+    "masked_fill", "masked_fill_", "where", "copy_", "clone", "_to_copy", "floor_divide", "cumsum", "cumprod",
+)  # fmt: skip
+"""Elementwise calls in addition to those that torch tags as pointwise."""
+ALLOCATES = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted", "new_empty_strided")
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class TorchCall:
+    """One call of torch that moves data: tensors of the size of what it reads and writes."""
+
+    name: str
+    """`mm`, without namespace and overload."""
+    elementwise: bool
+    """Whether a result has the shape to which the operands are broadcast."""
+    read: tuple[torch.Tensor, ...]
+    written: tuple[torch.Tensor, ...]
+
+
+def steps(*moves: tuple[float, float]) -> Traffic:
+    """Traffic of launches one after another; `moves` holds the bytes that each reads and writes."""
+    return Traffic(
+        read_bytes=sum(read for read, _ in moves), write_bytes=sum(written for _, written in moves), launches=len(moves)
+    )
+
+
+def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) -> Traffic | None:
+    """The traffic of torch's calls in `kernel` with these real or `meta` inputs, as on `device` (cpu or cuda); None if
+    the kernel refuses them, with a `ValueError`."""
+    with torch.inference_mode(False):
+        given = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+        try:
+            calls = calls_of(lambda: kernel(**given), device)
+        except ValueError:
+            return None
+    return steps(*[(sum(map(held, call.read)), sum(map(held, call.written))) for call in calls])
+
+
+def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]:
+    """The calls in `run` that move data, in order, as on `device` (cpu or cuda)."""
+    calls: list[TorchCall] = []
+    before, _device.counted = _device.counted, device
+    try:
+        with _Whole(calls), _Calls(calls):
+            run()
+    finally:
+        _device.counted = before
+    return calls
+
+
+def is_elementwise(func: Any, name: str) -> bool:
+    """Whether a result of the call has the shape to which its operands are broadcast."""
+    return name in ELEMENTWISE or torch.Tag.pointwise in getattr(func, "tags", ())
+
+
+def held(x: torch.Tensor) -> int:
+    """Bytes of the distinct elements in memory."""
+    return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.itemsize
+
+
+class _Whole(TorchFunctionMode):
+    """Notes the calls that are one kernel on a GPU, and several calls on `meta`."""
+
+    def __init__(self, calls: list[TorchCall]) -> None:
+        self.calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in (F.rms_norm, F.layer_norm, F.scaled_dot_product_attention):
+            return func(*args, **kwargs)
+        given = [x for x in tree_leaves((args, kwargs)) if type(x) is torch.Tensor]  # not torch's causal mask
+        width = given[2 if func is F.scaled_dot_product_attention else 0].shape[-1]
+        result = torch.empty((*given[0].shape[:-1], width), dtype=given[0].dtype, device="meta")
+        self.calls.append(TorchCall(func.__name__, False, tuple(given), (result,)))
+        return result
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every other call."""
+
+    def __init__(self, calls: list[TorchCall]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = calls
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """With True, torch imports its compiler here, which takes 1 s."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in COMPOSED:
+            with self:
+                return COMPOSED[func](*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        read, changed = _operands(func, name, args, kwargs)
+        result = _result(func, name, args, kwargs, changed)
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        written = changed or [x for x in made if not any(_shared(x, other) for other in read)]
+        if written and name not in ALLOCATES:
+            if name in TAKES:
+                read = [made[0], *read[1:]]
+            elif name in PUTS:
+                written = [_put(args, name)]
+            moved = [tuple(x for x in part if x.numel() > (x.dim() == 0)) for part in (read, written)]
+            if any(moved):
+                self.calls.append(TorchCall(name, is_elementwise(func, name), *moved))
+        return result
+
+
+def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
+    """The calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp); each call is one kernel."""
+    if not x.numel():
+        empty: torch.Tensor = aten.sum(x.exp(), dim, keepdim)
+        return empty.log_()
+    peaks = aten.amax(x, dim, True)
+    squeezed = peaks if keepdim else aten.squeeze(peaks, dim)
+    squeezed.masked_fill_(squeezed.abs() == math.inf, 0)
+    found: torch.Tensor = aten.sum((x - peaks).exp_(), dim, keepdim)
+    return found.log_().add_(squeezed)
+
+
+def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    joined: torch.Tensor = aten.cat([x.unsqueeze(dim) for x in tensors], dim)
+    return joined
+
+
+def _mean(x: torch.Tensor, dim: list[int], keepdim: bool = False, **dtype: torch.dtype) -> torch.Tensor:
+    summed: torch.Tensor = aten.sum(x, dim, keepdim, **dtype)
+    return summed
+
+
+COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {
+    aten.logsumexp.default: _logsumexp, aten.stack.default: _stack, aten.mean.dim: _mean,
+}  # fmt: skip
+"""What is called in place of a call: its parts, or one that moves as much."""
+SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
+    "addmm": lambda addend, a, b, **options: (a.shape[0], b.shape[1]),
+    "any": lambda x, dim: [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()],
+    "cat": lambda tensors, dim=0: [
+        sum(x.shape[axis] for x in tensors) if axis == dim % tensors[0].dim() else size
+        for axis, size in enumerate(tensors[0].shape)
+    ],
+}
+"""The shapes of results that torch would find in Python on `meta`: it would first import its compiler, 1 s."""
+
+
+def _without_data(x: torch.Tensor) -> torch.Tensor:
+    """`x` on `meta`; a copy on the CPU of integers whose values a kernel may read."""
+    if not x.is_meta and x.dtype in VALUES and x.numel() <= MOST:
+        return x.cpu().clone()
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _operands(
+    func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Tensors that the call reads, and those that it changes."""
+    read, changed = list[torch.Tensor](), list[torch.Tensor]()
+    named = {argument.name: argument for argument in func._schema.arguments}
+    for argument, value in [*zip(named.values(), args, strict=False), *((named[key], kwargs[key]) for key in kwargs)]:
+        tensors = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if written:
+            changed += tensors
+        if not written or not (argument.is_out or name in OVERWRITES):
+            read += tensors
+    return read, changed
+
+
+def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]) -> Any:
+    """What the call returns: values where all operands have them and are small, else tensors on `meta`."""
+    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    elementwise = is_elementwise(func, name)
+    shape = torch.broadcast_shapes(*(x.shape for x in given)) if elementwise else ()  # type: ignore[no-untyped-call]
+    small = max([math.prod(shape), *(x.numel() for x in given)]) <= MOST
+    if not any(x.is_meta for x in given) and (small or func.is_view):
+        return func(*args, **kwargs)
+    if changed:
+        return changed[0] if len(changed) == 1 else tuple(changed)
+    if name in SHAPES:
+        dtype = torch.bool if name == "any" else given[0].dtype
+        return torch.empty(SHAPES[name](*args, **kwargs), dtype=dtype, device="meta")
+    if elementwise:  # torch would do this in Python too
+        tiny = tree_map_only(torch.Tensor, _one, (args, dict(kwargs)))
+        dtype = func(*tiny[0], **tiny[1]).dtype
+        like = next((x for x in given if x.shape == shape), torch.empty(shape, device="meta"))
+        layout = kwargs.get("memory_format") or torch.preserve_format
+        return torch.empty_like(like, dtype=dtype, device="meta", memory_format=layout)
+    keep = name in TAKES and not any(x.is_meta for x in given[1:])  # a mask must have values
+    moved = [x if keep and place else tree_map_only(torch.Tensor, _meta, x) for place, x in enumerate(args)]
+    return func(*moved, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
+
+
+def _one(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of the dtype, to find that of a result."""
+    return torch.ones((1,) * x.dim(), dtype=x.dtype)
+
+
+def _meta(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_meta else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
+    """The elements that a call puts into its first operand."""
+    target = _meta(args[0])
+    if name == "index_put_":
+        found: torch.Tensor = aten.index.Tensor(target, args[1])
+        return found
+    return target.new_empty(args[3 if name == "index_copy_" else 2].shape)
