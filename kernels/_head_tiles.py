@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from rooflab.kernels.tuning import BF16
+from rooflab.reference.spec import Case, Scheme
 
 
 @dataclass(frozen=True)
@@ -15,10 +19,15 @@ class Config:
     num_warps: int
 
 
-def tiles(least: int, per_thread: int) -> tuple[Config, ...]:
-    """Five tiles from `least` up, of 2 to `per_thread` values a thread."""
-    return tuple(
+def tiles(least: int, per_thread: int) -> Callable[..., tuple[Config, ...]]:
+    """`configs` of a `Tuning`: five tiles from `least` up, of 2 to `per_thread` values a thread."""
+    found = tuple(
         Config(tile, num_warps)
         for tile, num_warps in itertools.product((least << i for i in range(5)), (1, 2, 4, 8))
         if 2 <= tile // (32 * num_warps) <= per_thread
     )
+
+    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+        return found
+
+    return configs

@@ -11,7 +11,7 @@ from rooflab.bench.compile.flow import Loop
 from rooflab.bench.compile.sass import SassInstruction
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.paged_attention._configs import SPLIT_KV
+from rooflab.kernels.paged_attention.split_kv import SPLIT_KV
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import SCHEMES, Case
 

@@ -10,7 +10,7 @@ from rung_claims import bytes_in_flight, calls, code, launches_once, loop, rung
 
 from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.static import CompiledInfo
-from rooflab.kernels.merge_attention_states import fused
+from rooflab.kernels.lib.merge import PARTS_AT_ONCE
 from rooflab.kernels.registry import get_kernel, ops
 
 
@@ -69,7 +69,7 @@ def merge_attention_states_fused() -> None:
     nothing."""
     inner = loop(launches_once("merge_attention_states", "fused", 8))
     wide = sum(item.opcode.startswith("LDG.E.128") for item in inner.instructions)
-    assert wide == fused.PARTS_AT_ONCE and inner.counts["global_store"] == 0
+    assert wide == PARTS_AT_ONCE and inner.counts["global_store"] == 0
 
 
 @rung("mla_decode/split_kv")

@@ -129,7 +129,7 @@ def test_traffic_is_cost_but_for_shared_pages_and_lengths_that_are_seen():
 
 def test_refusals():
     inputs = SPEC.make_inputs(Case(B=1, context=9, H=1, H_kv=1, D=264, block_size=8, ragged=False), FP32, META, 0)
-    assert "q: expected a head_dim up to 256, got 264" in str(KERNEL.why_not_args(inputs))
+    assert "q: expected D of at most 256, got 264" in str(KERNEL.why_not_args(inputs))
     with pytest.raises(ValueError, match="seq_lens: expected a sequence for q's 3 queries, got none"):
         empty = {"block_table": torch.zeros(0, 2, dtype=torch.int32), "seq_lens": bounds()[1:]}
         chunked.chunked(**inputs_of(1, 20, queries=3) | empty | {"cu_seqlens_q": bounds()})

@@ -120,9 +120,9 @@ def test_refusals_name_a_rung_that_takes_it():
 
 
 NOT_SPECIALIZED = """
-from rooflab.kernels.merge_attention_states.fused import fused_kernel
+from rooflab.kernels.lib.merge import fused_kernel
 from rooflab.kernels.mla_decode.split_kv import split_kv_kernel
-from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
+from rooflab.kernels.paged_attention.chunked import chunked_kernel
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
 from rooflab.kernels.paged_attention.gqa_packed import gqa_packed_kernel
 for kernel in (gqa_packed_kernel, chunked_kernel, pages_kernel, split_kv_kernel, fused_kernel):

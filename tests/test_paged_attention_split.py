@@ -13,8 +13,8 @@ from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention import _split_counters, split_kv
-from rooflab.kernels.paged_attention._configs import SPLIT_KV, SplitConfig
-from rooflab.kernels.paged_attention._split_work import UNIT, grid, parts, ring_bytes, unaligned, virtual_heads
+from rooflab.kernels.paged_attention._args import unaligned
+from rooflab.kernels.paged_attention.split_kv import SPLIT_KV, UNIT, SplitConfig, grid, parts, ring_bytes, virtual_heads
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import listen, shout
 from rooflab.reference.spec import SCHEMES, Case
@@ -76,7 +76,7 @@ def test_all_ctas_are_resident_and_have_the_bytes_on_their_way_that_hbm_needs():
                 case = LLAMA.but(H=H, H_kv=H_kv, D=D)
                 config = SPLIT_KV.heuristic(case, scheme)
                 assert SPLIT_KV.is_legal(config, case, scheme), (case.id, config)
-                ring = ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme)
+                ring = ring_bytes(config, D, H // H_kv, scheme)
                 assert config.ctas_per_sm * (ring + 1024) <= 228 * 1024
                 ahead = config.ctas_per_sm * config.warps * (config.num_stages - 1) * 2 * UNIT * D
                 assert ahead * scheme.weight.itemsize >= 36 * 1024, (case.id, config)
@@ -84,11 +84,16 @@ def test_all_ctas_are_resident_and_have_the_bytes_on_their_way_that_hbm_needs():
 
 
 def test_the_grid_is_what_the_card_holds_or_what_the_table_has_work_for():
-    assert grid(64, 4096, None, 1, 2, 4, CPU) == 2 * HOPPER_SMS
-    assert grid(1, 4096, None, 1, 1, 4, CPU) == 4096 // UNIT // 4
-    assert grid(1, 4096, 100, 1, 1, 4, CPU) == 1
-    assert grid(1, 2**20, 64 * 20, 2, 1, 4, CPU) == 40
-    assert grid(3, 0, None, 1, 1, 4, CPU) == 1
+    def ctas(B, slots, window, sets, ctas_per_sm, least):
+        q, cache = torch.empty(B, sets, 64, device=META), torch.empty(1, 1, sets, 64, device=META)
+        table = torch.empty(B, slots, dtype=torch.int32, device=META)
+        return grid(q, cache, table, window, SplitConfig(1, 2, ctas_per_sm, least))
+
+    assert ctas(64, 4096, None, 1, 2, 4) == (2 * HOPPER_SMS, 1)
+    assert ctas(1, 4096, None, 1, 1, 4) == (4096 // UNIT // 4, 1)
+    assert ctas(1, 4096, 100, 1, 1, 4) == (1, 1)
+    assert ctas(1, 2**20, 64 * 20, 2, 1, 4) == (40, 2)
+    assert ctas(3, 0, None, 1, 1, 4) == (1, 1)
     assert virtual_heads(20, 1) == 2 and virtual_heads(32, 8) == 8 and virtual_heads(17, 1) == 2
 
 
@@ -332,8 +337,8 @@ def test_refusals_name_a_rung_that_takes_it():
         return refusal and refusal.reason
 
     assert reason() is None and reason(scheme="fp16") is None and reason(scheme="kv_fp8") is None
-    assert "chunked and gqa_packed take it" in reason(scheme="fp32")
-    assert "a multiple of 16 up to 256, got 72" in reason(LLAMA.but(D=72))
+    assert "paged_attention/chunked takes it" in reason(scheme="fp32")
+    assert "D of at most 256 in multiples of 16, got 72" in reason(LLAMA.but(D=72))
     assert "has no 'cu_seqlens_q'" in reason(LLAMA.but(queries=3))
     fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
     assert "expected k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))

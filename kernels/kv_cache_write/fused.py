@@ -9,17 +9,12 @@ from torch import Tensor
 from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
 """For pointers and masks, in addition to the values."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of 2 to 32 values per thread."""
-    return tiles(256, 32)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -31,15 +26,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     return Footprint(threads, registers + ADDRESS_REGISTERS, 0, ctas)
 
 
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Eight values of k and eight of v for each of 128 threads."""
-    return Config(tile=1024, num_warps=4)
-
-
 def _blocks(config: Config, H_kv: int, D: int) -> tuple[int, int]:
     """The tile of a program: a head, and the number of heads."""
     block_d = int(next_power_of_2(D))
     return block_d, min(int(next_power_of_2(H_kv)), max(config.tile // block_d, 1))
+
+
+# Eight values of k and eight of v for each of 128 threads.
+TUNING = Tuning(Config, tiles(256, 32), Defaults((({}, Config(tile=1024, num_warps=4)),)), footprint)
 
 
 @triton.jit
@@ -71,7 +65,7 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(slot_mapping) + moved, write_bytes=moved)
 
 
-@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
+@kernel(backend="triton", traffic=traffic, tuning=TUNING)
 def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, config: Config) -> None:
     """Skips a slot that is negative or past the cache."""
     T, H_kv, D = k.shape

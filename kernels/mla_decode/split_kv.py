@@ -8,21 +8,65 @@ fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LN2, LOG2E, AttentionLaunch, strides_of
+from rooflab.kernels._attention import LN2, LOG2E, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.merge_attention_states.fused import merge
-from rooflab.kernels.mla_decode._configs import SPLIT_KV, Config, split_count
-from rooflab.kernels.registry import registered
+from rooflab.kernels.lib import merge
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, get_scheme
+from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 40
+"""For pointers, masks and the running maximum and sum, in addition to accumulator and scores."""
+MOST_SPLITS = 64
+LEAST_KEYS = 256
+"""Least keys per split: with fewer the merge costs more than the split gains.  Writing and reading a part of 64 heads
+moves the bytes of 230 keys."""
+
+
+@dataclass(frozen=True)
+class Config(LaunchConfig):
+    """One way to launch the kernel: heads and keys per tile, warps, pipeline stages."""
+
+    block_h: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Registers: accumulator and scores; shared memory: queries and staged latents."""
+    latent, rotary = int(next_power_of_2(int(case["latent"]))), int(next_power_of_2(int(case["rotary"])))
+    threads = 32 * config.num_warps
+    tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
+    heads = cdiv(int(case["H"]), config.block_h)
+    return Footprint(
+        threads=threads,
+        registers=cdiv(config.block_h * (latent + config.block_n), threads) + ADDRESS_REGISTERS,
+        shared_bytes=(config.block_h + tiles * config.block_n) * (latent + rotary) * scheme.activation.itemsize,
+        ctas=int(case["B"]) * heads,
+    )
+
+
+# wgmma for tiles of 64 heads, mma.sync for 16 or 32; 64 heads by 64 keys would spill.  Three stages: with two, a step's
+# latents are loaded when the products before it end, and nothing hides the loads.
+DEFAULTS = Defaults((
+    ({"H": 16}, Config(16, 32, num_warps=4, num_stages=3)),
+    ({"H": 32}, Config(32, 64, num_warps=8, num_stages=3)),
+    ({}, Config(64, 32, num_warps=8, num_stages=3)),
+))  # fmt: skip
+SPACE = space(Config, block_h=(16, 32, 64), block_n=(16, 32, 64), num_warps=(4, 8), num_stages=(1, 2, 3))
 
 
 @triton.jit
@@ -98,6 +142,17 @@ def split_kv_kernel(
         tl.store(lse_rows, lse, mask=heads < H)
 
 
+@lru_cache
+def split_count(ctas: int, most_keys: int, sms: int) -> int:
+    """The number of splits with which the waves of CTAs take least time, counted in keys (a part costs `LEAST_KEYS`);
+    splits of the longest sequence that a table can hold have at least `LEAST_KEYS` keys."""
+
+    def keys(splits: int) -> int:
+        return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
+
+    return min(range(1, max(1, min(most_keys // LEAST_KEYS, MOST_SPLITS)) + 1), key=keys)
+
+
 def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) -> int:
     """The number of splits of a call; only sizes matter."""
     ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
@@ -116,55 +171,47 @@ def why_not_taken(inputs: Arguments) -> str | None:
 def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's latents once, because L2 keeps them for its tiles of heads; the parts are written and read."""
     q, kv_cache, block_table, seq_lens = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
-    latent_dim = inputs.latent_dim
-    B, H, D = q.shape
+    (B, H, D), latent_dim = q.shape, inputs.latent_dim
     _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
-    sizes = {"B": B, "H": H, "latent": latent_dim, "rotary": D - latent_dim}
-    scheme = get_scheme(DTYPE_NAMES[q.dtype])
-    config = inputs.config or registered("mla_decode", "split_kv").config_for(Case(**sizes), scheme, q.device)
-    splits = splits_of(q, kv_cache, block_table, config)
+    splits = splits_of(q, kv_cache, block_table, inputs.config)
     result = B * H * latent_dim * q.element_size() + 4 * inputs.return_lse * B * H
     parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0
-    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + q.numel() * q.element_size()
+    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + nbytes(q)
     return Traffic(read + parts, parts + result, launches=2 if splits > 1 else 1)
 
 
-def launch(of: Arguments) -> AttentionLaunch:
-    """What one split passes, but for its parts."""
+def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
+    """Programs of one split, the scale, strides and constants; but for the parts."""
     (B, H, D), latent_dim = of.q.shape, of.latent_dim
-    tiles, rotary = cdiv(H, of.config.block_h), D - latent_dim
-    return AttentionLaunch(
-        B * tiles,
-        (B, H),
-        (of.softmax_scale * LOG2E,),
-        (*of.q.stride()[:2], *of.kv_cache.stride()[:2], of.block_table.stride(0)),
-        {
-            "LATENT": latent_dim, "ROTARY": rotary, "BLOCK_LATENT": next_power_of_2(latent_dim),
-            "BLOCK_ROTARY": max(16, next_power_of_2(rotary)), "BLOCK_SIZE": of.kv_cache.shape[1], "LN2": LN2,
-            **of.config.launch_arguments,
-        },
-    )  # fmt: skip
+    constants = {
+        "LATENT": latent_dim, "ROTARY": D - latent_dim, "BLOCK_LATENT": next_power_of_2(latent_dim),
+        "BLOCK_ROTARY": max(16, next_power_of_2(D - latent_dim)), "BLOCK_SIZE": of.kv_cache.shape[1], "LN2": LN2,
+        **of.config.launch_arguments,
+    }  # fmt: skip
+    strides = (*of.q.stride()[:2], *of.kv_cache.stride()[:2], of.block_table.stride(0))
+    return B * cdiv(H, of.config.block_h), of.softmax_scale * LOG2E, strides, constants
 
 
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
-    tuning=SPLIT_KV, fenced_since="3.7.1",
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch, fenced_since="3.7.1",
+    tuning=Tuning(Config, SPACE, DEFAULTS, footprint),
 )  # fmt: skip
 def split_kv(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
-    latent_dim: int, softmax_scale: float, return_lse: bool, config: Config,
-    bound: AttentionLaunch,
+    latent_dim: int, softmax_scale: float, return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """Only the device reads the lengths; two runs agree bit for bit."""
-    B, H = bound.sizes
+    (B, H, _), (programs, scale, strides, constants) = q.shape, bound
     splits = splits_of(q, kv_cache, block_table, config)
     parts, part_lse = out[None], None if lse is None else lse[None]
     if splits > 1:
         parts = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
-    split_kv_kernel[(bound.ctas * splits,)](
-        q, kv_cache, block_table, seq_lens, parts, part_lse, H, *bound.scores, splits, *bound.strides,
-        *parts.stride()[:3], *strides_of(part_lse, 3), LSE=part_lse is not None, **bound.flags,
+    split_kv_kernel[(programs * splits,)](
+        q, kv_cache, block_table, seq_lens, parts, part_lse, H, scale, splits, *strides, *parts.stride()[:3],
+        *strides_of(part_lse, 3), LSE=part_lse is not None, **constants,
     )  # fmt: skip
     if splits > 1 and part_lse is not None:
-        merge(parts, part_lse, out, torch.empty_like(part_lse[0]) if lse is None else lse)
+        lse = torch.empty_like(part_lse[0]) if lse is None else lse
+        programs, numbers, constants = merge.launch(parts, part_lse, out, lse)
+        merge.fused_kernel[(programs,)](parts, part_lse, out, lse, *numbers, **constants)

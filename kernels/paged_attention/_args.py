@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._checks import checks_bounds
+from rooflab.kernels._tma import address_of
 from rooflab.reference import pages
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Arguments, nbytes
@@ -32,6 +33,12 @@ def traffic(inputs: Arguments) -> Traffic:
     read = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries
     read += nbytes(q, inputs.seq_lens, inputs.cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
     return Traffic(read, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
+
+
+def unaligned(cache: Tensor) -> bool:
+    """Whether a key of the cache begins at an address that is not a multiple of 16 bytes."""
+    strides = [stride for size, stride in zip(cache.shape[:-1], cache.stride(), strict=False) if size > 1]
+    return any(offset % 16 for offset in (address_of(cache), *(s * cache.element_size() for s in strides)))
 
 
 def check_all_pages(

@@ -11,15 +11,9 @@ from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.paged_attention._split_work import UNIT, ring_bytes, rows_of_tile, virtual_heads
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
-SM_SHARED_BYTES = 228 * 1024
-CTA_RESERVE = 1024
-"""Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
-OTHER_REGISTERS = 40
-"""Least registers of a warp of split_kv for cursors, addresses, scores and weights."""
 PAGES_THREADS = 384
 """Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS = 240
@@ -65,15 +59,6 @@ def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Foo
     )
 
 
-def _gqa_default(case: Case, scheme: Scheme = BF16) -> StepConfig:
-    """By head_dim and bytes of a value: a step whose staged keys and values fit in an SM's shared memory."""
-    D = int(case["D"])
-    if scheme.activation == torch.float32:
-        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-        return StepConfig(32 if D <= 128 else 16, num_warps=4 if D <= 64 else 8, num_stages=1)
-    return StepConfig(64, num_warps=4 if D <= 128 else 8, num_stages=3 if D <= 128 else 2)
-
-
 def packed_rows(H: int, H_kv: int) -> int:
     """Rows of a program's product: its group's query heads, at least the 16 of a matrix instruction."""
     return max(16, int(next_power_of_2(H // H_kv)))
@@ -104,91 +89,14 @@ def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Foo
     )
 
 
-def _chunked_default(case: Case, scheme: Scheme = BF16) -> Config:
-    """A tile whose fp32 accumulator and staged keys fit on an SM, with few rows if sequences have few on average."""
-    D, rows = int(case["D"]), int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])
-    if scheme.activation == torch.float32:
-        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-        return Config(32 if rows > 16 else 16, 32 if D <= 64 else 16, 4 if D <= 64 else 8, num_stages=1)
-    block_m = min(max(int(next_power_of_2(rows)), 16), 128)
-    if block_m == 128:
-        return Config(128, 64 if D <= 128 else 32, num_warps=8, num_stages=3 if D <= 128 else 2)
-    return Config(block_m, 64, num_warps=4, num_stages=3 if D <= 128 else 2)
+def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """Rows of a sequence and head of keys, if all sequences have as many queries."""
+    return {"rows": int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])}
 
 
 def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
     """The most tiles of T queries in B sequences: each sequence may have one tile that is not full."""
     return T * group // block_m + B
-
-
-@dataclass(frozen=True)
-class SplitConfig:
-    """How the keys are divided, and how many are in flight."""
-
-    warps: int
-    """Warps per CTA, each with its own head; their number divides the heads."""
-    num_stages: int
-    """Units of a warp's ring."""
-    ctas_per_sm: int
-    least: int
-    """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
-    bulk: bool = False
-    """Whether one more warp copies a token's keys of all the CTA's heads at once, and its values, for a ring that the
-    warps share; where heads are neighbours in the cache."""
-
-
-def heads_of(case: Case) -> int:
-    """Warps for all heads of a key."""
-    return virtual_heads(int(case["H"]), int(case["H_kv"]))
-
-
-def _split_configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
-    """Every number of warps up to 8 that divides the heads, with rings and CTAs for at least four warps per SM."""
-    divisors = [warps for warps in range(1, 9) if heads_of(case) % warps == 0]
-    sizes = itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16), (False, True))
-    return tuple(config for config in itertools.starmap(SplitConfig, sizes) if config.warps * config.ctas_per_sm >= 4)
-
-
-def _split_footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of the first launch: registers for accumulators and queries, shared memory for the warps' rings."""
-    D, context, group = int(case["D"]), int(case["context"]), int(case["H"]) // int(case["H_kv"])
-    keys = min(context, int(case.get("window", 0)) or context)
-    units = int(case["B"]) * (heads_of(case) // config.warps) * -(-keys // UNIT)
-    return Footprint(
-        threads=32 * (config.warps + config.bulk),
-        registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
-        shared_bytes=ring_bytes(config.warps, config.num_stages, D, group, scheme, config.bulk)
-        + config.bulk * 2 * config.num_stages * BARRIER_BYTES,
-        ctas=max(min(HOPPER_SMS * config.ctas_per_sm, units // config.least), 1),
-    )
-
-
-def _is_split(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether the warps divide the heads, with `bulk` into whole KV heads, and `ctas_per_sm` CTAs fit on an SM."""
-    needs = _split_footprint(config, case.but(context=0), scheme)
-    shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
-    threads = config.ctas_per_sm * needs.threads
-    # Of nine warps the assembler takes twelve for the registers that each may have (read in the compiled kernels).
-    counted = config.ctas_per_sm * cdiv(needs.threads, 128) * 128 if config.bulk else threads
-    held = needs.registers * counted <= 65536 and threads <= 2048
-    whole = not config.bulk or config.warps % rows_of_tile(int(case["H"]) // int(case["H_kv"]))[1] == 0
-    return needs.fits and heads_of(case) % config.warps == 0 and whole and shared and held
-
-
-def _split_default(case: Case, scheme: Scheme = BF16) -> SplitConfig:
-    """Neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
-
-    8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
-    """
-    D, heads, group = int(case["D"]), heads_of(case), int(case["H"]) // int(case["H_kv"])
-    for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
-        warps = max(count for count in range(1, min(wanted, 8) + 1) if heads % count == 0)
-        ctas = wanted // warps
-        room = min(SM_SHARED_BYTES // ctas - CTA_RESERVE, SHARED_BYTES_PER_CTA)
-        stages = max(n for n in range(1, 9) if n == 1 or ring_bytes(warps, n, D, group, scheme) <= room)
-        if stages >= 3:
-            break
-    return SplitConfig(warps, stages, ctas, least=4)
 
 
 @dataclass(frozen=True)
@@ -239,7 +147,26 @@ def _pages_default(case: Case, scheme: Scheme = BF16) -> PagesConfig:
     return PagesConfig(128 if width <= 128 else 64, 4 if width == 64 else 2)
 
 
-GQA_PACKED = Tuning(StepConfig, _gqa_configs, _gqa_default, _gqa_footprint)
-CHUNKED = Tuning(Config, _chunked_configs, _chunked_default, _chunked_footprint)
-SPLIT_KV = Tuning(SplitConfig, _split_configs, _split_default, _split_footprint, _is_split)
+# A step whose staged keys and values fit in an SM's shared memory.  fp32 products are FMAs, whose operands fill the
+# registers: a wider tile spills (read in the SASS).
+GQA_DEFAULTS = Defaults((
+    ({"itemsize": 2, "D": 128}, StepConfig(64, num_warps=4, num_stages=3)),
+    ({"itemsize": 2}, StepConfig(64, num_warps=8, num_stages=2)),
+    ({"D": 64}, StepConfig(32, num_warps=4, num_stages=1)),
+    ({"D": 128}, StepConfig(32, num_warps=8, num_stages=1)),
+    ({}, StepConfig(16, num_warps=8, num_stages=1)),
+))  # fmt: skip
+# Few rows if sequences have few; otherwise the largest tile whose accumulator and staged keys fit on an SM.
+CHUNKED_DEFAULTS = Defaults((
+    *(({"itemsize": 2, "D": 128, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=3)) for rows in (16, 32, 64)),
+    ({"itemsize": 2, "D": 128}, Config(128, 64, num_warps=8, num_stages=3)),
+    *(({"itemsize": 2, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=2)) for rows in (16, 32, 64)),
+    ({"itemsize": 2}, Config(128, 32, num_warps=8, num_stages=2)),
+    ({"D": 64, "rows": 16}, Config(16, 32, num_warps=4, num_stages=1)),
+    ({"D": 64}, Config(32, 32, num_warps=4, num_stages=1)),
+    ({"rows": 16}, Config(16, 16, num_warps=8, num_stages=1)),
+    ({}, Config(32, 16, num_warps=8, num_stages=1)),
+), _chunked_sizes)  # fmt: skip
+GQA_PACKED = Tuning(StepConfig, _gqa_configs, GQA_DEFAULTS, _gqa_footprint)
+CHUNKED = Tuning(Config, _chunked_configs, CHUNKED_DEFAULTS, _chunked_footprint)
 TMA_PAGES = Tuning(PagesConfig, _pages_configs, _pages_default, _pages_footprint, _is_pages)

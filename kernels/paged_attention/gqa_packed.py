@@ -6,16 +6,17 @@ query alone would use one of a tensor core's 16 rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale
+from rooflab.kernels._attention import LOG2E, get_scale
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._configs import GQA_PACKED, StepConfig, packed_rows
-from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 
 # A table's width may change with every batch; if Triton specialized it, a multiple of 16 would compile again.
@@ -63,30 +64,15 @@ def gqa_packed_kernel(
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=head_mask)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Each sequence's keys and values once, a page that several sequences share once for each; q once; and the table
-    entries once, because L2 keeps them for all KV heads."""
-    q, k_cache, seq_lens = inputs.q, inputs.k_cache, inputs.seq_lens
-    _, entries = used_slots(inputs.block_table, seq_lens, k_cache.shape[0], k_cache.shape[1])
-    size = q.element_size()
-    tokens = int(seq_lens.sum())
-    read = 2 * tokens * k_cache.shape[2] * k_cache.shape[3] * size + 4 * (entries + seq_lens.numel())
-    return Traffic(read + q.numel() * size, q.numel() * size)
-
-
-def launch(of: Arguments) -> AttentionLaunch:
-    """A CTA for a sequence and a head of keys."""
+def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+    """A program for each sequence and head of keys; sizes and strides; constants."""
     (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
-    return AttentionLaunch(
-        B * H_kv,
-        (B, H_kv, H // H_kv),
-        (get_scale(of.q, of.softmax_scale) * LOG2E,),
-        (
-            *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0),
-            *of.out.stride()[:2],
-        ),
-        {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv), **of.config.launch_arguments},
+    numbers = (
+        H // H_kv, get_scale(of.q, of.softmax_scale) * LOG2E, *of.q.stride()[:2], *of.k_cache.stride()[:3],
+        *of.v_cache.stride()[:3], of.block_table.stride(0), *of.out.stride()[:2],
     )  # fmt: skip
+    constants = {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv)}
+    return (B, H_kv), numbers, constants | of.config.launch_arguments
 
 
 @kernel(
@@ -94,10 +80,8 @@ def launch(of: Arguments) -> AttentionLaunch:
 )  # fmt: skip
 def gqa_packed(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
-    softmax_scale: float | None, config: StepConfig, bound: AttentionLaunch,
+    softmax_scale: float | None, config: StepConfig, bound: Any,
 ) -> None:  # fmt: skip
     """A group of query heads reads its keys once."""
-    B, H_kv, group = bound.sizes
-    gqa_packed_kernel[(B, H_kv)](
-        q, k_cache, v_cache, block_table, seq_lens, out, group, *bound.scores, *bound.strides, **bound.flags
-    )
+    grid, numbers, constants = bound
+    gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *numbers, **constants)

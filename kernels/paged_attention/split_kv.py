@@ -5,11 +5,15 @@ the longest sequence needs if lengths differ.  Here the units of 16 keys of all 
 share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
 Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
 
-Tried, predicted, not built: docs/notes/paged_attention.md.
+The device code is `split_kv.cu`; `_split_counters.py` says which launches may share counters.  Tried, predicted, not
+built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,135 +22,173 @@ from torch import Tensor
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._attention import get_scale, strides_of
-from rooflab.kernels._hopper_device import BARRIERS
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.paged_attention._configs import SPLIT_KV, SplitConfig, heads_of
+from rooflab.kernels.paged_attention._args import traffic as in_pages
+from rooflab.kernels.paged_attention._args import unaligned
 from rooflab.kernels.paged_attention._split_counters import counters
-from rooflab.kernels.paged_attention._split_work import (
-    MOST_HEAD_DIM,
-    WIDTH,
-    grid,
-    parts,
-    ring_bytes,
-    rows_of_tile,
-    unaligned,
-    virtual_heads,
-)
-from rooflab.kernels.registry import registered
 from rooflab.kernels.takes import HALVES
-from rooflab.kernels.tuning import BF16
-from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, get_scheme, nbytes
+from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme, get_scheme
 from rooflab.roofline.model import Traffic
 
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
+UNIT = 16
+"""Keys that a warp multiplies at once: the K of mma.m16n8k16 in the second product."""
+MOST_ROWS = 16
+"""Query heads per warp: the M of mma.m16n8k16."""
+WIDTH = 12
+"""The most parts that one warp adds: more are added in about sqrt(count) groups, and then the groups' sums."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
-PARTS = ("_split_device.cu", "_split_combine.cu", "_split_main.cu")
-SOURCE = "\n".join((BARRIERS, *((Path(__file__).parent / part).read_text() for part in PARTS)))
+SM_SHARED_BYTES = 228 * 1024
+CTA_RESERVE = 1024
+"""Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
+OTHER_REGISTERS = 40
+"""Least registers of a warp for cursors, addresses, scores and weights."""
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """How the keys are divided, and how many are in flight."""
+
+    warps: int
+    """Warps per CTA, each with its own head; their number divides the heads."""
+    num_stages: int
+    """Units of a warp's ring."""
+    ctas_per_sm: int
+    least: int
+    """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
+    bulk: bool = False
+    """Whether one more warp copies a token's keys of all the CTA's heads at once, and its values, for a ring that the
+    warps share; where heads are neighbours in the cache."""
+
+
+def rows_of_tile(group: int) -> tuple[int, int]:
+    """Query heads of a KV head per warp, and the number of warps for its group."""
+    return min(group, MOST_ROWS), -(-group // MOST_ROWS)
+
+
+def virtual_heads(H: int, H_kv: int) -> int:
+    """Number of virtual heads: one per KV head and 16 query heads of its group."""
+    return H_kv * rows_of_tile(H // H_kv)[1]
+
+
+def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
+    """Bytes per CTA: keys and values of each warp's units, or with `bulk` of all heads' units, with 16 bytes between
+    keys that avoid bank conflicts of ldmatrix, and the queries if registers have no room for them."""
+    size = D * scheme.weight.itemsize * (config.warps // rows_of_tile(group)[1] if config.bulk else 1)
+    pitch = size + (0 if size // 16 % 2 else 16)
+    queries = 2 * MOST_ROWS * D if D > 128 and group > MOST_ROWS // 2 else 0
+    return (1 if config.bulk else config.warps) * config.num_stages * 2 * UNIT * pitch + config.warps * queries
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
+    """Every number of warps up to 8 that divides the heads, with rings and CTAs for at least four warps per SM."""
+    heads = virtual_heads(int(case["H"]), int(case["H_kv"]))
+    divisors = [warps for warps in range(1, 9) if heads % warps == 0]
+    sizes = itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16), (False, True))
+    return tuple(config for config in itertools.starmap(SplitConfig, sizes) if config.warps * config.ctas_per_sm >= 4)
+
+
+def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Registers for accumulators and queries, shared memory for the warps' rings."""
+    D, H, H_kv, context = (int(case[name]) for name in ("D", "H", "H_kv", "context"))
+    group, sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
+    most = int(case["B"]) * sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT)
+    return Footprint(
+        threads=32 * (config.warps + config.bulk),
+        registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
+        shared_bytes=ring_bytes(config, D, group, scheme) + config.bulk * 2 * config.num_stages * BARRIER_BYTES,
+        ctas=max(min(HOPPER_SMS * config.ctas_per_sm, most // config.least), 1),
+    )
+
+
+def is_legal(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether the warps divide the heads, with `bulk` into whole KV heads, and `ctas_per_sm` CTAs fit on an SM."""
+    H, H_kv = int(case["H"]), int(case["H_kv"])
+    needs = footprint(config, case.but(context=0), scheme)
+    shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
+    threads = config.ctas_per_sm * needs.threads
+    # Of nine warps the assembler takes twelve for the registers that each may have (read in the compiled kernels).
+    counted = config.ctas_per_sm * cdiv(needs.threads, 128) * 128 if config.bulk else threads
+    held = needs.registers * counted <= 65536 and threads <= 2048
+    whole = not config.bulk or config.warps % rows_of_tile(H // H_kv)[1] == 0
+    return needs.fits and virtual_heads(H, H_kv) % config.warps == 0 and whole and shared and held
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
+    """Neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
+
+    8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
+    """
+    D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
+    for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
+        warps = max(count for count in range(1, min(wanted, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
+        room = min(SM_SHARED_BYTES // (wanted // warps) - CTA_RESERVE, SHARED_BYTES_PER_CTA)
+        rings = [SplitConfig(warps, stages, wanted // warps, least=4) for stages in range(8, 0, -1)]
+        config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= room), rings[-1])
+        if config.num_stages >= 3:
+            break
+    return config
+
+
+SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, is_legal)
+
+
+def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
+    """CTAs, and sets of heads: as many CTAs as fit on the GPU, or fewer if with sequences that fill the table a share
+    would have less than `least` units."""
+    sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
+    slots = block_table.shape[1] * k_cache.shape[1]
+    most = q.shape[0] * sets * -(-min(slots, window or slots) // UNIT)
+    return max(min(sm_count(q.device) * config.ctas_per_sm, most // config.least), 1), sets
+
+
+def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
+    """Unfinished parts: for each segment (a sequence's keys for a set of heads) that is cut, its number of shares."""
+    units = [-(-length // UNIT) for length in lengths]
+    total = sum(units) * sets
+    shares = max(min(ctas, total // least), 1)
+    left = start = 0
+    for count in units:
+        for _ in range(sets if count else 0):
+            first, last = (((unit + 1) * shares - 1) // total for unit in (start, start + count - 1))
+            left += last - first + 1 if last > first else 0
+            start += count
+    return left
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """The visible keys and values once for each 16 query heads of a KV head; the shares' parts, written and read, as
+    far as L2 does not keep them: it keeps the sums of groups of parts, which take the places of parts."""
+    q, k_cache, config = inputs.q, inputs.k_cache, inputs.config
+    (_, H, D), H_kv = q.shape, k_cache.shape[2]
+    lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
+    rows, row_tiles = rows_of_tile(H // H_kv)
+    ctas, sets = grid(q, k_cache, inputs.block_table, inputs.window, config)
+    kept = parts(lengths.tolist(), sets, ctas, config.least) * config.warps * rows * (D + 1) * 4
+    again = int(lengths.sum()) * (row_tiles - 1) * 2 * H_kv * D * k_cache.element_size()
+    once = in_pages(inputs)
+    return Traffic(once.read_bytes + again + kept, once.write_bytes + kept, launches=1)
 
 
 def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    other = "; paged_attention/chunked takes any"
     if (inputs.k_scale is None) != (inputs.v_scale is None):
         return "v_scale: expected k_scale and v_scale together, got one; paged_attention/chunked takes one"
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if unaligned(cache):
-            return f"{name}: expected keys and values at multiples of 16 bytes, got strides {cache.stride()}{other}"
+            wanted = f"keys and values at multiples of 16 bytes, got strides {cache.stride()}"
+            return f"{name}: expected {wanted}; paged_attention/chunked takes any"
     return None
-
-
-def config_of(inputs: Arguments) -> SplitConfig:
-    """The config that a call takes unless it is given one."""
-    (B, H, D), H_kv, device = inputs.q.shape, inputs.k_cache.shape[2], inputs.q.device
-    scheme = get_scheme(DTYPE_NAMES[inputs.q.dtype] if inputs.k_scale is None else "kv_fp8")
-    sizes = {"B": B, "H": H, "H_kv": H_kv, "D": D}
-    config: SplitConfig = registered("paged_attention", "split_kv").config_for(Case(**sizes), scheme, device)
-    return config
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each sequence's visible keys and values once, a page that several sequences share once for each; the shares'
-    parts, written and read; q, the output, and the table once, because L2 keeps it, as it keeps the sums of groups of
-    parts, which take the places of parts."""
-    q, k_cache, block_table, seq_lens = inputs.q, inputs.k_cache, inputs.block_table, inputs.seq_lens
-    window, k_scale = inputs.window, inputs.k_scale
-    B, H, D = q.shape
-    H_kv = k_cache.shape[2]
-    case = Case(B=B, H=H, H_kv=H_kv, D=D, context=0)
-    config = inputs.config or config_of(inputs)
-    lengths = seq_lens.clamp(max=window or NO_WINDOW).long()
-    _, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], seq_lens - lengths)
-    row_tiles = rows_of_tile(H // H_kv)[1]
-    keys = int(lengths.sum()) * row_tiles * 2 * H_kv * D * k_cache.element_size()
-    sets = heads_of(case) // config.warps
-    slots = block_table.shape[1] * k_cache.shape[1]
-    ctas = grid(B, slots, window, sets, config.ctas_per_sm, config.least, q.device)
-    left = parts(lengths.tolist(), sets, ctas, config.least)
-    kept = left * config.warps * rows_of_tile(H // H_kv)[0] * (D + 1) * 4
-    read = keys + 4 * entries + nbytes(q, seq_lens, inputs.sinks, k_scale, inputs.v_scale)
-    return Traffic(read + kept, nbytes(q) + kept + (4 * B * H if inputs.return_lse else 0), launches=1)
-
-
-def _launch(
-    tensors: tuple[Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: SplitConfig
-) -> None:
-    """The launch; `tensors` are the kernel's tensor arguments in order, up to the log-sum-exp."""
-    q, k_cache, v_cache, table, seq_lens, sinks, k_scale, v_scale, out, lse = tensors
-    assert q is not None and k_cache is not None and v_cache is not None and table is not None
-    assert seq_lens is not None and out is not None
-    (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
-    sets = virtual_heads(H, H_kv) // config.warps
-    slots = table.shape[1] * block_size
-    ctas = grid(B, slots, window, sets, config.ctas_per_sm, config.least, q.device)
-    rows = rows_of_tile(H // H_kv)[0]
-    kept = 2 * ctas * config.warps * rows
-    partial = torch.empty(kept, D, dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty(kept, dtype=torch.float32, device=q.device)
-    scheme = BF16 if k_scale is None else FP8_CACHE
-    # Values of queries and output move in pairs if all pairs are at multiples of 4 bytes.
-    even = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
-    sizes = {
-        "D": D,
-        "GROUP": H // H_kv,
-        "H_KV": H_kv,
-        "BLOCK_SIZE": block_size,
-        "BF16": int(q.dtype == torch.bfloat16),
-        "FP8": int(k_scale is not None),
-        "SOFTCAP": int(softcap is not None),
-        "PAIRS": int(even),
-        "WARPS": config.warps,
-        "STAGES": config.num_stages,
-        "CTAS_PER_SM": config.ctas_per_sm,
-        "LEAST": config.least,
-        "BULK": int(config.bulk),
-        "WIDTH": WIDTH,
-    }
-    options = tuple(f"-D{name}={value}" for name, value in sizes.items())
-    size = k_cache.element_size()
-    strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), table.stride(0)]
-    to = [np.int64(s) for s in (*out.stride()[:2], *strides_of(lse, 2))]
-    seen = np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW))
-    _cuda.load(SOURCE, "split_kv", options=options)(
-        (ctas,),
-        (32 * (config.warps + config.bulk),),
-        *tensors,
-        partial,
-        partial_lse,
-        counters(ctas * config.warps, partial),
-        np.int32(B),
-        seen,
-        np.float32(scale),
-        np.float32(softcap or 0.0),
-        *(np.int64(stride) for stride in strides),
-        *to,
-        shared_bytes=ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme, config.bulk),
-    )
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=why_not_taken,
-    dtypes={"q": HALVES}, limits={"D": range(16, MOST_HEAD_DIM + 1, 16)}, instead="paged_attention/chunked",
+    dtypes={"q": HALVES}, limits={"D": range(16, 257, 16)}, instead="paged_attention/chunked",
     aligned=("k_cache", "v_cache"), traffic=traffic, tuning=SPLIT_KV,
 )  # fmt: skip
 def split_kv(
@@ -160,5 +202,29 @@ def split_kv(
         if config.bulk and cache.shape[2] > 1 and cache.stride(2) != cache.shape[3]:
             wanted = f"the heads of a token next to each other for bulk=True (stride {cache.shape[3]})"
             raise ValueError(f"{name}: expected {wanted}, got stride {cache.stride(2)}")
-    tensors = (q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse)
-    _launch(tensors, get_scale(q, softmax_scale), window, softcap, config)
+    (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
+    ctas, _ = grid(q, k_cache, block_table, window, config)
+    # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.
+    kept = 2 * ctas * config.warps * rows_of_tile(H // H_kv)[0]
+    partial = torch.empty(kept, D, dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty(kept, dtype=torch.float32, device=q.device)
+    # Values of queries and output move in pairs if all pairs are at multiples of 4 bytes.
+    even = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
+    fp8 = k_scale is not None
+    sizes = {
+        "D": D, "GROUP": H // H_kv, "H_KV": H_kv, "BLOCK_SIZE": block_size, "BF16": int(q.dtype == torch.bfloat16),
+        "FP8": int(fp8), "SOFTCAP": int(softcap is not None), "PAIRS": int(even), "WARPS": config.warps,
+        "STAGES": config.num_stages, "CTAS_PER_SM": config.ctas_per_sm, "LEAST": config.least,
+        "BULK": int(config.bulk), "WIDTH": WIDTH,
+    }  # fmt: skip
+    size = k_cache.element_size()
+    strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), block_table.stride(0)]
+    strides += [*out.stride()[:2], *strides_of(lse, 2)]
+    _cuda.load(SOURCE, "split_kv", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))(
+        (ctas,), (32 * (config.warps + config.bulk),),
+        q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse, partial, partial_lse,
+        counters(ctas * config.warps, partial),
+        np.int32(B), np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW)),
+        np.float32(get_scale(q, softmax_scale)), np.float32(softcap or 0.0), *map(np.int64, strides),
+        shared_bytes=ring_bytes(config, D, H // H_kv, FP8_CACHE if fp8 else BF16),
+    )  # fmt: skip

@@ -21,11 +21,10 @@ from rooflab.kernels._device import sm_count
 from rooflab.kernels._layouts import PAGES
 from rooflab.kernels._tma import MapMaker, map_maker
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.paged_attention._args import traffic
+from rooflab.kernels.paged_attention._args import traffic, unaligned
 from rooflab.kernels.paged_attention._configs import TILE_M, TMA_PAGES, PagesConfig, tile_columns, tiles_at_most
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
-from rooflab.kernels.paged_attention._split_work import MOST_HEAD_DIM, unaligned
-from rooflab.kernels.paged_attention.chunked import seen_at_most
+from rooflab.kernels.paged_attention.chunked import MOST_HEAD_DIM, seen_at_most
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 

@@ -11,17 +11,12 @@ from torch import Tensor
 from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
 """For pointers and masks, in addition to the values and the angles."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of 2 to 32 values per thread."""
-    return tiles(256, 32)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -32,15 +27,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     return Footprint(threads, cdiv(2 * block_half * block_heads, threads) + ADDRESS_REGISTERS, 0, ctas)
 
 
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Eight values of each half for each of 128 threads."""
-    return Config(tile=1024, num_warps=4)
-
-
 def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, int]:
     """The tile of a program: half of a head, and the number of heads."""
     block_half = int(next_power_of_2(D // 2))
     return block_half, min(int(next_power_of_2(max(H, H_kv))), max(config.tile // block_half, 1))
+
+
+# Eight values of each half for each of 128 threads.
+TUNING = Tuning(Config, tiles(256, 32), Defaults((({}, Config(tile=1024, num_warps=4)),)), footprint)
 
 
 @triton.jit
@@ -114,7 +108,7 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
     return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), numbers, constants
 
 
-@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint), bind=layout)
+@kernel(backend="triton", traffic=traffic, tuning=TUNING, bind=layout)
 def fused(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
     interleaved: bool, config: Config, bound: Any,

@@ -9,13 +9,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._head_tiles import Config
+from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.rope_and_cache._configs import TUNING, blocks_of
-from rooflab.reference.spec import Arguments, nbytes
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
+
+ADDRESS_REGISTERS = 28
+"""For pointers and masks, in addition to the values and the angles."""
+
+
+def blocks_of(config: Config, H: int, H_kv: int, D: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """The tile of a program: at least half of a head; then tokens and heads, of q and of k."""
+    half = int(next_power_of_2(cdiv(D, 2)))
+    rows = max(config.tile // half, 1)
+    q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (H, H_kv))
+    return half, (rows // q_heads, q_heads), (rows // k_heads, k_heads)
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """fp32 registers for both halves of a program's heads, and for their cosines and sines."""
+    threads = 32 * config.num_warps
+    T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
+    half, *blocks = blocks_of(config, H, H_kv, D)
+    ctas = sum(
+        cdiv(T, tokens) * cdiv(all_heads, heads) for (tokens, heads), all_heads in zip(blocks, (H, H_kv), strict=True)
+    )
+    values = half * max(tokens * heads for tokens, heads in blocks)
+    return Footprint(threads, cdiv(4 * values, threads) + ADDRESS_REGISTERS, 0, ctas)
+
+
+# With fewer than 64 tokens, programs with a tile of 1024 would not fill the SMs twice; with more tokens a thread has 16
+# bytes of each half.
+DEFAULTS = Defaults((({"T": 63}, Config(tile=512, num_warps=4)), ({}, Config(tile=1024, num_warps=4))))
 
 
 @triton.jit
@@ -191,7 +219,7 @@ def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), numbers, constants
 
 
-@kernel(backend="triton", traffic=traffic, tuning=TUNING, bind=layout)
+@kernel(backend="triton", traffic=traffic, bind=layout, tuning=Tuning(Config, tiles(128, 16), DEFAULTS, footprint))
 def fused(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,

@@ -1,4 +1,154 @@
-// Device code of `split_kv`, last part: the stream of keys and values.
+// Decode attention over pages in equal shares, by mma.m16n8k16.  Compiled once per layout and config: `split_kv.py`
+// names the macros (sizes, dtypes, and how a CTA is made up).
+//
+// Work.  16 keys of a sequence are a unit.  All units form one sequence: by sequence of the batch, then by set of a
+// CTA's heads, then from the first visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.  The
+// units of a sequence for one set are a segment.  Where shares cut it, each CTA keeps a part (fp32 values and a
+// log-sum-exp), and the last warp to arrive at a counter adds them.
+//
+// Warps.  A warp has one virtual head: a KV head, or for groups above 16 query heads a KV head with 16 of them.  The
+// warps of a CTA have neighbouring virtual heads and the same keys, so together they read whole runs of a page.
+//
+// Bytes.  Without BULK each warp fills a ring of its own by cp.async, STAGES - 1 units ahead, and waits for no other
+// warp.  With BULK the CTA has one ring, which one more warp fills by cp.async.bulk; `full` and `empty` barriers order
+// copies and products, so a warp waits only for the slowest one, a ring behind it.
+//
+// No warp waits for a part: a warp that is not the last one at a counter goes on.
+
+using i64 = long long;
+using u64 = unsigned long long;
+using u32 = unsigned int;
+using u16 = unsigned short;
+using u8 = unsigned char;
+
+constexpr int UNIT = 16, TILES = D / 16;
+constexpr int ROWS = GROUP < 16 ? GROUP : 16, ROW_TILES = (GROUP + 15) / 16, HALVES = ROWS > 8 ? 2 : 1;
+constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), HEADS = WARPS / ROW_TILES;
+constexpr int ROW_BYTES = KEY_BYTES * (BULK ? HEADS : 1), CHUNKS = ROW_BYTES / 16;  // what lies together in a stage
+// An odd number of 16-byte chunks from key to key: the eight that ldmatrix reads at once are in different banks.
+constexpr int PITCH = ROW_BYTES + (CHUNKS % 2 ? 0 : 16);
+constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes along a key, and keys at once
+constexpr int STAGE_BYTES = 2 * UNIT * PITCH, RINGS = BULK ? 1 : WARPS, THREADS = 32 * (WARPS + BULK);
+#define Q_SHARED (D > 128 && GROUP > 8)
+constexpr int HEAD_SETS = H_KV * ROW_TILES / WARPS;
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+#if BF16
+#define KIND "bf16"  // of queries and output, and of what both products multiply
+#else
+#define KIND "f16"
+#endif
+#define INFINITE __int_as_float(0x7f800000)
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+#if BULK
+// Barriers in shared memory, by their addresses.  A barrier's phase ends when all that it counts have arrived, and, for
+// `full`, when the bytes that `expect` announced are there; `wait` returns when the phase of this parity has ended.
+__device__ __forceinline__ void init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait(u32 bar, u32 parity) {
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
+                 "@done bra over; bra again; over:}" ::"r"(bar), "r"(parity) : "memory");
+}
+#endif
+
+// ---- Instructions --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float log2_of(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two values as one word of the queries' dtype, the first one in the low half.
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 word;
+    asm("cvt.rn." KIND "x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+// Converts the two e4m3 values in the low half of `bytes`, exactly.
+__device__ __forceinline__ u32 widen(u32 bytes) {
+    u32 word;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"((u16)bytes));
+#if BF16
+    float low, high;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(low), "=f"(high) : "r"(word));
+    word = pack(low, high);
+#endif
+    return word;
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." KIND "." KIND ".f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Loads the operands of 16 values d for 16 keys, b[tile][half].  An fp8 matrix holds pairs, so a lane's d are the four
+// from 4 (lane % 4) on; queries and output use the same order (`column`).
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_tile(u32 (&b)[2][2], u32 from) {
+#if FP8
+    u32 low, high;
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                     : "=r"(low), "=r"(high) : "r"(from) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                     : "=r"(low), "=r"(high) : "r"(from) : "memory");
+    if (TRANSPOSED) {  // a word holds d and d + 1 of one key, then of the next key
+        b[0][0] = widen(__byte_perm(low, 0, 0x4420)), b[0][1] = widen(__byte_perm(high, 0, 0x4420));
+        b[1][0] = widen(__byte_perm(low, 0, 0x4431)), b[1][1] = widen(__byte_perm(high, 0, 0x4431));
+    } else {
+        b[0][0] = widen(low), b[0][1] = widen(low >> 16), b[1][0] = widen(high), b[1][1] = widen(high >> 16);
+    }
+#else
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b[0][0]), "=r"(b[0][1]), "=r"(b[1][0]), "=r"(b[1][1]) : "r"(from) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b[0][0]), "=r"(b[0][1]), "=r"(b[1][0]), "=r"(b[1][1]) : "r"(from) : "memory");
+#endif
+}
+
+// Of 16 values d, the first of the pair `p` (0, 1) that a lane holds.
+__device__ __forceinline__ int column(int p) {
+    return FP8 ? 4 * (threadIdx.x % 4) + 2 * p : 8 * p + 2 * (threadIdx.x % 4);
+}
+
+// ---- Shares --------------------------------------------------------------------------------------------------------
+
+// The number of keys that a sequence's query sees: the newest ones.
+__device__ __forceinline__ int visible(int length, int window) { return max(min(length, window), 0); }
+__device__ __forceinline__ int units_of(int length, int window) { return (visible(length, window) + UNIT - 1) / UNIT; }
+
+// Cuts W units into shares for at most `ctas` CTAs, each with at least LEAST units unless there is only one.
+__device__ __forceinline__ int shares_of(i64 units, int ctas) { return (int)max(min((i64)ctas, units / LEAST), 1ll); }
+__device__ __forceinline__ i64 share_start(int g, i64 units, int shares) { return g * units / shares; }
+__device__ __forceinline__ int owner_of(i64 unit, i64 units, int shares) {
+    const i64 last = (unit + 1) * shares - 1;
+    // last / units, without the 100 instructions of a division in 64 bits: the guess is off by at most 1.
+    const int guess = (int)__fdividef((float)last, (float)units);
+    return guess - (guess * units > last) + ((guess + 1) * units <= last);
+}
+
+// ---- From pages to a ring ------------------------------------------------------------------------------------------
 
 // A place in the sequence of units: the unit that a warp loads next, or multiplies next.
 struct Cursor {
@@ -33,9 +183,8 @@ __device__ __forceinline__ int page_at(const Keys& keys, const Cursor& at) {
 }
 
 __device__ __forceinline__ void copy(u32 to, const u8* from, int bytes, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
-                 "r"(bytes), "l"(policy)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
+                 ::"r"(to), "l"(from), "r"(bytes), "l"(policy) : "memory");
 }
 
 // Loads a unit's keys and values to a stage, and 0 for keys past the end, where a page may hold NaN.
@@ -60,12 +209,11 @@ __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, in
     }
 }
 
+#if BULK
 __device__ __forceinline__ void copy_row(u32 to, const u8* from, u32 bar, u64 policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-            "r"(to),
-        "l"(from), "r"(ROW_BYTES), "r"(bar), "l"(policy)
-        : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(to), "l"(from), "r"(ROW_BYTES), "r"(bar), "l"(policy) : "memory");
 }
 
 // The warp that fills the ring of a CTA (BULK): lane r copies key r of a unit for all heads, lane 16 + r its value.
@@ -87,26 +235,28 @@ __device__ __forceinline__ void fill(const Keys& keys, Cursor at, const int* len
         if (at.key >= at.end) at.skip(lens, B, window);
         page = page_at(keys, at);
         const u32 bar = full + 8 * stage, tile = ring + stage * STAGE_BYTES;
-        wait(empty + 8 * stage, parity);
+        wait(empty + 8 * stage, parity);  // every warp has multiplied what the stage held
         if (there < UNIT) {
             for (int row = there; row < UNIT; ++row)
                 for (int byte = 16 * lane; byte < ROW_BYTES; byte += 512)
 #pragma unroll
                     for (int which = 0; which < 2; ++which)
-                        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                                         tile + (which * UNIT + row) * PITCH + byte),
-                                     "r"(0)
-                                     : "memory");
-            fence_async();  // later copies come after these stores
+                        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};"
+                                     ::"r"(tile + (which * UNIT + row) * PITCH + byte), "r"(0) : "memory");
+            // Orders these stores before later copies to the same place and before products that read it.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         }
         __syncwarp();
         if (lane == 0) expect(bar, there * (2 * ROW_BYTES));
-        __syncwarp();
+        __syncwarp();  // no copy arrives before its bytes are announced
         if (r < there) copy_row(tile + lane * PITCH, from, bar, policy);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         parity ^= stage == 0;
     }
 }
+#endif
+
+// ---- Products ------------------------------------------------------------------------------------------------------
 
 // The queries are in registers, or, where registers are full, in shared memory at each lane's own place.
 struct State {
@@ -215,6 +365,151 @@ struct State {
     }
 };
 
+// ---- Results and parts ---------------------------------------------------------------------------------------------
+
+// Adds a sink to lse2 (log-sum-exp, base 2) and returns the factor for the output.
+__device__ __forceinline__ float sink_in(float& lse2, const float* sinks, int head) {
+    if (!sinks) return 1.f;
+    const float sink2 = sinks[head] * LOG2E, most = fmaxf(lse2, sink2);
+    if (most == -INFINITE) return 1.f;
+    const float keys = exp2_of(lse2 - most), all = keys + exp2_of(sink2 - most);
+    lse2 = most + log2_of(all);
+    return keys / all;
+}
+
+// Where the results go.
+struct Output {
+    u16* out;
+    float* lse;
+    const float* sinks;
+    i64 out_t, out_h, lse_t, lse_h;
+
+    __device__ __forceinline__ void put(int b, int head, int d, float x, float y) const {
+        u16* to = out + b * out_t + head * out_h + d;
+        const u32 word = pack(x, y);
+#if PAIRS
+        *reinterpret_cast<u32*>(to) = word;
+#else
+        to[0] = (u16)word, to[1] = (u16)(word >> 16);
+#endif
+    }
+    __device__ __forceinline__ void put_lse(int b, int head, float lse2) const {
+        if (lse) lse[b * lse_t + head * lse_h] = lse2 * LN2;
+    }
+};
+
+// Says that this warp has written, to a group of `count` warps; true for the last one, which may read what the others
+// wrote.  The counter is 0 before and after.
+// Release orders this warp's part before its count; acquire orders the last warp's reads after all counts.
+__device__ __forceinline__ bool arrive(u32* counter, int count) {
+    u32 before = 0;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                     : "=r"(before) : "l"(counter), "r"(count - 1) : "memory");
+    before = __shfl_sync(~0u, before, 0);
+    __syncwarp();
+    return before == count - 1;
+}
+
+constexpr int BATCH = CTAS_PER_SM * WARPS > 8 ? 2 : 4;  // parts on their way at once, as far as registers reach
+constexpr int ROWS_AT_ONCE = D >= 512 / ROWS ? 512 / D : ROWS, FOURS = (ROWS_AT_ONCE * D + 127) / 128;
+
+// The parts of a virtual head of a segment, one of each share from `first` to `last`.
+struct Parts {
+    float *values, *lse2;
+    u32* counters;
+    int first, last, warp;
+
+    // A CTA leaves at most two: of a segment that began before its share, and of one that begins in it.
+    __device__ __forceinline__ i64 row_of(int share) const {
+        return ((i64)(share * 2 + (share == first)) * WARPS + warp) * ROWS;
+    }
+
+    // Adds `count` parts, of each `step`-th share from `from` on, in their order; their sum becomes that of `from`, or
+    // the output.
+    __device__ __forceinline__ void add(int from, int step, int count, bool all, const Output& to, int b, int head,
+                                        int rows) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int top = 0; top < rows; top += ROWS_AT_ONCE) {
+            const int size = min(ROWS_AT_ONCE, rows - top) * D;
+            float4 sum[FOURS];
+            float most[FOURS], total[FOURS];
+#pragma unroll
+            for (int c = 0; c < FOURS; ++c) sum[c] = {0, 0, 0, 0}, most[c] = -INFINITE, total[c] = 0;
+#pragma unroll 1
+            for (int i = 0; i < count; i += BATCH) {
+                float4 part[BATCH][FOURS];
+                float own[BATCH][FOURS];
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j)
+#pragma unroll
+                    for (int c = 0; c < FOURS; ++c) {
+                        const int at = 4 * (32 * c + lane);
+                        part[j][c] = {0, 0, 0, 0}, own[j][c] = -INFINITE;
+                        if (i + j >= count || at >= size) continue;
+                        const i64 row = row_of(from + (i + j) * step) + top;
+                        part[j][c] = *reinterpret_cast<const float4*>(values + row * D + at);
+                        own[j][c] = lse2[row + at / D];
+                    }
+#pragma unroll
+                for (int j = 0; j < BATCH; ++j)
+#pragma unroll
+                    for (int c = 0; c < FOURS; ++c) {
+                        const float higher = fmaxf(most[c], own[j][c]), shift = higher == -INFINITE ? 0.f : higher;
+                        const float keep = exp2_of(most[c] - shift), weight = exp2_of(own[j][c] - shift);
+                        most[c] = higher;
+                        total[c] = total[c] * keep + weight;
+                        sum[c].x = sum[c].x * keep + part[j][c].x * weight;
+                        sum[c].y = sum[c].y * keep + part[j][c].y * weight;
+                        sum[c].z = sum[c].z * keep + part[j][c].z * weight;
+                        sum[c].w = sum[c].w * keep + part[j][c].w * weight;
+                    }
+            }
+            __syncwarp();  // no lane still reads what is written next
+#pragma unroll
+            for (int c = 0; c < FOURS; ++c) {
+                const int at = 4 * (32 * c + lane), row = top + at / D, d = at % D;
+                if (at >= size) continue;
+                float all_lse2 = total[c] == 0 ? -INFINITE : most[c] + log2_of(total[c]);
+                float by = total[c] == 0 ? 0.f : 1.f / total[c];
+                if (all) {
+                    by *= sink_in(all_lse2, to.sinks, head + row);
+                    to.put(b, head + row, d, sum[c].x * by, sum[c].y * by);
+                    to.put(b, head + row, d + 2, sum[c].z * by, sum[c].w * by);
+                    if (d == 0) to.put_lse(b, head + row, all_lse2);
+                } else {
+                    float4* mine = reinterpret_cast<float4*>(values + (row_of(from) + top) * D + at);
+                    *mine = {sum[c].x * by, sum[c].y * by, sum[c].z * by, sum[c].w * by};
+                    if (d == 0) lse2[row_of(from) + row] = all_lse2;
+                }
+            }
+        }
+    }
+
+    // A warp comes here when it has written the part of share `g`.  The last one of a group adds the group's parts, and
+    // waits for none.  More than WIDTH parts are added in about sqrt(count) groups, and then the groups' sums.
+    __device__ __forceinline__ void join(int g, const Output& to, int b, int head, int rows) const {
+        int index = g - first, left = last - first + 1, step = 1, fan = left;
+        if (left > WIDTH)
+            for (fan = 1; fan * fan < left;) ++fan;
+#pragma unroll 1
+        for (int level = 0; left > 1; ++level) {
+            const int group = index / fan, count = min(fan, left - group * fan), from = first + group * fan * step;
+            left = (left + fan - 1) / fan;
+            if (count > 1) {
+                // Counters of groups are `fan` shares apart, so that of level 1 has a place behind the first one's.
+                if (!arrive(counters + (from + level) * WARPS + warp, count)) return;
+                add(from, step, count, left == 1, to, b, head, rows);
+            }
+            index = group, step *= fan;
+        }
+    }
+};
+
+// ---- The kernel ----------------------------------------------------------------------------------------------------
+
 // A sequence without a visible key has no unit: CTA g of G writes zeros for the sequences g, g + G, ...
 __device__ __forceinline__ void write_empty(const Output& to, const int* lens, int B, int window) {
     for (int b = blockIdx.x; b < B; b += gridDim.x) {
@@ -244,9 +539,10 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
 #endif
     const Keys keys{k_cache, v_cache, table, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row};
     const Output to{out, lse, sinks, out_t, out_h, lse_t, lse_h};
-    u64 policy = 0;
+    u64 policy = 0;  // L2 gives up keys and values first, not parts and the table
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 
+    // Every warp counts all units by itself: 32 lengths at a time, so no CTA waits for another one.
     i64 units = 0;
     for (int b = lane; b < B; b += 32) units += units_of(lens[b], window);
     for (int step = 16; step; step /= 2) units += __shfl_xor_sync(~0u, units, step);
@@ -285,10 +581,12 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     Cursor now = first;
 #if BULK
     if (threadIdx.x == 0) {
+        // A stage is full when the copying warp's lane 0 has announced its bytes and they are there, and empty when
+        // each of the WARPS has read it.
         for (int stage = 0; stage < STAGES; ++stage) init(full + 8 * stage, 1), init(empty + 8 * stage, WARPS);
-        publish_inits();
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __syncthreads();
+    __syncthreads();  // the only barrier of the CTA: no warp waits at a barrier that is not there yet
     if (warp == WARPS) return fill(keys, first, lens, B, window, count, ring, full, empty, policy);
     const u32 own = ring + warp / ROW_TILES * KEY_BYTES;
     int stage = 0, parity = 0;
@@ -331,7 +629,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         for (; unit < until; ++unit, now.key += UNIT) {
             wait(full + 8 * stage, parity);
             state.add(own + stage * STAGE_BYTES, now.end - now.key, factor, cap2);
-            __syncwarp();
+            __syncwarp();  // all lanes have read the stage
             if (lane == 0) arrive(empty + 8 * stage);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             parity ^= stage == 0;
@@ -344,6 +642,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             if (unit + STAGES - 1 < count) until = min(until, unit + ahead.left());
 #pragma unroll 1
             for (; unit < until; ++unit, now.key += UNIT) {
+                // One group a unit, also an empty one: with STAGES - 2 pending, this unit's copies are done.
                 asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
                 __syncwarp();  // all copies have arrived, and no lane reads the stage that is filled next
                 load(unit + STAGES - 1);
