@@ -60,7 +60,7 @@ def _attention(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # only the middle one has no mask
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
         # The compiler makes a ring of num_stages tiles of k, and one of v: their copies run while earlier tiles are
         # multiplied, each stage with a barrier of its own.
         for start in range(ends[part], ends[part + 1], BLOCK_N):
