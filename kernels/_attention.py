@@ -1,4 +1,4 @@
-"""What all attention launchers share: results, strides, the softmax scale, and the soft cap on the GPU."""
+"""What all attention launchers share: results, strides, and the softmax scale with its options."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
+from rooflab.kernels._attention_configs import padded
 from rooflab.kernels._tma import MapMaker
+from rooflab.kernels.lib import attention
+from rooflab.reference.spec import Arguments
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
+capped = attention.capped
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,17 @@ def softmax_numbers(
     return scale, max(abs(scale), SMALLEST_SCALE) * LOG2E, 0.0, scale < 0
 
 
-@triton.jit
-def capped(scores, cap):
-    """cap * tanh(scores / cap) with the hardware's exponential; the error is at most 4 * 2**-24 of the cap."""
-    return cap * (1 - 2 / (1 + tl.exp2(scores * (2.8853900817779268 / cap))))  # 2 log2(e)
+def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap`, and its constants.
+
+    keys: the most keys of a sequence.
+    """
+    D = of.q.shape[-1]
+    windowed = of.window is not None and of.window < keys  # a wider window hides nothing
+    scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
+    constants = {
+        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": of.softcap is not None, "NEGATED": negated,
+        "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
+        **of.config.launch_arguments,
+    }  # fmt: skip
+    return (of.window if windowed else 0, scale, factor, cap), constants

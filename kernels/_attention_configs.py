@@ -1,17 +1,24 @@
-"""One config for attention's tiles of queries and keys, and what a CTA with such tiles holds."""
+"""Configs of attention's tiles of queries and keys, what a CTA with such tiles holds, and rungs that load by pointers.
+
+A causal mask makes programs differ in their work, so no footprint gives `tensor_flops`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.tuning import LaunchConfig
-from rooflab.reference.spec import Scheme
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
+from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 24
 """For pointers, masks and the running maximum and sum, in addition to accumulator and scores."""
+FMA_OUTPUTS = 38
+"""fp32 values of accumulator and scores per thread; FMAs hold their operands in registers too: with more, at a head_dim
+of 128, nearly all tiles spill 0.5 to 13 KB per thread (read in the compiled kernels)."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,10 @@ class Config(LaunchConfig):
     block_n: int
     num_warps: int
     num_stages: int
+
+
+TILES = space(Config, block_m=(32, 64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(1, 2, 3, 4))
+FMA_TILES = space(Config, block_m=(16, 32, 64), block_n=(16, 32, 64), num_warps=(4, 8), num_stages=(1, 2))
 
 
 def padded(head_dim: int) -> int:
@@ -42,3 +53,28 @@ def registers(config: Config, head_dim: int, weights: bool = False, others: int 
     """Per thread: the fp32 accumulator, a tile of scores, their `weights` rounded to 16 bits, and `others`."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
+
+
+def by_pointers(
+    *defaults: tuple[Mapping[str, int], Config], weights: bool = True, others: int = ADDRESS_REGISTERS
+) -> Tuning:
+    """The tuning of a rung that loads by pointers; `weights` and `others` are those of `registers`."""
+
+    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+        if scheme.activation != torch.float32:
+            return TILES(case)
+        columns = padded(int(case["D"]))
+        fits = (c for c in FMA_TILES(case) if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
+        return tuple(fits)
+
+    def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+        """In shared memory the queries, and staged keys and values."""
+        D, size = padded(int(case["D"])), scheme.activation.itemsize
+        return Footprint(
+            threads=32 * config.num_warps,
+            registers=registers(config, D, weights and size == 2, others),
+            shared_bytes=(config.block_m + staged_tiles(config, scheme) * config.block_n) * D * size,
+            ctas=cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"]),
+        )
+
+    return Tuning(Config, configs, Defaults(defaults), footprint)

@@ -87,7 +87,7 @@ def test_bad_input_is_refused_in_one_sentence(kernel):
 
 def test_online_refuses_a_head_dim_that_it_has_no_tile_for():
     inputs = _inputs(D=96)
-    with pytest.raises(ValueError, match="q: expected a head_dim of 16, 32, 64, 128 or 256, got 96"):
+    with pytest.raises(ValueError, match="q: expected D of 16, 32, 64, 128 or 256, got 96"):
         online.online(**inputs)
 
 

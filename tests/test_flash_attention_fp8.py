@@ -154,11 +154,14 @@ def _ones(*shape: int, dtype: torch.dtype = E4M3) -> torch.Tensor:
 
 def test_what_the_rung_cannot_take_is_said():
     for change, message in [
-        ({x: _ones(2, 5, 2, 64, dtype=torch.half) for x in "qkv"}, "q: expected torch.float8_e4m3fn, .* takes 16 bits"),
-        ({x: _ones(2, 5, 2, 72) for x in "qkv"}, "q: expected a head_dim of whole 16 bytes .* 72; .*naive takes any"),
-        ({x: _ones(2, 5, 2, 16) for x in "qkv"}, "q: expected a head_dim .* from 32 to 256, got 16"),
-        ({"k": _ones(2, 40, 2, 72)[..., :64]}, "k: expected an address and strides .*naive takes any"),
-        ({"v": _ones(2, 2, 64, 40).permute(0, 3, 1, 2)}, "v: expected .* strides of 5120, 2560, 40 bytes"),
+        ({x: _ones(2, 5, 2, 64, dtype=torch.half) for x in "qkv"}, "q: expected torch.float8_e4m3fn, got torch.float"),
+        ({x: _ones(2, 5, 2, 72) for x in "qkv"}, "q: expected D of 32 to 256 in multiples of 16, got 72; .*naive"),
+        ({x: _ones(2, 5, 2, 16) for x in "qkv"}, "q: expected D of 32 to 256 .*, got 16"),
+        ({"k": _ones(2, 40, 2, 72)[..., :64]}, "k: expected stride 1 in dimension 3, and .*naive takes it"),
+        (
+            {"v": _ones(2, 2, 64, 40).permute(0, 3, 1, 2)},
+            "v: expected stride 1 in dimension 1, .* 5120, 1, 2560, 40 bytes; .*naive",
+        ),
     ]:
         inputs = {name: value for name, value in _inputs().items() if "scale" not in name} | change
         assert re.search(message, str(RUNG.why_not_args(inputs)))

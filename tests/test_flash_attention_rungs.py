@@ -13,7 +13,6 @@ from test_flash_attention import SMALL
 from test_ptx_mutants import asked
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.kernels.flash_attention import _order_device as device
 from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC, reference
@@ -74,13 +73,14 @@ def _wide(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 def test_what_tma_cannot_take_is_said(name):
     kernel, own = get_kernel("flash_attention", name), name == "ping_pong"
     inputs = _inputs(D=64)
-    heads = "whole 16 bytes up to 256" if own else "whole 16 bytes from 16 to 256"
+    heads = "a head_dim of whole 16 bytes up to 256" if own else "D of 16 to 256 in multiples of 8"
+    mapped = "an address and strides of whole 16 bytes" if own else "stride 1 in dimension 3, and an address and other"
     changes = [
-        ({x: _wide(1, 5, 2, 64, dtype=torch.float32) for x in "qkv"}, "q: expected torch.float16 or .*(masked|online)"),
-        ({x: _wide(1, 5, 2, 60) for x in "qkv"}, f"q: expected a head_dim of {heads}, got 60"),
-        ({x: _wide(1, 5, 2, 264) for x in "qkv"}, f"q: expected a head_dim of {heads}, got 264"),
-        ({"k": _wide(1, 9, 2, 68)[..., :64]}, "k: expected an address and strides of whole 16 bytes .* 272, 136 bytes"),
-        ({"v": _wide(1, 9, 1, 64).expand(1, 9, 2, 64)}, "v: expected an address and strides .*masked_tiles takes any"),
+        ({x: _wide(1, 5, 2, 64, dtype=torch.float32) for x in "qkv"}, "q: expected torch.float16 or .*(naive|online)"),
+        ({x: _wide(1, 5, 2, 60) for x in "qkv"}, f"q: expected {heads}, got 60"),
+        ({x: _wide(1, 5, 2, 264) for x in "qkv"}, f"q: expected {heads}, got 264"),
+        ({"k": _wide(1, 9, 2, 68)[..., :64]}, f"k: expected {mapped} .* 272, 136"),
+        ({"v": _wide(1, 9, 1, 64).expand(1, 9, 2, 64)}, f"v: expected {mapped} .* takes"),
     ]
     if own:
         changes.append(({"softmax_scale": -0.5}, "softmax_scale: expected 0 or more, got -0.5; .*online"))
@@ -94,7 +94,10 @@ def test_what_tma_cannot_take_is_said(name):
 def test_queries_by_pointers_may_lie_anywhere():
     odd = torch.randn(1, 5, 4, 17).half()[..., 1:]
     inputs = _inputs() | {"q": odd}
-    assert "q: expected an address" in get_kernel("flash_attention", "tma").why_not_args(inputs).reason
+    assert (
+        "q: expected stride 1 in dimension 3, and an address"
+        in get_kernel("flash_attention", "tma").why_not_args(inputs).reason
+    )
     for name in ("packed_gqa", "masked_tiles"):
         assert _passes(getattr(RUNGS[name], name)(**inputs, config=SMALL[name]), inputs)
 
@@ -106,10 +109,9 @@ def test_queries_by_pointers_may_lie_anywhere():
 def test_every_tile_is_somebodys_once_and_work_is_shared(tiles_m, heads, section, ctas, causal):
     found = [[] for _ in range(ctas)]
     for cta, tiles in enumerate(found):
-        turns = [device.nth_tile.fn(turn, cta, ctas) for turn in range(-(-tiles_m * heads // ctas))]
+        turns = [persistent.nth_tile.fn(turn, cta, ctas) for turn in range(-(-tiles_m * heads // ctas))]
         taken = [tile for tile in turns if tile < tiles_m * heads]
-        assert device.count_tiles.fn(tiles_m * heads, cta, ctas) == len(taken)
-        tiles += [device.place.fn(tile, tiles_m, heads, section, causal) for tile in taken]
+        tiles += [persistent.place.fn(tile, tiles_m, heads, section, causal) for tile in taken]
     assert sorted(sum(found, [])) == [(m, h) for m in range(tiles_m) for h in range(heads)]
     work = [sum(m + 1 if causal else 1 for m, _ in tiles) for tiles in found]
     assert max(work) - min(work) <= 1.5 * tiles_m

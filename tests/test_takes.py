@@ -52,7 +52,7 @@ def refused(rung: Kernel, inputs: dict[str, Any]) -> Iterator[tuple[str, dict[st
     """Arguments that each break one entry of the data, with the name that the refusal says."""
     takes, contract = rung.takes, ops()[rung.op].contract
     for name, dtypes in takes.dtypes.items():
-        other = next(each for each in (torch.float32, torch.float16) if each not in dtypes)
+        other = next(each for each in (torch.float32, torch.float16, torch.float8_e4m3fn) if each not in dtypes)
         yield name, {**inputs, name: inputs[name].to(other)}
     for name, limit in takes.limits.items():
         named = (each for each, x in contract.arguments.items() if name in [dim.name for dim in x.dims])

@@ -1,49 +1,28 @@
-"""What the launches of flash_attention's Triton kernels share: numbers and flags, and the bytes that they move."""
+"""What the launchers of flash_attention's Triton kernels share: bytes moved, tensor maps, and results without keys."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
 from rooflab.kernels._attention_configs import padded
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._maps import columns_map, tensor_map
-from rooflab.reference.flash_attention import E4M3, keys_contiguous
+from rooflab.kernels._tma import ALIGNMENT, MapMaker, map_maker
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 SECTION_BYTES = 32 * 2**20
 """Keys and values that L2 is assumed to keep, of its 50 MB, for the order of tiles; unmeasured."""
+ROWS, COLUMNS = (0, 2, 1, 3), (0, 2, 3, 1)
+"""The order of the dimensions of (B, T, H, D) in a map: rows of a head, or, of values along their keys, its columns."""
 
 
-def launch_of(*by_pointers: str) -> Callable[[Arguments], AttentionLaunch]:
-    """What works out the launch of a kernel that loads these of q, k and v by pointers, and the others by TMA: the
-    strides are those of what pointers load, of the output, the log-sum-exp and the sinks."""
-
-    def work_out(of: Arguments) -> AttentionLaunch:
-        (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
-        windowed = of.window is not None and of.window < S  # a wider window hides nothing
-        scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
-        strides = [getattr(of, name).stride()[:3] for name in (*by_pointers, "out")]
-        v_map = columns_map if keys_contiguous(of.v) else tensor_map
-        makers = {"q": (tensor_map, config.block_m), "k": (tensor_map, config.block_n), "v": (v_map, config.block_n)}
-        return AttentionLaunch(
-            cdiv(T, config.block_m) * B * H,
-            (T, S, H, H // of.k.shape[2]),
-            (of.window if windowed else 0, scale, factor, cap),
-            (*itertools.chain(*strides), *strides_of(of.lse, 3), *strides_of(of.sinks, 1)),
-            {
-                "CAUSAL": of.causal, "WINDOW": windowed, "CAP": of.softcap is not None, "NEGATED": negated,
-                "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
-                **config.launch_arguments,
-            },
-            tuple(make(getattr(of, x), rows) for x, (make, rows) in makers.items() if x not in by_pointers),
-        )  # fmt: skip
-
-    return work_out
+def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROWS) -> MapMaker:
+    """The map of x (B, T, H, D) in this order, in boxes of `rows` positions of a head; zeros past a sequence's end."""
+    box = 1, rows, 1, padded(x.shape[3])
+    strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
+    return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
@@ -52,21 +31,20 @@ def section_heads(k: torch.Tensor, group: int) -> int:
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
-def why_no_tile(inputs: Arguments) -> str | None:
-    """Why a tile by pointers cannot have these head_dims or dtypes, or None."""
-    q = inputs.q
-    if q.dtype == E4M3:
-        return f"q: expected torch.float32, torch.float16 or torch.bfloat16, got {E4M3}; flash_attention/fp8 takes it"
-    if not 16 <= q.shape[-1] <= 256:
-        return f"q: expected a head_dim of 16 to 256, got {q.shape[-1]}; flash_attention/naive takes any"
-    return None
+def nothing_seen(of: Arguments) -> None:
+    """Writes the result without keys, for which no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
+    of.out.zero_()
+    if of.lse is not None:
+        of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
 
 
 def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, because L2 keeps a sequence's keys for its tiles of queries; keys before every window are not
-    read."""
+    read.  The result of fp8 is bf16."""
     q, k, window = inputs.q, inputs.k, inputs.window
     T, S = q.shape[1], k.shape[1]
     keys_read = S if window is None else min(S, T - 1 + window)
     lse = 4 * q.numel() // max(1, q.shape[-1]) if inputs.return_lse else 0
-    return Traffic(nbytes(q) + nbytes(k, inputs.v) * keys_read / max(1, S) + nbytes(inputs.sinks), nbytes(q) + lse)
+    more = nbytes(inputs.sinks, inputs.q_scale, inputs.k_scale, inputs.v_scale)
+    read = nbytes(q) + nbytes(k, inputs.v) * keys_read / max(1, S) + more
+    return Traffic(read, max(2, q.element_size()) * q.numel() + lse)

@@ -6,14 +6,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import Returned
+from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.flash_attention import E4M3
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.spec import Arguments
 
 AUTHORS, FORWARD = "flash_attn_interface", "fa3_fwd_interface"
 """The module of the authors' package and of others that build all of it; and that of `fa3-fwd`, a wheel of the forward
@@ -21,22 +21,9 @@ pass alone, with the same functions."""
 PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
-    q = inputs.q
-    lse = 4 * q.shape[0] * q.shape[1] * q.shape[2] if inputs.return_lse else 0
-    # The result of fp8 is bf16.
-    return Traffic(
-        nbytes(q, inputs.k, inputs.v, inputs.q_scale, inputs.k_scale, inputs.v_scale),
-        max(2, q.element_size()) * q.numel() + lse,
-    )
-
-
 def why_not_taken(inputs: Arguments) -> str | None:
     """Why the package cannot take these inputs, or None."""
     q, q_scale = inputs.q, inputs.q_scale
-    if q.dtype == torch.float32:
-        return f"q: expected torch.float16, torch.bfloat16 or {E4M3}, got torch.float32"
     whole = 16 // q.element_size()
     if q.shape[-1] > 256 or q.shape[-1] % whole:
         return f"q: expected a head_dim of at most 256 in multiples of {whole}, got {q.shape[-1]}"
@@ -64,8 +51,8 @@ def window_sizes(window: int | None) -> tuple[int, int]:
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,), unsupported=why_not_taken,
-    traffic=traffic,
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,), dtypes={"q": (*HALVES, E4M3)},
+    unsupported=why_not_taken, traffic=traffic,
 )  # fmt: skip
 def flash_attention_3(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,

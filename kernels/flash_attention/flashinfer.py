@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, unseen
-from rooflab.kernels.flash_attention.flash_attention_3 import traffic as in_one_launch
+from rooflab.kernels.flash_attention._launch import traffic as in_one_launch
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic

@@ -9,27 +9,70 @@ Tried, predicted, not built: docs/notes/flash_attention.md.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import SMALLEST_SCALE, AttentionLaunch, strides_of
-from rooflab.kernels._attention_configs import Config
-from rooflab.kernels.flash_attention import _launch
-from rooflab.kernels.flash_attention._configs import FP8, values_in_fp8
-from rooflab.kernels.flash_attention._launch import launch_of
-from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded_in_fp8
-from rooflab.kernels.flash_attention._tma_device import attend
+from rooflab.kernels._attention import SMALLEST_SCALE, options, strides_of
+from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.flash_attention._configs import query_tiles
+from rooflab.kernels.flash_attention._launch import COLUMNS, ROWS, nothing_seen, tensor_map, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish
-from rooflab.reference.flash_attention import keys_contiguous
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.takes import why_not_mapped
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.reference.flash_attention import E4M3, keys_contiguous
+from rooflab.reference.spec import Arguments, Case, Scheme
+
+WIDEST = 128
+"""Widest head_dim for which a tile's products and the sums fit in registers together (read in the SASS)."""
+DEFAULTS = Defaults(
+    (
+        # One warpgroup of 64 rows: two or three CTAs fit on an SM, and the exponentials of one run under the products
+        # of another.  128 rows would read half the bytes from L2, but only one CTA would fit, whose steps wait for each
+        # other.
+        ({"D": 128}, Config(64, 128, 4, 2)),
+        ({}, Config(64, 64, 4, 2)),
+    )
+)
+
+
+def values_in_fp8(columns: bool, head_dim: int) -> bool:
+    """Whether weights and values are multiplied in e4m3, not in fp16."""
+    return columns and padded(head_dim) <= WIDEST
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """One warpgroup per 64 rows, or per 128 of a narrow head, pipelines of several depths; for a wide head 64 keys,
+    because more keys spill (read in the SASS)."""
+    width = padded(int(case["D"]))
+    shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
+    keys = (64, 128, 256) if width <= WIDEST else (64,)
+    return tuple(Config(m, n, warps, stages) for m, warps in shapes for n in keys for stages in (2, 3, 4))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Registers: the sums, and a tile's products or scores, or scores and their weights in fp16.
+
+    Shared memory: the queries and every stage of keys and values; fp16 values need one more tile, twice as wide.
+    """
+    D = padded(int(case["D"]))
+    in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
+    columns = D + (max(D, config.block_n) if in_fp8 else config.block_n + config.block_n // 2)
+    rows = config.block_m + (2 * config.num_stages + (not in_fp8)) * config.block_n
+    return Footprint(
+        threads=32 * config.num_warps,
+        registers=config.block_m * columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
+        shared_bytes=rows * D,
+        ctas=query_tiles(config, case),
+    )
+
 
 RANGE: tl.constexpr = tl.constexpr(8)
-"""The exponent of the largest weight."""
+"""The exponent of the largest weight, so that weights reach down to 2**-17 of it; with a largest of 1, to 2**-9."""
 UNIT: tl.constexpr = tl.constexpr(2.0**-8)
 SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
@@ -67,11 +110,33 @@ def _attention(
     else:
         factor = tl.maximum(factor * products, SMALLEST_FACTOR)
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
-    acc, m_i, l_i = attend(
-        q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window, scale,
-        factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N, RANGE, V_COLUMNS, V_FP8,
-    )  # fmt: skip
-    v_scale = scale_of(v_scale_ptr, b, h // group, v_scale_stride_b, v_scale_stride_h)
+    h_kv = h // group
+    last_row = tl.minimum(first_row + BLOCK_M, T) - 1
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+        for start in range(ends[part], ends[part + 1], BLOCK_N):
+            k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            scores = tl.dot(q, k.T)
+            weights, rescale, m_i, l_i = weigh(
+                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                part != 1, BLOCK_N, RANGE,
+            )  # fmt: skip
+            # Past the keys' end TMA gives zeros, so values need no mask.
+            if V_COLUMNS:
+                v = v_map.load([b, h_kv, 0, start]).reshape(BLOCK_D, BLOCK_N).T
+            else:
+                v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            acc *= rescale[:, None]
+            if V_FP8:
+                # A new sum per tile: the tensor cores' accumulator keeps 14 bits, and a sum over all keys would lose
+                # more.
+                acc += tl.dot(weights.to(v.dtype), v)
+            else:
+                acc = tl.dot(weights.to(tl.float16), v.to(tl.float16), acc)
+    v_scale = scale_of(v_scale_ptr, b, h_kv, v_scale_stride_b, v_scale_stride_h)
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
@@ -86,33 +151,39 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """As in the other kernels, with a bf16 result and the scales."""
-    moved, scales = _launch.traffic(inputs), nbytes(inputs.q_scale, inputs.k_scale, inputs.v_scale)
-    return Traffic(moved.read_bytes + scales, moved.write_bytes + nbytes(inputs.q))
+def why_v_not_mapped(inputs: Arguments) -> str | None:
+    """Why TMA cannot map the values, contiguous along their keys or their head_dim, or None."""
+    why = why_not_mapped(inputs.v, 1 if keys_contiguous(inputs.v) else 3)
+    return why and f"v: {why}; flash_attention/naive takes it"
 
 
-def launch(of: Arguments) -> AttentionLaunch:
-    """Also the strides of the scales, and how values are stored."""
-    made, columns = launch_of()(of), keys_contiguous(of.v)
-    scales = [*strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)]
-    flags = {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, of.q.shape[-1])}
-    return replace(made, strides=(*scales, *made.strides), flags=made.flags | flags)
+def bind(of: Arguments) -> Any:
+    """Once for a layout: the grid, what makes the maps, the numbers behind the tensors, and the constants, of which two
+    say how values are stored."""
+    (B, T, H, D), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
+    columns = keys_contiguous(of.v)
+    v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROWS)
+    maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), v_map
+    numbers, constants = options(of, S)
+    scales = *strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)
+    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    constants |= {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, D)}
+    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *scales, *strides), constants
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded_in_fp8, aligned=("q", "k", "v"), traffic=traffic,
-    tuning=FP8, bind=launch, empty=nothing_seen,
+    backend="triton", min_sm=90, dtypes={"q": (E4M3,)}, limits={"D": range(32, 257, 16)}, mapped={"q": -1, "k": -1},
+    instead="flash_attention/naive", unsupported=why_v_not_mapped, aligned=("v",), traffic=traffic,
+    tuning=Tuning(Config, configs, DEFAULTS, footprint), bind=bind, empty=nothing_seen,
 )  # fmt: skip
 def fp8(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
-    bound: AttentionLaunch,
+    bound: Any,
 ) -> None:  # fmt: skip
     """Products in e4m3; values along their keys are multiplied in e4m3 too, others in fp16."""
-    q_map, k_map, v_map = bound.maps
-    _attention[(bound.ctas,)](
-        q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *bound.sizes, *bound.scores,
-        *bound.strides, **bound.flags,
+    grid, (q_map, k_map, v_map), numbers, constants = bound
+    _attention[grid](
+        q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *numbers, **constants
     )  # fmt: skip

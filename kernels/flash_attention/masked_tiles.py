@@ -8,16 +8,31 @@ would pay for each of them.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import AttentionLaunch
-from rooflab.kernels._attention_configs import Config
-from rooflab.kernels.flash_attention._configs import MASKED_TILES
-from rooflab.kernels.flash_attention._launch import launch_of, traffic, why_no_tile
+from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention_configs import Config, by_pointers
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import attend, finish
+from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.takes import HALVES
+from rooflab.reference.spec import Arguments
+
+TUNING = by_pointers(
+    ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
+    ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
+    ({"itemsize": 2}, Config(64, 64, 8, 2)),
+    # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
+    ({"D": 64}, Config(32, 32, 4, 1)),
+    ({"D": 128}, Config(32, 32, 8, 1)),
+    ({}, Config(32, 16, 8, 1)),
+)
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -42,10 +57,37 @@ def _attention(
     q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
     k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
     v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
-    acc, m_i, l_i = attend(
-        q, k_base, v_base, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, k_stride_s, v_stride_s,
-        window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    last_row = tl.minimum(first_row + BLOCK_M, T) - 1
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+        for start in range(ends[part], ends[part + 1], BLOCK_N):
+            keys = start + tl.arange(0, BLOCK_N)
+            keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
+            real = dims < HEAD_DIM
+            k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
+            v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
+            if part != 1:
+                k = tl.load(k_ptrs, mask=(keys < S)[None, :] & real[:, None], other=0.0)
+            elif BLOCK_D > HEAD_DIM:
+                k = tl.load(k_ptrs, mask=real[:, None], other=0.0)
+            else:
+                k = tl.load(k_ptrs)
+            scores = tl.dot(q, k, input_precision="ieee")
+            weights, rescale, m_i, l_i = weigh(
+                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                part != 1, BLOCK_N,
+            )  # fmt: skip
+            if part != 1:
+                # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
+                v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
+            elif BLOCK_D > HEAD_DIM:
+                v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
+            else:
+                v = tl.load(v_ptrs)
+            acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
     result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
     out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
@@ -54,16 +96,27 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
+def bind(of: Arguments) -> Any:
+    """Once for a layout: the grid, the numbers behind the tensors, and the constants.
+
+    The grid has one axis, because only x may exceed 65,535 programs.
+    """
+    (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
+    numbers, constants = options(of, S)
+    strides = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3], *of.out.stride()[:3]
+    more = *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *numbers, *strides, *more), constants
+
+
 @kernel(
-    backend="triton", unsupported=why_no_tile, traffic=traffic, tuning=MASKED_TILES, bind=launch_of("q", "k", "v"),
-    fenced_since="3.7.1",
+    backend="triton", dtypes={"q": (torch.float32, *HALVES)}, limits={"D": range(16, 257)},
+    instead="flash_attention/naive", traffic=traffic, tuning=TUNING, bind=bind, fenced_since="3.7.1",
 )  # fmt: skip
 def masked_tiles(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: Config, bound: AttentionLaunch,
+    return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """Masks only in the tiles that the diagonal, a window or an end cuts."""
-    _attention[(bound.ctas,)](
-        q, k, v, sinks, out, lse, *bound.sizes, *bound.scores, *bound.strides, **bound.flags
-    )  # fmt: skip
+    grid, numbers, constants = bound
+    _attention[grid](q, k, v, sinks, out, lse, *numbers, **constants)

@@ -3,18 +3,27 @@ Gimelshein, "Online normalizer calculation for softmax", 2018)."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._attention import LOG2E, get_scale
-from rooflab.kernels._attention_configs import Config
+from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import ONLINE
-from rooflab.kernels.flash_attention._launch import why_no_tile
+from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.takes import HALVES
+
+TUNING = by_pointers(
+    ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
+    ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
+    ({"itemsize": 2}, Config(64, 64, 8, 2)),
+    # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
+    ({"D": 64}, Config(32, 32, 4, 1)),
+    ({}, Config(32, 32, 8, 1)),
+    weights=False,
+)
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -70,20 +79,10 @@ def online_kernel(
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None])
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    D = inputs.q.shape[-1]
-    if D not in (16, 32, 64, 128, 256):
-        return f"q: expected a head_dim of 16, 32, 64, 128 or 256, got {D}"
-    return why_no_tile(inputs)
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
-    return Traffic(nbytes(inputs.q, inputs.k, inputs.v), nbytes(inputs.q))
-
-
-@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=ONLINE, fenced_since="3.7.1")
+@kernel(
+    backend="triton", dtypes={"q": (torch.float32, *HALVES)}, limits={"D": (16, 32, 64, 128, 256)},
+    instead="flash_attention/naive", traffic=traffic, tuning=TUNING, fenced_since="3.7.1",
+)  # fmt: skip
 def online(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, causal: bool, softmax_scale: float | None, config: Config
 ) -> None:

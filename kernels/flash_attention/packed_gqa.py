@@ -9,22 +9,49 @@ tensor map.  There are fewer tiles than in tma, and keys are not split, so fewer
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import AttentionLaunch
+from rooflab.kernels._attention import options, strides_of
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import PACKED_GQA
-from rooflab.kernels.flash_attention._launch import launch_of, traffic
-from rooflab.kernels.flash_attention._maps import nothing_seen, why_keys_not_loaded
-from rooflab.kernels.flash_attention._tma_device import attend
+from rooflab.kernels.flash_attention._configs import configs, footprint
+from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.takes import HALVES
+from rooflab.kernels.tuning import BF16, Defaults, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
+
+
+def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
+    """The rows of a head of keys, and such heads; without `H_kv` no heads share keys."""
+    H = int(case["H"])
+    H_kv = int(case.get("H_kv", H))
+    return {"rows": int(case["T"]) * (H // H_kv), "heads": H_kv * int(case["B"])}
+
+
+def packed_tiles(config: Config, case: Case) -> int:
+    """Tiles of all heads of keys."""
+    found = grouped_rows(case, BF16)
+    return cdiv(found["rows"], config.block_m) * found["heads"]
+
+
+DEFAULTS = Defaults(
+    (
+        ({"rows": 64, "D": 64}, Config(64, 64, 4, 3)),
+        ({"rows": 64, "D": 128}, Config(64, 128, 4, 2)),
+        ({"rows": 64}, Config(64, 64, 4, 2)),
+        ({"D": 64}, Config(128, 64, 8, 3)),
+        ({"D": 128}, Config(128, 128, 8, 2)),
+        ({}, Config(128, 64, 8, 2)),
+    ),
+    grouped_rows,
+)
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -51,10 +78,24 @@ def _attention(
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
     q_offsets = b64 * q_stride_b + (rows64 * q_stride_t + heads * q_stride_h)[:, None] + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
-    acc, m_i, l_i = attend(
-        q, k_map, v_map, b, h_kv, rows, first_row // group, last_row // group, S, T, window, scale, factor, cap,
-        CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    first = first_row // group
+    last = last_row // group
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    ends = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+        for start in range(ends[part], ends[part + 1], BLOCK_N):
+            k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            scores = tl.dot(q, k.T)
+            weights, rescale, m_i, l_i = weigh(
+                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                part != 1, BLOCK_N,
+            )  # fmt: skip
+            # Past the keys' end TMA gives zeros, so values need no mask.
+            v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            acc *= rescale[:, None]
+            acc = tl.dot(weights.to(v.dtype), v, acc)
     result, lse = finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, SINKS)
     out_offsets = b64 * out_stride_b + (rows64 * out_stride_t + heads * out_stride_h)[:, None] + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
@@ -63,25 +104,28 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
-def launch(of: Arguments) -> AttentionLaunch:
-    """A CTA for a tile of a head of keys."""
-    made = launch_of("q")(of)
-    T, S, _, group = made.sizes
-    B, _, H_kv, _ = of.k.shape
-    return replace(made, ctas=cdiv(T * group, of.config.block_m) * B * H_kv, sizes=(T, S, H_kv, group))
+def bind(of: Arguments) -> Any:
+    """Once for a layout: the grid, a CTA for a tile of a head of keys; what makes the maps; the numbers behind the
+    tensors; and the constants."""
+    (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
+    group = H // H_kv
+    maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
+    numbers, constants = options(of, S)
+    strides = *of.q.stride()[:3], *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    grid = (cdiv(T * group, config.block_m) * B * H_kv,)
+    return grid, maps, (T, S, H_kv, group, *numbers, *strides), constants
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_keys_not_loaded, aligned=("k", "v"), traffic=traffic,
-    tuning=PACKED_GQA, bind=launch, empty=nothing_seen,
+    backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)}, mapped={"k": -1, "v": -1},
+    instead="flash_attention/naive", traffic=traffic,
+    tuning=Tuning(Config, configs, DEFAULTS, footprint(packed_tiles)), bind=bind, empty=nothing_seen,
 )  # fmt: skip
 def packed_gqa(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: Config, bound: AttentionLaunch,
+    return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """A tile's rows are the positions and the query heads of one head of keys."""
-    k_map, v_map = bound.maps
-    _attention[(bound.ctas,)](
-        q, k_map(k), v_map(v), sinks, out, lse, *bound.sizes, *bound.scores, *bound.strides, **bound.flags
-    )
+    grid, (k_map, v_map), numbers, constants = bound
+    _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

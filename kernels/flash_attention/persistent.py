@@ -1,6 +1,8 @@
 """Over tma: as many CTAs as fit on the SMs are persistent and take one tile of queries after another.
 
-The order of tiles is that of `_order_device.py`.
+In tma's grid the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have no work
+left, and L2 holds the keys of as many heads as there are SMs for their tiles.  Here the longest tiles come first
+(Graham, 1969).  All heads of a section, whose keys and values fit in L2 together, come before the next section.
 
 The loads of a tile start after the store of the tile before: Triton fuses no loop that contains several loops, so loads
 do not run on across tiles as in gemm/persistent.py.
@@ -8,24 +10,75 @@ do not run on across tiles as in gemm/persistent.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
-from rooflab.kernels._attention import AttentionLaunch
-from rooflab.kernels._device import sm_count
-from rooflab.kernels.flash_attention._configs import PERSISTENT, PersistentConfig
-from rooflab.kernels.flash_attention._launch import launch_of, section_heads, traffic
-from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded
-from rooflab.kernels.flash_attention._order_device import nth_tile, place
+from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention_configs import Config
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.flash_attention._configs import configs, footprint, query_tiles
+from rooflab.kernels.flash_attention._launch import nothing_seen, section_heads, tensor_map, traffic
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
-from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.takes import HALVES
+from rooflab.kernels.tuning import BF16, Defaults, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
+
+
+@dataclass(frozen=True)
+class PersistentConfig(Config):
+    """Also the CTAs of an SM."""
+
+    ctas_per_sm: int
+    host_only = ("ctas_per_sm",)
+
+
+DEFAULTS = Defaults(
+    (
+        ({"D": 64}, PersistentConfig(128, 64, 8, 3, 2)),
+        ({"D": 128}, PersistentConfig(128, 128, 8, 2, 1)),
+        ({}, PersistentConfig(128, 64, 8, 2, 1)),
+    )
+)
+
+
+def persistent_configs(case: Case, scheme: Scheme = BF16) -> tuple[PersistentConfig, ...]:
+    """The configs of tma, with one or two CTAs per SM."""
+    return tuple(PersistentConfig(**asdict(config), ctas_per_sm=ctas) for config in configs(case) for ctas in (1, 2))
+
+
+def ctas(config: Any, case: Case) -> int:
+    """No more than fit on the SMs."""
+    return min(query_tiles(config, case), HOPPER_SMS * int(config.ctas_per_sm))
+
+
+@triton.jit
+def nth_tile(turn, cta, ctas):
+    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
+    tile of one round has the shortest of the next."""
+    return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
+
+
+@triton.jit
+def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
+    """Row of a tile (in tiles) and its head.  In the last section long tiles come first, in the one before it short
+    ones, and so on, so lengths change slowly."""
+    index = tile // (section * tiles_m)
+    first = index * section
+    size = min(heads - first, section)
+    inside = tile - first * tiles_m
+    tile_m = inside // size
+    if CAUSAL:
+        falls = ((heads - 1) // section - index) % 2 == 0
+        tile_m = tiles_m - 1 - tile_m if falls else tile_m
+    return tile_m, first + inside % size
 
 
 @triton.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])
@@ -48,10 +101,24 @@ def _attention(
             first_row = tile_m * BLOCK_M
             rows = first_row + tl.arange(0, BLOCK_M)
             q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
-            acc, m_i, l_i = attend(
-                q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window,
-                scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
-            )  # fmt: skip
+            h_kv = h // group
+            last = tl.minimum(first_row + BLOCK_M, T) - 1
+            m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+            l_i = tl.zeros((BLOCK_M,), tl.float32)
+            acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+            ends = key_tiles(first_row, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+            for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+                for start in range(ends[part], ends[part + 1], BLOCK_N):
+                    k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+                    scores = tl.dot(q, k.T)
+                    weights, rescale, m_i, l_i = weigh(
+                        scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                        part != 1, BLOCK_N,
+                    )  # fmt: skip
+                    # Past the keys' end TMA gives zeros, so values need no mask.
+                    v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+                    acc *= rescale[:, None]
+                    acc = tl.dot(weights.to(v.dtype), v, acc)
             # int64, because offsets of batch, row and head pass 2**31 elements; the maps use 64 bits anyway.
             b64 = b.to(tl.int64)
             h64 = h.to(tl.int64)
@@ -68,26 +135,30 @@ def _attention(
                 keep(timeline_ptr, head * tiles_m + tile_m, began)
 
 
-def launch(of: Arguments) -> AttentionLaunch:
-    """As many CTAs as fit, and the heads of a section."""
-    made, heads = launch_of()(of), of.q.shape[0] * of.q.shape[2]
-    section = min(heads, section_heads(of.k, made.sizes[-1]))
-    ctas = min(made.ctas, sm_count(of.q.device) * of.config.ctas_per_sm)
-    return replace(made, ctas=ctas, sizes=(*made.sizes, heads, section))
+def bind(of: Arguments) -> Any:
+    """Once for a layout: the grid, as many CTAs as fit; what makes the maps; the numbers behind the tensors, with the
+    heads of a section; and the constants."""
+    (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
+    heads, group = B * H, H // H_kv
+    grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
+    maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
+    sizes = T, S, H, group, heads, min(heads, section_heads(of.k, group))
+    numbers, constants = options(of, S)
+    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    return grid, maps, (*sizes, *numbers, *strides), constants
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded, aligned=("q", "k", "v"), traffic=traffic,
-    tuning=PERSISTENT, bind=launch, empty=nothing_seen,
+    backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)},
+    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
+    tuning=Tuning(PersistentConfig, persistent_configs, DEFAULTS, footprint(ctas)), bind=bind,
+    empty=nothing_seen,
 )  # fmt: skip
 def persistent(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: PersistentConfig, bound: AttentionLaunch,
+    return_lse: bool, config: PersistentConfig, bound: Any,
 ) -> None:  # fmt: skip
     """As many CTAs as fit take tile after tile, the longest first."""
-    q_map, k_map, v_map = bound.maps
-    _attention[(bound.ctas,)](
-        q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *bound.sizes, *bound.scores, *bound.strides,
-        **bound.flags,
-    )  # fmt: skip
+    grid, (q_map, k_map, v_map), numbers, constants = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *numbers, **constants)

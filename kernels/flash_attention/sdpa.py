@@ -8,21 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rooflab.kernels._attention import never_zero
+from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, because a fused kernel keeps the scores on the chip."""
-    return Traffic(nbytes(inputs.q, inputs.k, inputs.v), nbytes(inputs.q))
+from rooflab.kernels.takes import HALVES
+from rooflab.reference.spec import Arguments
 
 
 def why_not(inputs: Arguments) -> str | None:
     """Why no fused backend can take these inputs, or None."""
     q, k = inputs.q, inputs.k
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
     if inputs.causal and q.shape[1] != k.shape[1]:
         sizes = f"{q.shape[1]} queries and {k.shape[1]} keys"
         return f"q: expected as many queries as keys, as the causal mask is upper-left, got {sizes}; library takes them"
@@ -52,19 +46,28 @@ def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_
     return result.transpose(1, 2)
 
 
-@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not, traffic=traffic)
+@kernel(
+    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not,
+    traffic=traffic,
+)  # fmt: skip
 def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """cuDNN's fused attention."""
     return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not_grouped, traffic=traffic)
+@kernel(
+    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not_grouped,
+    traffic=traffic,
+)  # fmt: skip
 def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """The memory-efficient backend, which does not group heads."""
     return attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not, traffic=traffic)
+@kernel(
+    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not,
+    traffic=traffic,
+)  # fmt: skip
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """torch's build of FlashAttention-2."""
     return attend("FLASH_ATTENTION", q, k, v, causal, softmax_scale)

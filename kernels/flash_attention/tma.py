@@ -8,22 +8,36 @@ launch, and needs addresses and strides of whole 16 bytes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
-from rooflab.kernels._attention import AttentionLaunch
+from rooflab.kernels._attention import options, strides_of
 from rooflab.kernels._attention_configs import Config
-from rooflab.kernels.flash_attention._configs import TMA
-from rooflab.kernels.flash_attention._launch import launch_of, traffic
-from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.flash_attention._configs import configs, footprint
+from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
-from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish
+from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.takes import HALVES
+from rooflab.kernels.tuning import Defaults, Tuning
+from rooflab.reference.spec import Arguments
+
+DEFAULTS = Defaults(
+    (
+        # Two CTAs of a narrow head fit on an SM together, and their products and exponentials overlap.
+        ({"D": 64}, Config(128, 64, 8, 3)),
+        ({"D": 128}, Config(128, 128, 8, 2)),
+        ({}, Config(128, 64, 8, 2)),
+    )
+)
 
 
+# Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
     q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, window, scale, factor, cap,
@@ -38,11 +52,28 @@ def _attention(
     h = tl.program_id(0) // tiles % H
     first_row = tl.program_id(0) % tiles * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
+    # One thread starts the copy; all warps wait at a barrier in shared memory, on which TMA counts the bytes.
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
-    acc, m_i, l_i = attend(
-        q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window, scale,
-        factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    h_kv = h // group
+    last_row = tl.minimum(first_row + BLOCK_M, T) - 1
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+        # The compiler makes a ring of num_stages tiles of k, and one of v: their copies run while earlier tiles are
+        # multiplied, each stage with a barrier of its own.
+        for start in range(ends[part], ends[part + 1], BLOCK_N):
+            k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            scores = tl.dot(q, k.T)
+            weights, rescale, m_i, l_i = weigh(
+                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                part != 1, BLOCK_N,
+            )  # fmt: skip
+            # Past the keys' end TMA gives zeros, so values need no mask.
+            v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            acc *= rescale[:, None]
+            acc = tl.dot(weights.to(v.dtype), v, acc)
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
@@ -59,18 +90,28 @@ def _attention(
         keep(timeline_ptr, tl.program_id(0), began)
 
 
+def bind(of: Arguments) -> Any:
+    """Once for a layout: the grid, what makes the maps, the numbers behind the tensors, and the constants.
+
+    The grid has one axis, because only x may exceed 65,535 programs.
+    """
+    (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
+    maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
+    numbers, constants = options(of, S)
+    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *strides), constants
+
+
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded, aligned=("q", "k", "v"), traffic=traffic, tuning=TMA,
-    bind=launch_of(), empty=nothing_seen,
+    backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)},
+    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
+    tuning=Tuning(Config, configs, DEFAULTS, footprint()), bind=bind, empty=nothing_seen,
 )  # fmt: skip
 def tma(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: Config, bound: AttentionLaunch,
+    return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """One thread loads the tiles of q, k and v, with zeros past the ends."""
-    q_map, k_map, v_map = bound.maps
-    _attention[(bound.ctas,)](
-        q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *bound.sizes, *bound.scores, *bound.strides,
-        **bound.flags,
-    )  # fmt: skip
+    grid, (q_map, k_map, v_map), numbers, constants = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *numbers, **constants)

@@ -7,22 +7,30 @@ tiles with the most keys come first: a causal sequence's last rows see all keys,
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
-from rooflab.kernels._attention_configs import Config, padded
+from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import by_pointers
 from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import attend, finish
+from rooflab.kernels.lib.attention import finish, key_tiles, weigh
 from rooflab.reference.spec import Arguments
 
-TUNING = by_pointers("masked_tiles", weights=False, others=32)
+TUNING = by_pointers(
+    ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
+    ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
+    ({"itemsize": 2}, Config(64, 64, 8, 2)),
+    # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
+    ({"D": 64}, Config(32, 32, 4, 1)),
+    ({"D": 128}, Config(32, 32, 8, 1)),
+    ({}, Config(32, 16, 8, 1)),
+    weights=False, others=32,
+)  # fmt: skip
 
 
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
@@ -54,10 +62,37 @@ def online_varlen_kernel(
     q = tl.load(q_ptr + tokens[:, None] * q_stride_t + h * q_stride_h + dims[None, :], mask=mask, other=0.0)
     k_base = k_ptr + first_k.to(tl.int64) * k_stride_s + h // group * k_stride_h
     v_base = v_ptr + first_k.to(tl.int64) * v_stride_s + h // group * v_stride_h
-    acc, m_i, l_i = attend(
-        q, k_base, v_base, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, k_stride_s, v_stride_s,
-        window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    last_row = tl.minimum(first_row + BLOCK_M, T) - 1
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+        for start in range(ends[part], ends[part + 1], BLOCK_N):
+            keys = start + tl.arange(0, BLOCK_N)
+            keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
+            real = dims < HEAD_DIM
+            k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
+            v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
+            if part != 1:
+                k = tl.load(k_ptrs, mask=(keys < S)[None, :] & real[:, None], other=0.0)
+            elif BLOCK_D > HEAD_DIM:
+                k = tl.load(k_ptrs, mask=real[:, None], other=0.0)
+            else:
+                k = tl.load(k_ptrs)
+            scores = tl.dot(q, k, input_precision="ieee")
+            weights, rescale, m_i, l_i = weigh(
+                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                part != 1, BLOCK_N,
+            )  # fmt: skip
+            if part != 1:
+                # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
+                v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
+            elif BLOCK_D > HEAD_DIM:
+                v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
+            else:
+                v = tl.load(v_ptrs)
+            acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
     result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
     result = result.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + tokens[:, None] * out_stride_t + h * out_stride_h + dims[None, :], result, mask=mask)
@@ -65,38 +100,25 @@ def online_varlen_kernel(
         tl.store(lse_ptr + tokens * lse_stride_t + h * lse_stride_h, lse, mask=rows < T)
 
 
-def launch(of: Arguments) -> AttentionLaunch:
-    """A CTA for each tile of the longest sequence, of all sequences and heads."""
-    (_, H, D), B, config = of.q.shape, len(of.cu_seqlens_q) - 1, of.config
-    tiles = cdiv(of.max_seqlen_q, config.block_m)
-    windowed = of.window is not None and of.window < of.max_seqlen_k  # a wider window hides nothing
-    scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
-    strides = itertools.chain(*(x.stride()[:2] for x in (of.q, of.k, of.v, of.out)))
-    return AttentionLaunch(
-        tiles * B * H,
-        (tiles, B, H, H // of.k.shape[1]),
-        (of.window if windowed else 0, scale, factor, cap),
-        (*strides, *strides_of(of.lse, 2), *strides_of(of.sinks, 1)),
-        {
-            "CAUSAL": of.causal, "WINDOW": windowed, "CAP": of.softcap is not None, "NEGATED": negated,
-            "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
-            **config.launch_arguments,
-        },
-    )  # fmt: skip
+def bind(of: Arguments) -> Any:
+    """Once for a layout: the grid, with a CTA for each tile of the longest sequence, of all sequences and heads; the
+    numbers behind the tensors; and the constants."""
+    H, B = of.q.shape[1], len(of.cu_seqlens_q) - 1
+    tiles = cdiv(of.max_seqlen_q, of.config.block_m)
+    numbers, constants = options(of, of.max_seqlen_k)
+    strides = *of.q.stride()[:2], *of.k.stride()[:2], *of.v.stride()[:2], *of.out.stride()[:2]
+    more = *strides_of(of.lse, 2), *strides_of(of.sinks, 1)
+    return (tiles * B * H,), (tiles, B, H, H // of.k.shape[1], *numbers, *strides, *more), constants
 
 
-@kernel(
-    backend="triton", limits={"D": range(16, 257)}, traffic=traffic, tuning=TUNING, bind=launch, fenced_since="3.7.1"
-)
+@kernel(backend="triton", limits={"D": range(16, 257)}, traffic=traffic, tuning=TUNING, bind=bind, fenced_since="3.7.1")
 def online(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, lse: Tensor | None, *,
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
-    softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config, bound: AttentionLaunch,
+    softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """One launch for all sequences.  Rows past the last offset are not written: on a GPU only `ROOFLAB_CHECK_VALUES`
     finds them."""
-    if bound.ctas:
-        online_varlen_kernel[(bound.ctas,)](
-            q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *bound.sizes, *bound.scores, *bound.strides,
-            **bound.flags,
-        )  # fmt: skip
+    grid, numbers, constants = bound
+    if grid[0]:
+        online_varlen_kernel[grid](q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *numbers, **constants)

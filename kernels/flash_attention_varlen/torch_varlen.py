@@ -21,6 +21,7 @@ from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen._args import told_longest
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -44,6 +45,11 @@ def why_not(q: Tensor, *needed: str) -> str | None:
         return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
     if q.shape[-1] > 256 or q.shape[-1] % 8:
         return f"q: expected a head_dim of at most 256 in multiples of 8, got {q.shape[-1]}"
+    return why_lacking(*needed)
+
+
+def why_lacking(*needed: str) -> str | None:
+    """Which of the `needed` arguments this torch's `varlen_attn` lacks, in a sentence, or None."""
     missing = [name for name in needed if name not in parameters()]
     return f"torch {torch.__version__} has no varlen_attn with {missing[0]}" if missing else None
 
@@ -68,20 +74,22 @@ def traffic(inputs: Arguments) -> Traffic:
     two more launches clean with `return_lse`."""
     q, return_lse = inputs.q, inputs.return_lse
     lse = 4 * q.shape[0] * q.shape[1]
-    cleaned = (2 * lse + lse // 4, lse + lse // 4) if return_lse else (0, 0)
-    read, write = (
-        nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k) + cleaned[0],
-        nbytes(q) + lse + cleaned[1],
-    )
-    return Traffic(read, write, launches=3 if return_lse else 1)
+    read = nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k)
+    if not return_lse:
+        return Traffic(read, nbytes(q) + lse)
+    mask = lse // 4
+    return Traffic(read + 2 * lse + mask, nbytes(q) + 2 * lse + mask, launches=3)
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Why torch's function cannot take these inputs, or None."""
-    return why_not(inputs.q, "window_size", "scale")
+    """Why this torch's function cannot take any inputs, or None."""
+    return why_lacking("window_size", "scale")
 
 
-@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=unsupported, traffic=traffic)
+@kernel(
+    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, limits={"D": range(0, 257, 8)},
+    unsupported=unsupported, traffic=traffic,
+)  # fmt: skip
 def torch_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,

@@ -1,4 +1,4 @@
-"""Device code that attention's Triton kernels share: the range of key tiles, one step of the online softmax, its end.
+"""Device code that attention's Triton kernels share: the range of key tiles, the weights of one tile, the end.
 
 Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023, whose names these are: m_i is a row's
 running maximum, l_i its sum of weights, acc its sum of weighted values.  m_i is in the unit of the exponent (base 2,
@@ -7,14 +7,19 @@ scaled), so one multiply-add turns a score into an exponent, and the sums are re
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
-from rooflab.kernels import _attention as shared
-from rooflab.kernels._attention import capped
+LN2: tl.constexpr = tl.constexpr(math.log(2))
+LOG2E: tl.constexpr = tl.constexpr(math.log2(math.e))
 
-LN2: tl.constexpr = tl.constexpr(shared.LN2)
-LOG2E: tl.constexpr = tl.constexpr(shared.LOG2E)
+
+@triton.jit
+def capped(scores, cap):
+    """cap * tanh(scores / cap) with the hardware's exponential; the error is at most 4 * 2**-24 of the cap."""
+    return cap * (1 - 2 / (1 + tl.exp2(scores * (2.8853900817779268 / cap))))  # 2 log2(e)
 
 
 @triton.jit
@@ -22,7 +27,9 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
     """For queries `first` to `last`: some query sees keys `begin` to `end`, every query sees keys `full` to `whole`.
 
     `begin` is the first key that query `first` sees; it is not rounded to a tile, so no key before all windows is
-    loaded and its value does not matter.  `full` and `whole` are whole tiles after `begin`.
+    loaded and its value does not matter.  `full` and `whole` are whole tiles after `begin`.  So there are three ranges:
+    `begin` to `full`, which a window cuts; `full` to `whole`, which needs no mask; and `whole` to `end`, which the
+    diagonal or the end of the keys cuts.
     """
     begin = 0
     full = 0
@@ -72,71 +79,6 @@ def weigh(
     weights = tl.exp2(scores * factor - (shift - RANGE if RANGE else shift)[:, None])
     rescale = tl.exp2(m_i - shift)
     return weights, rescale, m_new, l_i * rescale + tl.sum(weights, 1)
-
-
-@triton.jit
-def step(
-    acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """One step over a key tile, loaded by pointers."""
-    keys = start + tl.arange(0, BLOCK_N)
-    dims = tl.arange(0, BLOCK_D)
-    keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
-    real = dims < HEAD_DIM
-    k_ptrs = k_base + keys64[None, :] * k_stride + dims[:, None]
-    v_ptrs = v_base + keys64[:, None] * v_stride + dims[None, :]
-    if MASKED:
-        k = tl.load(k_ptrs, mask=(keys < S)[None, :] & real[:, None], other=0.0)
-    elif BLOCK_D > HEAD_DIM:
-        k = tl.load(k_ptrs, mask=real[:, None], other=0.0)
-    else:
-        k = tl.load(k_ptrs)
-    scores = tl.dot(q, k, input_precision="ieee")
-    weights, rescale, m_i, l_i = weigh(
-        scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, MASKED,
-        BLOCK_N,
-    )  # fmt: skip
-    if MASKED:
-        # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
-        v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
-    elif BLOCK_D > HEAD_DIM:
-        v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
-    else:
-        v = tl.load(v_ptrs)
-    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    return acc, m_i, l_i
-
-
-@triton.jit
-def attend(
-    q, k_base, v_base, rows, first, last, S, T, k_stride, v_stride, window, scale, factor, cap,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The running sums of a tile of queries at positions `rows` (`first` to `last`) over all keys that they see."""
-    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    l_i = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    begin, full, whole, end = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    if WINDOW:
-        for start in range(begin, full, BLOCK_N):
-            acc, m_i, l_i = step(
-                acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
-                CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
-            )  # fmt: skip
-    for start in range(full, whole, BLOCK_N):
-        acc, m_i, l_i = step(
-            acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
-            CAUSAL, WINDOW, CAP, NEGATED, False, HEAD_DIM, BLOCK_D, BLOCK_N,
-        )  # fmt: skip
-    for start in range(whole, end, BLOCK_N):
-        acc, m_i, l_i = step(
-            acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
-            CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
-        )  # fmt: skip
-    return acc, m_i, l_i
 
 
 @triton.jit
