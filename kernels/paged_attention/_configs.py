@@ -20,15 +20,6 @@ CTA_RESERVE = 1024
 """Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
 OTHER_REGISTERS = 40
 """Least registers of a warp of split_kv for cursors, addresses, scores and weights."""
-PAGES_THREADS = 384
-"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
-CONSUMER_REGISTERS = 240
-PRODUCER_REGISTERS = 24
-"""Registers per thread after setmaxnreg."""
-TILE_M = 128
-"""Rows of a CTA of tma_pages; each consumer takes half."""
-PAGES_ELEMENT_BYTES = 2
-"""Bytes of a value; tma_pages takes only 16-bit dtypes."""
 
 
 @dataclass(frozen=True)
@@ -191,55 +182,6 @@ def _split_default(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     return SplitConfig(warps, stages, ctas, least=4)
 
 
-@dataclass(frozen=True)
-class PagesConfig(LaunchConfig):
-    """Keys per block, and slots of each ring."""
-
-    block_n: int
-    stages: int
-
-
-def tile_columns(head_dim: int) -> int:
-    """Columns of a tile of tma_pages: TMA fills those past head_dim with zeros."""
-    return max(64, padded(head_dim))
-
-
-def _pages_configs(case: Case, scheme: Scheme = BF16) -> tuple[PagesConfig, ...]:
-    """Blocks whose scores a consumer can hold, with rings of several depths."""
-    return tuple(itertools.starmap(PagesConfig, itertools.product((64, 128, 256), (2, 3, 4, 5))))
-
-
-def _consumer_registers(config: PagesConfig, head_dim: int) -> int:
-    """fp32 accumulator and scores and 16-bit weights, for 64 rows on 128 threads."""
-    return tile_columns(head_dim) // 2 + config.block_n // 2 + config.block_n // 4 + ADDRESS_REGISTERS
-
-
-def _pages_footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Average registers of the CTA's threads; queries, both rings and barriers in shared memory."""
-    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
-    tiles = tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, TILE_M)
-    rows = TILE_M + 2 * config.stages * config.block_n
-    return Footprint(
-        threads=PAGES_THREADS,
-        registers=(2 * _consumer_registers(config, D) + PRODUCER_REGISTERS) // 3,
-        shared_bytes=rows * tile_columns(D) * PAGES_ELEMENT_BYTES + (1 + 4 * config.stages) * BARRIER_BYTES,
-        ctas=min(tiles * H_kv, HOPPER_SMS),
-    )
-
-
-def _is_pages(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and each of its consumers."""
-    held = _consumer_registers(config, int(case["D"])) <= CONSUMER_REGISTERS
-    return _pages_footprint(config, case, scheme).fits and held
-
-
-def _pages_default(case: Case, scheme: Scheme = BF16) -> PagesConfig:
-    """The widest block that consumers and two slots can hold; more slots if they are small."""
-    width = tile_columns(int(case["D"]))
-    return PagesConfig(128 if width <= 128 else 64, 4 if width == 64 else 2)
-
-
 GQA_PACKED = Tuning(StepConfig, _gqa_configs, _gqa_default, _gqa_footprint)
 CHUNKED = Tuning(Config, _chunked_configs, _chunked_default, _chunked_footprint)
 SPLIT_KV = Tuning(SplitConfig, _split_configs, _split_default, _split_footprint, _is_split)
-TMA_PAGES = Tuning(PagesConfig, _pages_configs, _pages_default, _pages_footprint, _is_pages)
