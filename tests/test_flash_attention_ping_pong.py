@@ -9,7 +9,7 @@ from op_kernels import python_without_interpreter
 
 from rooflab.kernels.flash_attention import _order_device as device
 from rooflab.kernels.flash_attention._launch import section_heads
-from rooflab.kernels.flash_attention._ping_pong_configs import PING_PONG, PingPongConfig
+from rooflab.kernels.flash_attention.ping_pong import DEFAULTS, PingPongConfig, is_legal
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
@@ -67,6 +67,7 @@ from rooflab.bench.emulator.triton_kernels import bound, in_ctas
 from rooflab.bench.emulate.ours import emulation
 from rooflab.bench.emulator.triton_kernels import emulating_triton
 from rooflab.kernels.flash_attention import ping_pong
+from rooflab.kernels.flash_attention.ping_pong import PingPongConfig
 from rooflab.reference.flash_attention import reference
 
 def handle(kernel, grid, args):
@@ -85,6 +86,12 @@ def alike():
     q, k, v = (torch.randn(1, 5, 1, 64).bfloat16() for _ in "qkv")
     out, lse = ping_pong.ping_pong(q, k, v, True, 0.0, return_lse=True)
     judge(out, lse, q, k, v, causal=True, softmax_scale=0.0)
+
+def unheard():
+    # Rows that see no key, with a sink that weighs nothing.
+    q, k, v = (torch.randn(1, T, 1, 64).bfloat16() for T in (9, 5, 5))
+    out, lse = ping_pong.ping_pong(q, k, v, True, sinks=torch.full((1,), -torch.inf), return_lse=True)
+    assert (out[:, :4] == 0).all() and (lse[:, :4] == -torch.inf).all()
 
 def far():
     # Rows 2**30 apart: the third starts at 2**31. The storage is only touched where the rows are.
@@ -126,13 +133,13 @@ def wide():
 
 with emulation(), emulating_triton(SM, properties(), handle):
     torch.manual_seed(0)
-    for check in (alike, far, still, lazy, wide):
+    for check in (alike, unheard, far, still, lazy, wide):
         check()
 """
 
 
 @pytest.mark.slow  # a minute
-def test_a_scale_of_0_rows_far_apart_a_peak_that_stands_lazy_peaks_and_a_wide_window():
+def test_a_scale_of_0_a_sink_of_nothing_rows_far_apart_a_peak_that_stands_lazy_peaks_and_a_wide_window():
     python_without_interpreter("-c", ON_VIEWS)
 
 
@@ -141,7 +148,7 @@ def test_configs_are_what_a_consumer_can_hold():
     legal = lambda D: {(c.block_n, c.stages, c.consumers) for c in KERNEL.tunable.legal_configs(case.but(D=D), BF16)}
     assert legal(64) == {(n, s, c) for n in (64, 128) for s in (2, 3, 4, 5) for c in (2, 3)}
     assert legal(128) == {(64, 2, 2), (64, 3, 2), (64, 4, 2), (64, 5, 2), (128, 2, 2)} and legal(256) == {(64, 2, 2)}
-    assert PING_PONG.heuristic(case.but(D=192)) == PingPongConfig(64, 2, 2)
+    assert DEFAULTS(case.but(D=192), is_legal=is_legal) == PingPongConfig(64, 2, 2)
 
 
 @pytest.mark.more

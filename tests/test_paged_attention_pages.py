@@ -7,8 +7,9 @@ import torch
 from op_kernels import META, check_emulated, python_without_interpreter, slow
 
 from rooflab.bench.core.check_data import CheckTask
+from rooflab.kernels.lib.attention_gluon import tile_columns
 from rooflab.kernels.paged_attention import tma_pages
-from rooflab.kernels.paged_attention._configs import TMA_PAGES, tile_columns
+from rooflab.kernels.paged_attention._pages_args import TMA_PAGES
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -53,7 +54,6 @@ import torch
 from rooflab.bench.emulate.ours import every_launch
 from rooflab.bench.emulator import Launches
 from rooflab.kernels.paged_attention import tma_pages
-from rooflab.kernels.paged_attention._configs import TMA_PAGES, tile_columns
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -110,7 +110,7 @@ def test_refusals_name_a_rung_that_takes_it():
     assert "paged_attention/chunked takes it" in reason("fp32")
     assert "pages of a power of two of at least 8 tokens, got 24; paged_attention/chunked" in reason(block_size=24)
     assert "got 1;" in reason(block_size=1)
-    assert "head_dim of whole 16 bytes up to 256, got 68" in reason(D=68)
+    assert "expected D of at most 256 in multiples of 8, got 68; paged_attention/chunked" in reason(D=68)
     assert "has no 'k_scale'" in reason("kv_fp8")
     apart = torch.empty_strided((2**23, 16, 2, 64), (16 * 128 + 8, 128, 64, 1), dtype=torch.bfloat16, device=META)
     given = {"q": apart[0, :3, :1], "k_cache": apart, "v_cache": apart, "block_table": None, "seq_lens": None}
@@ -123,7 +123,7 @@ NOT_SPECIALIZED = """
 from rooflab.kernels.lib.merge import fused_kernel
 from rooflab.kernels.mla_decode.split_kv import split_kv_kernel
 from rooflab.kernels.paged_attention.chunked import chunked_kernel
-from rooflab.kernels.paged_attention._pages_consume import pages_kernel
+from rooflab.kernels.paged_attention.tma_pages import pages_kernel
 from rooflab.kernels.paged_attention.gqa_packed import gqa_packed_kernel
 for kernel in (gqa_packed_kernel, chunked_kernel, pages_kernel, split_kv_kernel, fused_kernel):
     print(kernel.fn.__name__, *(param.name for param in kernel.params if param.do_not_specialize))

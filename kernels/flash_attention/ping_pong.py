@@ -4,99 +4,397 @@ One warp loads queries, keys and values by TMA and runs ahead through rings in s
 queries.  Two warpgroups have 64 rows of queries and an accumulator each.  They take turns: one computes exponentials
 while the tensor cores work for the other.  Each also starts the next block's scores before it waits for this block's
 values, so its own products overlap its exponentials too.  Gluon has no named barriers: the turn is one mbarrier each,
-and costs a barrier of four warps; a step has five.
+and costs a barrier of four warps; a step has five.  For a head_dim of 64, three warpgroups need no turn (see `_step`).
 
 Tried, predicted, not built: docs/notes/flash_attention.md.
 """
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import Any
+
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-from rooflab.kernels._attention import LOG2E, SMALLEST_SCALE, AttentionLaunch, get_scale, strides_of
-from rooflab.kernels._device import sm_count
-from rooflab.kernels._layouts import HEADS
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import ALIGNMENT, MapMaker, map_maker
-from rooflab.kernels.flash_attention._launch import section_heads
-from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_mapped
-from rooflab.kernels.flash_attention._ping_pong_configs import (
-    PING_PONG,
-    ROWS,
-    PingPongConfig,
-    stages_in_queries,
-    width_of,
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
 )
-from rooflab.kernels.flash_attention._ping_pong_device import _attention
-from rooflab.kernels.flash_attention._timeline import TIMELINE
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import globaltimer
+
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.flash_attention._launch import section_heads, traffic
+from rooflab.kernels.flash_attention._maps import nothing_seen
+from rooflab.kernels.flash_attention._order_device import count_tiles, nth_tile, place
+from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.lib import attention_gluon as shared
+from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, map_maker, new_barriers, reinterpret
+from rooflab.kernels.takes import HALVES, why_not_mapped
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
+from rooflab.reference.spec import Arguments, Case, Scheme
+
+ROWS: gl.constexpr = shared.ROWS
+CONSUMER_REGISTERS = {2: 240, 3: 160}
+"""Registers per thread after setmaxnreg, by the number of consumers."""
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why TMA cannot load these tensors or wgmma cannot multiply them, or None."""
-    q, softmax_scale = inputs.q, inputs.softmax_scale
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}; online takes fp32, fp8 takes e4m3"
-    if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= 256:
-        return f"q: expected a head_dim of whole 16 bytes up to 256, got {q.shape[-1]}"
-    if softmax_scale is not None and softmax_scale < 0:
-        return f"softmax_scale: expected 0 or more, got {softmax_scale}; flash_attention/online takes it"
-    return next((why for name in "qkv" if (why := why_not_mapped(name, getattr(inputs, name)))), None)
+@dataclass(frozen=True)
+class PingPongConfig(LaunchConfig):
+    """Keys per block, slots of each ring, and consumers."""
+
+    block_n: int
+    stages: int
+    consumers: int
+    lazy: bool = False
+    """Whether earlier sums are rescaled only when a row's peak has grown by more than 8 in log2."""
+
+    @property
+    def block_m(self) -> int:
+        """Rows of queries per CTA."""
+        return 64 * self.consumers
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, because L2 keeps a section's keys and values for its tiles of queries."""
-    q, S, window = inputs.q, inputs.k.shape[1], inputs.window
-    keys_read = S if window is None else min(S, q.shape[1] - 1 + window)
-    lse = 4 * q.numel() // max(1, q.shape[-1]) if inputs.return_lse else 0
-    return Traffic(nbytes(q) + nbytes(inputs.k, inputs.v) * keys_read / max(1, S), nbytes(q) + lse)
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
+    """Two consumers, for a narrow head also three."""
+    consumers = (2, 3) if shared.tile_columns(int(case["D"])) == 64 else (2,)
+    return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers, lazy=(False, True))(case)
 
 
-def _map(x: Tensor, rows: int) -> MapMaker:
-    """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; ends with each sequence."""
-    B, T, H, D = x.shape
-    tile = [1, 1, rows, width_of(D)]
-    strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
-    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], tile, HEADS)
-
-
-def launch(of: Arguments) -> AttentionLaunch:
-    """Raises `ValueError` on an output that TMA cannot store."""
-    if reason := why_not_mapped("out", of.out):
-        raise ValueError(reason)
-    (B, T, H, D), S, config, softcap = of.q.shape, of.k.shape[1], of.config, of.softcap
-    heads, group = B * H, H // of.k.shape[2]
-    scale = max(get_scale(of.q, of.softmax_scale), SMALLEST_SCALE)
-    capped = (1.0, 2 * LOG2E * scale / softcap, softcap * LOG2E) if softcap else (scale * LOG2E, None, None)
-    return AttentionLaunch(
-        min(cdiv(T, config.block_m) * heads, sm_count(of.q.device)),
-        (T, S, H, group, heads, min(heads, section_heads(of.k, group))),
-        (of.window if of.window is not None and of.window < S else None, *capped),
-        (*strides_of(of.lse, 3), *strides_of(of.sinks, 1)),
-        {
-            "D": width_of(D), "CAUSAL": of.causal, "OUT_IN_Q": stages_in_queries(D), "num_warps": 4,
-            **config.launch_arguments,
-        },
-        (_map(of.q, ROWS), _map(of.k, config.block_n), _map(of.v, config.block_n), _map(of.out, ROWS)),
+def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Queries, rings, and the staged result, which with a wide head lies in the queries' memory."""
+    B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
+    return shared.footprint(
+        config.consumers, D, config.block_n, config.stages, rows=config.block_m * (1 if D > 128 else 2),
+        barriers=3 * config.consumers + 4 * config.stages, ctas=min(cdiv(T, config.block_m) * B * H, HOPPER_SMS),
     )  # fmt: skip
 
 
+def is_legal(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and each of its consumers."""
+    held = shared.consumer_registers(int(case["D"]), config.block_n)
+    return footprint(config, case, scheme).fits and held <= CONSUMER_REGISTERS[config.consumers]
+
+
+DEFAULTS = Defaults(
+    (
+        ({"D": 64, "tiles": HOPPER_SMS}, PingPongConfig(128, 4, 2)),  # three consumers would have fewer CTAs
+        ({"D": 64}, PingPongConfig(128, 4, 3)),
+        ({"D": 128}, PingPongConfig(128, 2, 2)),
+        ({"D": 256}, PingPongConfig(64, 2, 2)),
+    ),
+    lambda case, scheme: {"tiles": cdiv(int(case["T"]), 128) * int(case["B"]) * int(case["H"])},
+)
+"""The widest block that consumers and two slots can hold, more slots if they are small; a guess, unmeasured."""
+
+
+# Device code.  Keys and values have a ring of slots each.  A slot is `full` when the producer's bytes have arrived, and
+# `empty` when the products of all consumers have read it; a consumer's queries have one slot.  Two consumers pass
+# `turn` to each other: its holder starts its two products of a step, then passes it on and computes its exponentials.
+
+
+@gluon.jit
+def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
+    """The CTA's tile `nth`: its place along the queries, its head, its first row, the first block of keys that it sees,
+    and one past the last; at least one block, so rows that see no key need no special case."""
+    T, S, H, heads, tiles_m, section, window = order
+    tile_m, head = place(nth_tile(nth, gl.program_id(0), gl.num_programs(0)), tiles_m, heads, section, CAUSAL)
+    row = tile_m * (CONSUMERS * ROWS)
+    begin = 0
+    end = S
+    if CAUSAL:
+        end = min(S, row + CONSUMERS * ROWS + S - T)
+        if window is not None:
+            begin = max(row + S - T + 1 - window, 0) // BLOCK_N
+    return tile_m, head, row, begin, max(gl.cdiv(end, BLOCK_N), 1)
+
+
+@gluon.jit
+def _load(x, full, ring, slot, b, h, row):
+    """Asks for a box of rows of a head; `full` completes when all its bytes have arrived.  Zeros past the sequence."""
+    mbarrier.expect(full.index(slot), x.block_type.nbytes)
+    view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
+    async_load(x, [b, h, row, 0], full.index(slot), view)
+
+
+@gluon.jit
+def _produce(loads, CAUSAL: gl.constexpr):
+    """One warp's work: for each tile, from the last block of keys to the first, a block's keys and then the values of
+    the block before it, in the order in which the products need them; the queries come behind the first keys."""
+    q, k, v, group, order, memory = loads
+    _, _, H, heads, tiles_m, _, _ = order
+    queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
+    CONSUMERS: gl.constexpr = queries.shape[0]
+    BLOCK_N: gl.constexpr = keys.shape[1]
+    # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
+    slot, phase, v_slot, v_phase, q_phase = 0, 1, 0, 1, 1
+    for nth in range(count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
+        tile_m, head, row, begin, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
+        b = head // H
+        h = head % H
+        for step in range(end - begin):
+            first = (end - 1 - step) * BLOCK_N
+            mbarrier.wait(k_empty.index(slot), phase)
+            _load(k, k_full, keys, slot, b, h // group, first)
+            slot, phase = advance(slot, phase, keys)
+            if step == 0:
+                for of in gl.static_range(CONSUMERS):
+                    mbarrier.wait(q_empty.index(of), q_phase)
+                    _load(q, q_full, queries, of, b, h, row + of * ROWS)
+            else:
+                mbarrier.wait(v_empty.index(v_slot), v_phase)
+                _load(v, v_full, values, v_slot, b, h // group, first + BLOCK_N)
+                v_slot, v_phase = advance(v_slot, v_phase, values)
+        mbarrier.wait(v_empty.index(v_slot), v_phase)
+        _load(v, v_full, values, v_slot, b, h // group, begin * BLOCK_N)
+        v_slot, v_phase = advance(v_slot, v_phase, values)
+        q_phase ^= 1
+
+
+@gluon.jit
+def _weigh(scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, LAZY: gl.constexpr, MASKED: gl.constexpr):
+    """The softmax of the block of keys at `first`, for the queries from `row` on."""
+    T, S, _, _, _, _, window = order
+    last = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
+    return shared.softmax(scores, m_i, l_i, scales, last if CAUSAL else None, S - 1 - first, window, MASKED, LAZY)
+
+
+@gluon.jit
+def _step(
+    q_tile, memory, state, first, begin, row, order, scales,
+    CAUSAL: gl.constexpr, LAZY: gl.constexpr, MASKED: gl.constexpr, NTH: gl.constexpr,
+):  # fmt: skip
+    """The scores of the block at `first`, the value product of the last block, whose weights are known, and the softmax
+    of this block.  Also waits for the next step's keys.
+
+    One of two consumers computes this softmax while its value product runs, and waits for its next turn.  One of three
+    first waits for both products: so it holds one set of weights, and fits in 160 registers; the other two fill the
+    pause.  Its value product goes first: where tensor cores alternate between warps, 64 columns of values then lose
+    time to another's 128 columns of scores, and consumers do not fall into step."""
+    weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
+    queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn = memory
+    TURNS: gl.constexpr = queries.shape[0] == 2
+    BLOCK_N: gl.constexpr = keys.shape[1]
+    layout: gl.constexpr = shared.product_layout(BLOCK_N)
+    nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    if TURNS:
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(v_slot), v_phase)
+    if TURNS:
+        accumulator = shared.rescaled(accumulator, shrink, LAZY)
+    factors = shared.as_factor(weights, keys.dtype, accumulator.type.layout)
+    accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
+    if TURNS:
+        # Both products are started: the other consumer's may queue behind them.  The scores come first; their keys'
+        # slot is free as soon as they are there.
+        mbarrier.arrive(turn.index(1 - NTH))
+        scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
+        mbarrier.arrive(k_empty.index(slot))
+    else:
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores, accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(scores, accumulator))
+        mbarrier.arrive(k_empty.index(slot))
+        mbarrier.arrive(v_empty.index(v_slot))
+    weights, m_i, l_i, shrink = _weigh(scores, m_i, l_i, first, row, order, scales, CAUSAL, LAZY, MASKED)
+    if TURNS:
+        weights = shared.packed(weights, keys.dtype)
+    else:
+        accumulator = shared.rescaled(accumulator, shrink, LAZY)
+    used = v_slot
+    slot, phase = advance(slot, phase, keys)
+    v_slot, v_phase = advance(v_slot, v_phase, values)
+    # These waits are loops, and the assembler moves no wait for products across a loop.  Without a loop here it moved
+    # that wait before the exponentials, which then overlapped no product of this warpgroup.
+    mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
+    if TURNS:
+        mbarrier.wait(turn.index(NTH), turn_phase ^ 1, pred=first > begin)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(v_empty.index(used))
+    return weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase ^ 1
+
+
+@gluon.jit
+def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
+    """Divides by the sum, including the head's sink, and stores by TMA, which leaves out rows past the sequence."""
+    out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, _ = results
+    sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
+    share, natural = shared.finished(m_i, l_i, sink)
+    if lse is not None:
+        offsets = row + gl.arange(0, ROWS, m_i.type.layout)
+        base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
+        gl.store(base + offsets.to(gl.int64) * lse_stride_t, natural, mask=offsets < T)
+    staged.store(shared.rescaled(accumulator, share, False).to(out.dtype))
+    fence_async_shared()  # TMA reads what these threads stored
+    async_store(out, [b, h, row, 0], reinterpret(staged, out.dtype, out.block_type.shape, out.layout))
+
+
+@gluon.jit
+def _consume(given, CAUSAL: gl.constexpr, LAZY: gl.constexpr, NTH: gl.constexpr):
+    """A warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
+    results, order, scales, memory, staged = given
+    T, S, H, heads, tiles_m, _, window = order
+    timeline = results[7]
+    queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = memory
+    CONSUMERS: gl.constexpr = queries.shape[0]
+    D: gl.constexpr = queries.shape[2]
+    BLOCK_N: gl.constexpr = keys.shape[1]
+    scores_layout: gl.constexpr = shared.product_layout(BLOCK_N)
+    layout: gl.constexpr = shared.product_layout(D)
+    rows: gl.constexpr = gl.SliceLayout(1, scores_layout)
+    q_tile = queries.index(NTH)
+    slot, phase, v_slot, v_phase, q_phase = 0, 0, 0, 0, 0
+    turn_phase = 1 - NTH  # the first consumer begins
+    for nth in range(count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
+        if timeline is not None and NTH == 0:
+            began = globaltimer()
+        tile_m, head, row, begin, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
+        row += NTH * ROWS
+        last = row + S - T if CAUSAL else S - 1
+        kinds = shared.block_kinds(last, last + ROWS - 1, begin, end, window, BLOCK_N)
+        begin *= BLOCK_N
+        first = (end - 1) * BLOCK_N
+        # The last block may have keys past the end, so it is masked; no weights are known yet for a value product.
+        nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
+        mbarrier.wait(q_full.index(NTH), q_phase)
+        mbarrier.wait(k_full.index(slot), phase)
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
+        mbarrier.arrive(k_empty.index(slot))
+        m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows)
+        l_i = gl.zeros((ROWS,), gl.float32, rows)
+        weights, m_i, l_i, shrink = _weigh(scores, m_i, l_i, first, row, order, scales, CAUSAL, LAZY, True)
+        if CONSUMERS == 2:
+            weights = shared.packed(weights, keys.dtype)
+        accumulator = gl.zeros((ROWS, D), gl.float32, layout)
+        slot, phase = advance(slot, phase, keys)
+        mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
+        if CONSUMERS == 2:
+            mbarrier.wait(turn.index(NTH), turn_phase, pred=first > begin)
+        # One loop for each kind of block, so that the masks' instructions are only where a mask is.
+        state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase)
+        for kind in gl.static_range(3):
+            if kind == 1 or (CAUSAL and (kind == 0 or window is not None)):
+                for _ in range(kinds[kind]):
+                    first -= BLOCK_N
+                    state = _step(q_tile, memory, state, first, begin, row, order, scales, CAUSAL, LAZY, kind != 1, NTH)
+        weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
+        if D <= 128:
+            mbarrier.arrive(q_empty.index(NTH))  # the last scores are there: the next tile's queries may come
+        mbarrier.wait(v_full.index(v_slot), v_phase)
+        if CONSUMERS == 2:
+            accumulator = shared.rescaled(accumulator, shrink, LAZY)
+        factors = shared.as_factor(weights, keys.dtype, layout)
+        accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(v_empty.index(v_slot))
+        v_slot, v_phase = advance(v_slot, v_phase, values)
+        q_phase ^= 1
+        if D <= 128:
+            tma.store_wait(pendings=0)  # TMA has read the data staged here before
+        _store(results, T, head // H, head % H, row, staged.index(NTH), accumulator, m_i, l_i)
+        if D > 128:  # the result is staged over the queries: the next ones wait until TMA has read it
+            tma.store_wait(pendings=0)
+            mbarrier.arrive(q_empty.index(NTH))
+        if timeline is not None and NTH == 0:
+            keep(timeline, head * tiles_m + tile_m, began)
+    if D <= 128:
+        tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
+
+
+# Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
+@gluon.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])
+def _attention(
+    q, k, v, out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, group, heads, section,
+    window, scale, stretch, cap, timeline,
+    CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    LAZY: gl.constexpr,
+):  # fmt: skip
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    queries = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled)
+    keys = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
+    values = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
+    staged = queries
+    if D <= 128:
+        staged = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled)
+    q_full = new_barriers(CONSUMERS, 1)  # of the queries' bytes
+    q_empty = new_barriers(CONSUMERS, 1)  # the queries' consumer has read them for the last time
+    k_full = new_barriers(STAGES, 1)  # of a block's bytes
+    k_empty = new_barriers(STAGES, CONSUMERS)  # every consumer's products of the block are done
+    v_full = new_barriers(STAGES, 1)
+    v_empty = new_barriers(STAGES, CONSUMERS)
+    turn = new_barriers(CONSUMERS, 1)  # the other consumer has started its products
+    fence_async_shared()
+    results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, timeline)
+    order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
+    memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
+    given = (results, order, (scale, stretch, cap), memory, staged)
+    loads = (q, k, v, group, order, memory)
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [(_consume, (given, CAUSAL, LAZY, 0)), (_consume, (given, CAUSAL, LAZY, 1)), (_produce, (loads, CAUSAL))],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (given, CAUSAL, LAZY, 0)), (_consume, (given, CAUSAL, LAZY, 1)),
+                (_consume, (given, CAUSAL, LAZY, 2)), (_produce, (loads, CAUSAL)),
+            ],
+            [4, 4, 1], [160, 160, 24],
+        )  # fmt: skip
+
+
+def why_not_scaled(inputs: Arguments) -> str | None:
+    """Why a masked score of -inf would become the highest, or None."""
+    if (scale := inputs.softmax_scale) is None or scale >= 0:
+        return None
+    return f"softmax_scale: expected 0 or more, got {scale}; flash_attention/online takes it"
+
+
+def _map(x: Tensor, rows: int) -> Any:
+    """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; ends with each sequence."""
+    B, T, H, D = x.shape
+    strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
+    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, shared.tile_columns(D)], HEADS)
+
+
+def bind(of: Arguments) -> tuple[Any, ...]:
+    """What a launch passes in addition to tensors.  Raises `ValueError` on an output that TMA cannot store."""
+    if why := why_not_mapped(of.out):
+        raise ValueError(f"out: {why}")
+    (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
+    heads, group = B * H, H // of.k.shape[2]
+    window = of.window if of.window is not None and of.window < S else None  # a wider window hides nothing
+    strides = (0, 0, 0) if of.lse is None else of.lse.stride()
+    sinks_stride = 0 if of.sinks is None else of.sinks.stride(0)
+    scales = shared.exponents(shared.get_scale(of.q, of.softmax_scale), of.softcap)
+    return (
+        min(cdiv(T, config.block_m) * heads, sm_count(of.q.device)),
+        (_map(of.q, 64), _map(of.k, config.block_n), _map(of.v, config.block_n), _map(of.out, 64)),
+        (*strides, sinks_stride, T, S, H, group, heads, min(heads, section_heads(of.k, group)), window, *scales),
+        {"D": shared.tile_columns(D), "CAUSAL": of.causal, "num_warps": 4, **config.launch_arguments},
+    )
+
+
 @kernel(
-    backend="gluon", min_sm=90, unsupported=why_not_taken, aligned=("q", "k", "v"), traffic=traffic, tuning=PING_PONG,
-    bind=launch, empty=nothing_seen,
+    backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
+    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", unsupported=why_not_scaled, traffic=traffic,
+    tuning=Tuning(PingPongConfig, configs, DEFAULTS, footprint, is_legal), bind=bind, empty=nothing_seen,
 )  # fmt: skip
 def ping_pong(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: PingPongConfig, bound: AttentionLaunch,
+    return_lse: bool, config: PingPongConfig, bound: Any,
 ) -> None:  # fmt: skip
     """A producer warp loads; warpgroups of 64 rows take turns at exponentials and products."""
-    q_map, k_map, v_map, out_map = bound.maps
-    _attention[(bound.ctas,)](
-        q_map(q), k_map(k), v_map(v), out_map(out), lse, *bound.strides[:3], sinks, bound.strides[3], *bound.sizes,
-        *bound.scores, TIMELINE.get(), **bound.flags,
-    )  # fmt: skip
+    ctas, (q_map, k_map, v_map, out_map), numbers, flags = bound
+    _attention[(ctas,)](
+        q_map(q), k_map(k), v_map(v), out_map(out), lse, *numbers[:3], sinks, *numbers[3:], TIMELINE.get(), **flags
+    )

@@ -8,21 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded, registers, staged_tiles
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-
-PAGES_THREADS = 384
-"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
-CONSUMER_REGISTERS = 240
-PRODUCER_REGISTERS = 24
-"""Registers per thread after setmaxnreg."""
-TILE_M = 128
-"""Rows of a CTA of tma_pages; each consumer takes half."""
-PAGES_ELEMENT_BYTES = 2
-"""Bytes of a value; tma_pages takes only 16-bit dtypes."""
 
 
 @dataclass(frozen=True)
@@ -99,54 +87,6 @@ def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
     return T * group // block_m + B
 
 
-@dataclass(frozen=True)
-class PagesConfig(LaunchConfig):
-    """Keys per block, and slots of each ring."""
-
-    block_n: int
-    stages: int
-
-
-def tile_columns(head_dim: int) -> int:
-    """Columns of a tile of tma_pages: TMA fills those past head_dim with zeros."""
-    return max(64, padded(head_dim))
-
-
-def _pages_configs(case: Case, scheme: Scheme = BF16) -> tuple[PagesConfig, ...]:
-    """Blocks whose scores a consumer can hold, with rings of several depths."""
-    return tuple(itertools.starmap(PagesConfig, itertools.product((64, 128, 256), (2, 3, 4, 5))))
-
-
-def _consumer_registers(config: PagesConfig, head_dim: int) -> int:
-    """fp32 accumulator and scores and 16-bit weights, for 64 rows on 128 threads."""
-    return tile_columns(head_dim) // 2 + config.block_n // 2 + config.block_n // 4 + ADDRESS_REGISTERS
-
-
-def _pages_footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Average registers of the CTA's threads; queries, both rings and barriers in shared memory."""
-    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
-    tiles = tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, TILE_M)
-    rows = TILE_M + 2 * config.stages * config.block_n
-    return Footprint(
-        threads=PAGES_THREADS,
-        registers=(2 * _consumer_registers(config, D) + PRODUCER_REGISTERS) // 3,
-        shared_bytes=rows * tile_columns(D) * PAGES_ELEMENT_BYTES + (1 + 4 * config.stages) * BARRIER_BYTES,
-        ctas=min(tiles * H_kv, HOPPER_SMS),
-    )
-
-
-def _is_pages(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and each of its consumers."""
-    held = _consumer_registers(config, int(case["D"])) <= CONSUMER_REGISTERS
-    return _pages_footprint(config, case, scheme).fits and held
-
-
-def _pages_default(case: Case, scheme: Scheme = BF16) -> PagesConfig:
-    """The widest block that consumers and two slots can hold; more slots if they are small."""
-    width = tile_columns(int(case["D"]))
-    return PagesConfig(128 if width <= 128 else 64, 4 if width == 64 else 2)
-
-
 # A step whose staged keys and values fit in an SM's shared memory.  fp32 products are FMAs, whose operands fill the
 # registers: a wider tile spills (read in the SASS).
 GQA_DEFAULTS = Defaults((
@@ -169,4 +109,3 @@ CHUNKED_DEFAULTS = Defaults((
 ), _chunked_sizes)  # fmt: skip
 GQA_PACKED = Tuning(StepConfig, _gqa_configs, GQA_DEFAULTS, _gqa_footprint)
 CHUNKED = Tuning(Config, _chunked_configs, CHUNKED_DEFAULTS, _chunked_footprint)
-TMA_PAGES = Tuning(PagesConfig, _pages_configs, _pages_default, _pages_footprint, _is_pages)

@@ -11,105 +11,369 @@ Tried, predicted, not built: docs/notes/paged_attention.md.
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 from torch import Tensor
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
-from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._layouts import PAGES
-from rooflab.kernels._tma import MapMaker, map_maker
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.paged_attention._args import traffic, unaligned
-from rooflab.kernels.paged_attention._configs import TILE_M, TMA_PAGES, PagesConfig, tile_columns, tiles_at_most
-from rooflab.kernels.paged_attention._pages_consume import pages_kernel
-from rooflab.kernels.paged_attention.chunked import MOST_HEAD_DIM, seen_at_most
+from rooflab.kernels.lib import attention_gluon as shared
+from rooflab.kernels.lib.tma import advance, async_load, new_barriers, reinterpret
+from rooflab.kernels.paged_attention._args import traffic
+from rooflab.kernels.paged_attention._pages_args import TMA_PAGES, PagesConfig, cache_map, tiles_at_most, why_not_taken
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
-LEAST_PAGE = 8
-"""Rows after which the swizzle repeats; a box begins at a multiple of them."""
-MOST_UNITS = 2**31
-"""Coordinates of a tensor map have 32 bits with a sign."""
+ROWS: gl.constexpr = shared.ROWS
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why TMA cannot load the cache or wgmma cannot multiply, or None."""
-    k_cache, v_cache = inputs.k_cache, inputs.v_cache
-    block_size, other = k_cache.shape[1], "; paged_attention/chunked takes any"
-    if block_size < LEAST_PAGE or block_size & (block_size - 1):
-        wanted = f"pages of a power of two of at least {LEAST_PAGE} tokens"
-        return f"k_cache: expected {wanted}, got {block_size}{other}"
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if unaligned(cache):
-            return f"{name}: expected keys and values at multiples of 16 bytes, got strides {cache.stride()}{other}"
-        if _units(cache)[1] > MOST_UNITS:
-            wanted = "strides of pages and heads with a larger common factor"
-            return f"{name}: expected {wanted}, got {cache.stride()}{other}"
-    return None
+# Device code.  Keys and values have a ring of slots each.  A slot is a block of keys, made of boxes with rows of one
+# page each.  It is `full` when its bytes have arrived, and `empty` when both consumers' products of it are done.
 
 
-def _units(cache: Tensor) -> tuple[int, int, int, int]:
-    """Pages and heads as one dimension of the tensor map: its stride, its size, and how far apart in it two pages and
-    two heads are."""
-    num_blocks, _, H_kv, _ = cache.shape
-    page, head = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
-    unit = math.gcd(page, head) or 8
-    page, head = page // unit, head // unit
-    return unit, (num_blocks - 1) * page + (H_kv - 1) * head + 1, page, head
+@gluon.jit
+def _bound(cu, b):
+    return gl.load(cu + b) if cu is not None else b
 
 
-def _map(cache: Tensor, box: int, whole: bool) -> tuple[MapMaker, int, int]:
-    """What makes the tensor map of a cache, and how far apart in its first dimension two pages and two heads are.
+@gluon.jit
+def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length, the
+    blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that see
+    the most keys come first."""
+    cu, lens, B, H_kv, tiles, window = work
+    number = turn * gl.num_programs(0) + gl.program_id(0)
+    tile = tiles - 1 - number // H_kv
+    low = 0
+    high = B
+    while high - low > 1:
+        middle = (low + high) // 2
+        behind = _bound(cu, middle) * GROUP // (2 * ROWS) + middle > tile
+        high = gl.where(behind, middle, high)
+        low = gl.where(behind, low, middle)
+    b = low
+    first_query = _bound(cu, b)
+    queries = _bound(cu, b + 1) - first_query
+    row = (tile - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
+    length = gl.load(lens + b)
+    last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
+    end = gl.maximum(length - queries + last_query + 1, 0)
+    end = gl.where(row < queries * GROUP, end, 0)
+    begin = 0
+    if window is not None:
+        begin = gl.maximum(length - queries + row // GROUP + 1 - window, 0)
+    high = gl.cdiv(end, BLOCK_N)
+    return number % H_kv, b, first_query, queries, row, length, gl.minimum(begin // BLOCK_N, high), high, begin
 
-    A box has `box` keys of a page and a head in wgmma's order: 8 rows of 64 columns, the same rows' next columns
-    (if `whole`; otherwise the next columns are another box), the next 8 rows.  With pages and heads that is one
-    dimension more than the five of a tensor map, so pages and heads are one.
+
+@gluon.constexpr_function
+def tile_layout(rows, columns, copies):
+    """A slot in wgmma's swizzled atoms of 8 rows and 64 columns.  If one copy takes all columns of a box, those of 8
+    rows lie before the next 8 rows; if it takes 64, all rows lie before the next 64 columns."""
+    atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
+    across = [[0, column] for column in (64, 128) if column < columns]
+    down = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
+    return gl.SharedLinearLayout(atom + (across + down if copies == 1 else down + across), [], 1024)
+
+
+@gluon.jit
+def _tile(ring, slot, COPIES: gl.constexpr):
+    layout: gl.constexpr = tile_layout(ring.shape[1], ring.shape[2], COPIES)
+    return reinterpret(ring.index(slot), ring.dtype, [ring.shape[1], ring.shape[2]], layout)
+
+
+@gluon.jit
+def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The page numbers of the boxes of a block, one in each lane.  -1 past the end of the sequence and before all
+    windows, where pages may have been freed."""
+    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    key = start + lane * BOX
+    there = (lane < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
+    return gl.load(table + key // BLOCK_SIZE, mask=there, other=-1)
+
+
+@gluon.jit
+def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
+    """Loads a block of pages from their row `row` on; zeros for page -1, because TMA gives zeros outside the map.
+
+    A page number passes from its lane to the copy as a sum over the warp: one instruction, which writes a uniform
+    register.  `boxes` is BLOCK_N // BOX, an argument so that the compiler keeps the loop: unrolled, 16 boxes spill.
     """
-    block_size, D = cache.shape[1], cache.shape[3]
-    unit, units, page, head = _units(cache)
-    row = cache.stride(1)
-    shape = [units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
-    boxes = [1, box // 8, tile_columns(D) // 64 if whole else 1, 8, 64]
-    return map_maker(TensorDescriptor, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head
+    BLOCK_N: gl.constexpr = slot.shape[0]
+    D: gl.constexpr = slot.shape[1]
+    UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
+    mbarrier.expect(bar, BLOCK_N * D * (x.dtype.primitive_bitwidth // 8))
+    views = reinterpret(slot, x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
+    lane = gl.arange(0, 32, pages.type.layout)
+    units = gl.where(pages < 0, -1, pages * page_units + first_unit)
+    for some in range(boxes // UNROLLED):
+        for nth in gl.static_range(UNROLLED):
+            part = some * UNROLLED + nth
+            unit = gl.sum(gl.where(lane == part, units, 0), 0)
+            for copy in gl.static_range(COPIES):
+                view = views.index(copy * (BLOCK_N // BOX) + part)
+                async_load(x, [unit, row // 8, 0, 0, copy * 64], bar, view)
 
 
-def launch(of: Arguments) -> AttentionLaunch:
-    """As many CTAs as SMs, or as there may be tiles."""
+@gluon.jit
+def _clear(slot, left, COPIES: gl.constexpr):
+    """Writes zeros over the values from `left` on, eight rows at a time, because a page may hold NaN there."""
+    BLOCK_N: gl.constexpr = slot.shape[0]
+    D: gl.constexpr = slot.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    atoms = reinterpret(slot, slot.dtype, [BLOCK_N // 8 * (D // 64), 8, 64], gl.NVMMASharedLayout(128, 16, 2))
+    DOWN: gl.constexpr = D // 64 // COPIES  # atoms from 8 rows to the next 8
+    ACROSS: gl.constexpr = BLOCK_N // 8 if COPIES > 1 else 1  # and from 64 columns to the next 64
+    rows = gl.arange(0, 8, gl.SliceLayout(1, layout))
+    part = left // 8
+    for column in range(D // 64):
+        view = atoms.index(column * ACROSS + part * DOWN)
+        rows_before = view.load(layout)
+        view.store(gl.where((rows < left % 8)[:, None], rows_before, 0.0))
+        for behind in range(part + 1, BLOCK_N // 8):
+            atoms.index(column * ACROSS + behind * DOWN).store(gl.zeros([8, 64], slot.dtype, layout))
+    fence_async_shared()
+
+
+@gluon.jit
+def _produce(
+    loads, work, memory,
+    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr,
+):  # fmt: skip
+    """One warp's work: a block's keys before the values of the block before it, in the order in which the products need
+    them."""
+    k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes = loads
+    cu, lens, B, H_kv, tiles, window = work
+    keys, values, k_full, k_empty, v_full, v_empty = memory
+    STAGES: gl.constexpr = keys.shape[0]
+    BLOCK_N: gl.constexpr = keys.shape[1]
+    # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
+    slot, phase, v_slot, v_phase = 0, 1, 0, 1
+    landed_phase = 0
+    for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
+        kv_head, b, _, _, _, length, low, high, begin = _place(turn, work, GROUP, BLOCK_N)
+        own = table + b.to(gl.int64) * table_stride
+        start = (high - 1) * BLOCK_N
+        coming = _pages(own, start, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
+        before = gl.zeros_like(coming)
+        for step in range(high - low + 1):
+            pages = coming
+            coming = _pages(own, start - BLOCK_N, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
+            if step < high - low:
+                mbarrier.wait(k_empty.index(slot), phase)
+                _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, start % BLOCK_SIZE,
+                      boxes, BOX, COPIES)  # fmt: skip
+                slot, phase = advance(slot, phase, keys)
+            if step > 0:
+                first = start + BLOCK_N
+                # Values that the end cuts are `full` once the rest is zeros; the last barrier is that of their bytes.
+                cut = first + BLOCK_N > length
+                mbarrier.wait(v_empty.index(v_slot), v_phase)
+                _load(v, v_full.index(gl.where(cut, STAGES, v_slot)), values.index(v_slot), before, v_page,
+                      kv_head * v_head, first % BLOCK_SIZE, boxes, BOX, COPIES)  # fmt: skip
+                if cut:
+                    mbarrier.wait(v_full.index(STAGES), landed_phase)
+                    landed_phase ^= 1
+                    _clear(values.index(v_slot), length - first, COPIES)
+                    mbarrier.arrive(v_full.index(v_slot))
+                v_slot, v_phase = advance(v_slot, v_phase, values)
+            before = pages
+            start -= BLOCK_N
+
+
+@gluon.jit
+def _steps(
+    q_tile, memory, state, from_block, to_block, low, positions, scales, window,
+    MASKED: gl.constexpr, COPIES: gl.constexpr,
+):  # fmt: skip
+    """Blocks `from_block` down to `to_block`: a block's exponentials overlap the value product of the block before.
+    The block's keys have arrived; each step but that of block `low` waits for the next block's."""
+    weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
+    keys, values, k_full, k_empty, v_full, v_empty = memory
+    BLOCK_N: gl.constexpr = keys.shape[1]
+    layout: gl.constexpr = weights.type.layout
+    for step in range(from_block - to_block):
+        block = from_block - 1 - step
+        nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        key_tile = _tile(keys, slot, COPIES)
+        scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        mbarrier.wait(v_full.index(v_slot), v_phase)
+        accumulator = shared.rescaled(accumulator, shrink, False)
+        factors = shared.as_factor(weights, keys.dtype, accumulator.type.layout)
+        accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
+        scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
+        mbarrier.arrive(k_empty.index(slot))
+        last = (positions - block * BLOCK_N)[:, None]
+        weights, m_i, l_i, shrink = shared.softmax(scores, m_i, l_i, scales, last, None, window, MASKED, False)
+        slot, phase = advance(slot, phase, keys)
+        # This wait is a loop, over which the assembler moves no wait for products.  Without it here, it moved that wait
+        # before the exponentials, which then overlapped no product of this warpgroup.
+        mbarrier.wait(k_full.index(slot), phase, pred=block > low)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(v_empty.index(v_slot))
+        v_slot, v_phase = advance(v_slot, v_phase, values)
+    return weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase
+
+
+@gluon.jit
+def _consume(
+    given, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
+):
+    """A warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
+    tensors, strides, scales, work, queries_tile, memory = given
+    q, out, lse, sinks = tensors
+    q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
+    cu, lens, B, H_kv, tiles, window = work
+    keys, values, k_full, k_empty, v_full, v_empty = memory
+    D: gl.constexpr = keys.shape[2]
+    BLOCK_N: gl.constexpr = keys.shape[1]
+    scores_layout: gl.constexpr = shared.product_layout(BLOCK_N)
+    layout: gl.constexpr = shared.product_layout(D)
+    rows_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
+    loaded: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    q_tile = queries_tile.index(HALF)
+    slot, phase, v_slot, v_phase = 0, 0, 0, 0
+    for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
+        kv_head, b, first_query, queries, row, length, low, high, _ = _place(turn, work, GROUP, BLOCK_N)
+        row += HALF * ROWS
+        numbers = row + gl.arange(0, ROWS, gl.SliceLayout(1, loaded))
+        dims = gl.arange(0, D, gl.SliceLayout(0, loaded))
+        token = (first_query + numbers // GROUP).to(gl.int64)
+        head = (kv_head * GROUP + numbers % GROUP).to(gl.int64)
+        there = (numbers < queries * GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+        rows = gl.load(q + (token * q_stride_t + head * q_stride_h)[:, None] + dims[None, :], mask=there, other=0.0)
+        q_tile.store(-rows if NEGATED else rows)  # a negative scale: softmax takes a positive one
+        fence_async_shared()  # wgmma reads what these threads stored
+
+        mine = row + gl.arange(0, ROWS, rows_layout)
+        positions = length - queries + mine // GROUP
+        m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows_layout)
+        l_i = gl.zeros((ROWS,), gl.float32, rows_layout)
+        accumulator = gl.zeros((ROWS, D), gl.float32, layout)
+        if low < high:
+            nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
+            mbarrier.wait(k_full.index(slot), phase)
+            key_tile = _tile(keys, slot, COPIES)
+            scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
+            scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
+            mbarrier.arrive(k_empty.index(slot))
+            seen = (positions - (high - 1) * BLOCK_N)[:, None]
+            weights, m_i, l_i, shrink = shared.softmax(scores, m_i, l_i, scales, seen, None, window, True, False)
+            slot, phase = advance(slot, phase, keys)
+            mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
+            first = length - queries + row // GROUP
+            final = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
+            crossed, whole, _ = shared.block_kinds(first, final, low, high, window, BLOCK_N)
+            ends = (high - 1, high - 1 - crossed, high - 1 - crossed - whole, low)
+            state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase)
+            for kind in gl.static_range(3):
+                if kind < 2 or window is not None:
+                    state = _steps(
+                        q_tile, memory, state, ends[kind], ends[kind + 1], low, positions, scales, window, kind != 1,
+                        COPIES,
+                    )  # fmt: skip
+            weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
+            mbarrier.wait(v_full.index(v_slot), v_phase)
+            accumulator = shared.rescaled(accumulator, shrink, False)
+            factors = shared.as_factor(weights, keys.dtype, layout)
+            accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
+            accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+            mbarrier.arrive(v_empty.index(v_slot))
+            v_slot, v_phase = advance(v_slot, v_phase, values)
+
+        own_head = kv_head * GROUP + mine % GROUP
+        sink = gl.load(sinks + own_head, mask=mine < queries * GROUP, other=0.0) if sinks is not None else None
+        share, natural = shared.finished(m_i, l_i, sink)
+        if lse is not None:
+            own_token = (first_query + mine // GROUP).to(gl.int64)
+            gl.store(
+                lse + own_token * lse_stride_t + own_head.to(gl.int64) * lse_stride_h,
+                natural,
+                mask=mine < queries * GROUP,
+            )
+        result = shared.rescaled(accumulator, share, False)
+        q_tile.store(result.to(out.dtype.element_ty))  # through the queries' memory, so that rows are stored whole
+        result = q_tile.load(loaded)
+        gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=there)
+
+
+# Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
+@gluon.jit(do_not_specialize=["B", "tiles", "window", "table_stride", "boxes"])
+def pages_kernel(
+    q, k, v, out, lse, sinks, table, lens, cu, B, H_kv, tiles, k_page, k_head, v_page, v_head, boxes, window, scale,
+    stretch, cap, q_stride_t, q_stride_h, table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    HEAD_DIM: gl.constexpr, D: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr,
+):  # fmt: skip
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    queries = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], swizzled)
+    keys = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
+    values = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
+    k_full = new_barriers(STAGES, 1)  # of a block's bytes
+    k_empty = new_barriers(STAGES, 2)  # both consumers' products of the block are done
+    v_full = new_barriers(STAGES + 1, 1)  # the last: of the bytes of a block that the producer then clears in part
+    v_empty = new_barriers(STAGES, 2)
+    fence_async_shared()
+    memory = (keys, values, k_full, k_empty, v_full, v_empty)
+    work = (cu, lens, B, H_kv, tiles, window)
+    strides = (q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h)
+    given = ((q, out, lse, sinks), strides, (scale, stretch, cap), work, queries, memory)
+    loads = (k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes)
+    gl.warp_specialize(
+        [
+            (_consume, (given, HEAD_DIM, GROUP, NEGATED, COPIES, 0)),
+            (_consume, (given, HEAD_DIM, GROUP, NEGATED, COPIES, 1)),
+            (_produce, (loads, work, memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+def bind(of: Arguments) -> tuple[Any, ...]:
+    """What a launch passes in addition to tensors: the grid, maps, numbers and constants.  As many CTAs as SMs, or as
+    there may be tiles."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
-    tiles = tiles_at_most(T, B, H // H_kv, TILE_M)
-    scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
+    tiles, columns = tiles_at_most(T, B, H // H_kv), shared.tile_columns(D)
+    # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
+    window = None if of.window is None else min(of.window, of.block_table.shape[1] * block_size)
+    scale = shared.get_scale(of.q, of.softmax_scale)
     box, whole = min(block_size, of.config.block_n), D % 64 == 0
-    (keys, *k_units), (values, *v_units) = _map(of.k_cache, box, whole), _map(of.v_cache, box, whole)
-    return AttentionLaunch(
-        min(tiles * H_kv, sm_count(of.q.device)),
-        (B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box),
-        (scale, factor, seen_at_most(of.window, of.block_table, of.k_cache), cap),
-        (*of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2)),
-        {
-            "HEAD_DIM": D, "D": tile_columns(D), "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box,
-            "WINDOW": of.window is not None, "SOFTCAP": of.softcap is not None, "NEGATED": negated,
-            "COPIES": 1 if whole else tile_columns(D) // 64, "num_warps": 4, **of.config.launch_arguments,
-        },
-        (keys, values),
+    (keys, *k_units), (values, *v_units) = cache_map(of.k_cache, box, whole), cache_map(of.v_cache, box, whole)
+    lse_strides = (0, 0) if of.lse is None else of.lse.stride()
+    numbers = (
+        B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box, window,
+        *shared.exponents(abs(scale), of.softcap),
+        *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *lse_strides,
     )  # fmt: skip
+    flags = {
+        "HEAD_DIM": D, "D": columns, "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box, "NEGATED": scale < 0,
+        "COPIES": 1 if whole else columns // 64, "num_warps": 4, **of.config.launch_arguments,
+    }  # fmt: skip
+    return min(tiles * H_kv, sm_count(of.q.device)), keys, values, numbers, flags
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, MOST_HEAD_DIM + 1, 8)},
+    backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
     instead="paged_attention/chunked", unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic,
-    bind=launch, tuning=TMA_PAGES,
+    bind=bind, tuning=TMA_PAGES,
 )  # fmt: skip
 def tma_pages(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
     lse: Tensor | None, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
-    sinks: Tensor | None, return_lse: bool, config: PagesConfig, bound: AttentionLaunch,
+    sinks: Tensor | None, return_lse: bool, config: PagesConfig, bound: Any,
 ) -> None:  # fmt: skip
     """A producer warp copies pages; two warpgroups of 64 rows multiply.  Does not wait for the device."""
-    k_map, v_map = bound.maps
-    pages_kernel[(bound.ctas,)](
-        q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *bound.sizes,
-        *bound.scores, *bound.strides, **bound.flags,
-    )  # fmt: skip
+    ctas, k_map, v_map, numbers, flags = bound
+    pages_kernel[(ctas,)](
+        q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *numbers, **flags
+    )
