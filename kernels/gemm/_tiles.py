@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -64,6 +64,18 @@ class Config(StreamTile):
 def by_fma(scheme: Scheme) -> bool:
     """Whether threads multiply by FMAs: the tensor cores have no exact fp32."""
     return scheme.activation == torch.float32 and scheme.name != "tf32"
+
+
+def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
+    """`sizes` of a table of defaults: 0 where threads multiply by FMAs."""
+    return {"tensor_cores": int(not by_fma(scheme))}
+
+
+def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
+    """Rows of defaults for 16 bits, and the same for 32 bits, where a tile along K has half as many values."""
+    wide = [replace(config, block_k=config.block_k // 2) for _, config in rows]
+    narrow = tuple(({**most, "itemsize": 2}, config) for most, config in rows)
+    return (*narrow, *((most, config) for (most, _), config in zip(rows, wide, strict=True)))
 
 
 def uses_wgmma(block_m: int, scheme: Scheme) -> bool:
