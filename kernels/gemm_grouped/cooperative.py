@@ -36,8 +36,7 @@ from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.gemm._tma import Stored, stored_as
 from rooflab.kernels.gemm_grouped._configs import COOPERATIVE, GroupedRing, panels
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
-from rooflab.kernels.gemm_grouped._operands import zeros
-from rooflab.kernels.gemm_grouped._tiles import traffic
+from rooflab.kernels.gemm_grouped._operands import traffic, zeros
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.takes import HALVES

@@ -27,8 +27,7 @@ from rooflab.kernels._device import sm_count
 from rooflab.kernels._gluon import async_load, async_store, reinterpret
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_silu_and_mul._configs import COOPERATIVE, PairRing
-from rooflab.kernels.gemm_silu_and_mul._maps import stored, why_no_maps, zeros
-from rooflab.kernels.gemm_silu_and_mul._tiled import traffic
+from rooflab.kernels.gemm_silu_and_mul._maps import stored, traffic, why_no_maps, zeros
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.takes import HALVES
