@@ -76,8 +76,8 @@ def _gemm(
             part = parts[index]
             if HAS_BIAS:
                 part += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-            mask = (rows < M)[:, None] & (columns < N)[None, :]
             if HAS_RESIDUAL:
+                mask = (rows < M)[:, None] & (columns < N)[None, :]
                 residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
                 part += residual.to(tl.float32)
             out_map.store([row, first], part.to(out_map.dtype))

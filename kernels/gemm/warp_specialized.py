@@ -63,8 +63,8 @@ def _gemm(
         columns = column + tl.arange(0, BLOCK_N)
         if HAS_BIAS:
             accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-        mask = (rows < M)[:, None] & (columns < N)[None, :]
         if HAS_RESIDUAL:
+            mask = (rows < M)[:, None] & (columns < N)[None, :]
             residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
             accumulator += residual.to(tl.float32)
         out_map.store([row, column], accumulator.to(out_ptr.dtype.element_ty))
