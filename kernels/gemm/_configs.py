@@ -225,7 +225,7 @@ PIPELINED = Tuning(
     Config, space(Config, _SIDES, _EXACT, num_warps=(4, 8), num_stages=(2, 3, 4, 5), group_m=(1, 8)),
     _by_rows(4, 3, 3, 2), by_pointers,
 )  # fmt: skip
-# By TMA: few rows of a take narrow tiles until every SM has one; along K 128 bytes.
+# By TMA, 128 bytes along K; unmeasured.  Few rows of a take narrow tiles, so that more SMs have one.
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
 TMA = Tuning(

@@ -79,7 +79,7 @@ def _quicker(case: Case, scheme: Scheme = BF16) -> ClusterTile:
     return quickest([ClusterTile(2, 256, 4, group, 2, 2), ClusterTile(2, 128, 6, group, 2, 2)], case, scheme)
 
 
-# Few rows of a take narrow tiles until every SM has one; the most slots that fit, fewer in 32 bits.
+# Unmeasured.  Few rows of a take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
 _WHOLE = RingTile(128, 256, 64, 3, 16, 256)
 _HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
 COOPERATIVE = Tuning(

@@ -91,7 +91,7 @@ def by_maps(of: Arguments) -> Any:
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     numbers = M, N, K, row_stride(of.residual)
-    return *maps, grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
+    return maps, grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
 
 
 @kernel(
@@ -103,5 +103,5 @@ def persistent(
     residual: Tensor | None, precision: str, config: TileInParts, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands and stores the result."""
-    a_map, b_map, c_map, grid, numbers, constants = bound
+    (a_map, b_map, c_map), grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *numbers, **constants)

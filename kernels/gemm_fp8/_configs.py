@@ -102,7 +102,7 @@ def _three_or_two(case: Case, scheme: Scheme = BF16) -> ClusterTile:
     return three if turns[0] <= 1.05 * turns[1] else two
 
 
-# By rows and columns of the result, so that with few of either every SM of a Hopper has a tile.
+# By rows and columns of the result; unmeasured.  With few of either, narrow tiles give more SMs a tile.
 _ONE_WARPGROUP = (
     ({"M": 64, "N": 4096}, Config(64, 16, 4, 6)), ({"M": 64, "N": 7168}, Config(64, 32, 4, 6)),
     ({"M": 64}, Config(64, 128, 4, 6)),

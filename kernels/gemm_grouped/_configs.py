@@ -86,7 +86,7 @@ def _ring(config: GroupedRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     return ring_footprint(blocks, config.stages, result, tiles, int(case["K"]), scheme)
 
 
-# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
+# Every table is unmeasured.  Exact fp32 has no tensor core: FMAs hold both tiles in registers; larger tiles spill.
 _EXACT = {"tensor_cores": 0}, Config(32, 64, 16, 4, 2)
 GROUPED = Tuning(
     Config,

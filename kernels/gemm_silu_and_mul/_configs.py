@@ -103,7 +103,7 @@ def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
 
 # Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 _EXACT = {"tensor_cores": 0}
-# By the rows of a and the columns of gate: the largest tile of which every SM gets one, and as many stages as fit.
+# By the rows of a and the columns of gate; unmeasured.  Smaller tiles where large ones would leave SMs without one.
 FUSED = Tuning(
     Config,
     space(
