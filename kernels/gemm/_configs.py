@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,20 +11,20 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiles import (
-    GROUP_ROWS,
     RING_THREADS,
     ROW_BYTES,
     Config,
     Sides,
     StreamTile,
+    at_both_widths,
     by_fma,
     one_wave,
-    quickest,
     space,
     staged,
+    tensor_cores,
     tile_footprint,
 )
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 LEAST_STORE_COLUMNS = 64
@@ -100,43 +100,26 @@ def is_specialized(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
     return config.num_warps == 4 and config.block_m >= 128 and specialized(config, case, scheme).fits
 
 
-def _by_rows(decode: int, small: int, large: int, exact: int, case: Case, scheme: Scheme = BF16) -> Config:
+def _by_rows(decode: int, small: int, large: int, exact: int) -> Defaults:
     """One of four tiles by the rows of a, with these stages."""
-    M = int(case["M"])
-    if by_fma(scheme):  # FMAs hold both tiles in registers, and larger tiles spill
-        return Config(32, 64, 16, num_warps=4, num_stages=exact)
-    if M <= 16:  # a decode batch fits 16 rows, the least of mma.sync; then only the bytes in flight matter
-        return Config(16, 64, 128, num_warps=4, num_stages=decode)
-    if M <= 64:  # the least rows of wgmma
-        return Config(64, 128, 64, num_warps=4, num_stages=small)
-    return Config(128, 128, 64, num_warps=8, num_stages=large)
+    return Defaults((
+        # FMAs hold both tiles in registers, and larger tiles spill.
+        ({"tensor_cores": 0}, Config(32, 64, 16, 4, exact)),
+        # A decode batch fits 16 rows, the least of mma.sync; then only the bytes in flight matter.
+        ({"M": 16}, Config(16, 64, 128, 4, decode)),
+        ({"M": 64}, Config(64, 128, 64, 4, small)),  # the least rows of wgmma
+        ({}, Config(128, 128, 64, 8, large)),
+    ), tensor_cores)  # fmt: skip
 
 
-def _quickest_of(
-    of: type, fit: Callable[[Any, Case, Scheme], Any], rows: Sequence[tuple[int, ...]],
-    case: Case, scheme: Scheme = BF16,
-) -> Any:  # fmt: skip
-    """The quickest of the tiles in `rows`, of those that `fit` returns."""
-    block_k = ROW_BYTES // scheme.activation.itemsize
-    tiles = [of(m, n, block_k, warps, stages, GROUP_ROWS // m, *more) for m, n, warps, stages, *more in rows]
-    fitting = [fit(tile, case, scheme) for tile in tiles]
-    return quickest([tile for tile in fitting if tile is not None], case, scheme)
+def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """And the outputs."""
+    return {"outputs": int(case["M"]) * int(case["N"]), **tensor_cores(case, scheme)}
 
 
-def _as_it_is(config: Config, case: Case, scheme: Scheme) -> Config:
-    return config
-
-
-def _with_fewer_stages(config: TileInParts, case: Case, scheme: Scheme) -> TileInParts:
-    """With a residual, which takes their memory."""
-    while not in_parts(config, case, scheme).fits:
-        config = replace(config, num_stages=config.num_stages - 1)
-    return config
-
-
-def _if_legal(config: Config, case: Case, scheme: Scheme) -> Config | None:
-    """In fp32 some results are too large for shared memory."""
-    return config if is_specialized(config, case, scheme) else None
+def _or_fewer_stages(*rows: tuple[dict[str, int], TileInParts]) -> list[tuple[dict[str, int], TileInParts]]:
+    """Each row also with one and two stages less, whose memory a residual takes."""
+    return [(most, replace(c, num_stages=c.num_stages - fewer)) for most, c in rows for fewer in range(3)]
 
 
 def skinny_tile(M: int, scheme: Scheme) -> Sides:
@@ -236,35 +219,49 @@ def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ..
 # Through pointers: stages of a decode batch, of few rows, of many rows, and of exact fp32.
 TENSOR_CORE = Tuning(
     Config, space(Config, _SIDES, _EXACT, num_warps=(4, 8), num_stages=(1,), group_m=(1, 8)),
-    partial(_by_rows, 1, 1, 1, 1), by_pointers,
+    _by_rows(1, 1, 1, 1), by_pointers,
 )  # fmt: skip
 PIPELINED = Tuning(
     Config, space(Config, _SIDES, _EXACT, num_warps=(4, 8), num_stages=(2, 3, 4, 5), group_m=(1, 8)),
-    partial(_by_rows, 4, 3, 3, 2), by_pointers,
+    _by_rows(4, 3, 3, 2), by_pointers,
 )  # fmt: skip
-# By TMA: rows of block_m, block_n, num_warps, num_stages and store_parts; along K 128 bytes.
+# By TMA, 128 bytes along K; unmeasured.  Few rows of a take narrow tiles, so that more SMs have one.
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
 TMA = Tuning(
     Config, _tma_space(Config, _BY_TMA, group_m=(1, 8, 16)),
-    partial(_quickest_of, Config, _as_it_is, (
-        (128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 5), (64, 128, 4, 4), (64, 64, 4, 6), (64, 32, 4, 8),
-    )), by_tma,
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 4096}, Config(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, Config(64, 64, 64, 4, 6, 32)),
+        ({"M": 256, "N": 32768}, Config(64, 256, 64, 4, 5, 32)),
+        ({"M": 256, "N": 65536}, Config(64, 128, 64, 4, 4, 32)), ({"M": 256}, Config(64, 256, 64, 4, 5, 32)),
+        ({"outputs": 524288}, Config(64, 64, 64, 4, 6, 32)), ({"outputs": 2097152}, Config(128, 128, 64, 8, 3, 16)),
+        ({}, Config(128, 256, 64, 8, 4, 16)),
+    ), _sizes), by_tma,
 )  # fmt: skip
 # As many stages as fit with a part of the result.
 PERSISTENT = Tuning(
     TileInParts, _stored_in_parts,
-    partial(_quickest_of, TileInParts, _with_fewer_stages, (
-        (128, 256, 8, 4, 4), (128, 128, 8, 6, 2), (64, 256, 4, 4, 2), (64, 128, 4, 8, 1), (64, 64, 4, 8, 1),
-        (64, 32, 4, 8, 1),
-    )), in_parts,
+    Defaults(at_both_widths(*_or_fewer_stages(
+        ({"M": 256, "N": 4096}, TileInParts(64, 32, 64, 4, 8, 32, 1)),
+        ({"M": 256, "N": 6144}, TileInParts(64, 64, 64, 4, 8, 32, 1)),
+        ({"M": 256, "N": 32768}, TileInParts(64, 256, 64, 4, 4, 32, 2)),
+        ({"M": 256, "N": 65536}, TileInParts(64, 128, 64, 4, 8, 32, 1)),
+        ({"M": 256}, TileInParts(64, 256, 64, 4, 4, 32, 2)),
+        ({"outputs": 524288}, TileInParts(64, 64, 64, 4, 8, 32, 1)),
+        ({"outputs": 2097152}, TileInParts(128, 128, 64, 8, 6, 16, 2)),
+        ({}, TileInParts(128, 256, 64, 8, 4, 16, 4)),
+    )), _sizes), in_parts,
 )  # fmt: skip
-# As many stages as fit with the result.
+# As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
+_NARROWER = Config(128, 128, 64, 4, 4, 16)
 WARP_SPECIALIZED = Tuning(
     Config, _tma_space(Config, ((128, 256), *_BY_TMA[1:]), num_warps=(4,), group_m=(1, 8, 16)),
-    partial(_quickest_of, Config, _if_legal, (
-        (128, 256, 4, 3), (128, 128, 4, 6), (128, 128, 4, 4), (128, 64, 4, 8), (128, 32, 4, 8),
-    )), specialized, is_specialized,
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
+        ({"M": 256}, Config(128, 256, 64, 4, 3, 16)), ({"M": 256}, _NARROWER),
+        ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)), ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)),
+        ({}, Config(128, 256, 64, 4, 3, 16)), ({}, _NARROWER),
+    ), _sizes), specialized, is_specialized,
 )  # fmt: skip
 # For few rows of a.
 SPLIT_K = Tuning(

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from rooflab.kernels._multicast_configs import ClusterTile, cluster_tuning
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._tiles import GROUP_ROWS, ROW_BYTES, quickest, ring_footprint, stages_that_fit
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.gemm._tiles import GROUP_ROWS, ROW_BYTES, at_both_widths, quickest, ring_footprint
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 DEEP_K = 2048
 """From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
-CANDIDATES = ((128, 256), (256, 128), (128, 128), (128, 64))
-"""block_m and block_n; two consumers can hold at most 128 x 256 outputs."""
 RINGS = (
     *((3, 0, False), (4, 0, False), (4, 1, False), (6, 0, False), (6, 2, False), (8, 0, False), (8, 4, False)),
     *((4, 0, True), (6, 0, True)),
@@ -68,19 +66,11 @@ def _is_ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
     return leads and _ring(config, case, scheme).fits
 
 
-def _quickest_ring(case: Case, scheme: Scheme = BF16) -> RingTile:
-    """The quickest of `CANDIDATES`, each with the most slots that fit."""
-    return quickest([_with_ring(m, n, case, scheme) for m, n in CANDIDATES], case, scheme)
-
-
-def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> RingTile:
-    """Stages half a tile if this makes room for a slot; not with a residual, which would make the consumer wait."""
-    size = scheme.activation.itemsize
-    large = block_m * block_n == 128 * 256
-    halved = large and (size > 2 or (int(case["K"]) >= DEEP_K and not case.get("residual")))
-    store_n = block_n // 2 if halved else block_n
-    stages = stages_that_fit((block_m + block_n) * ROW_BYTES, block_m * store_n * size)
-    return RingTile(block_m, block_n, ROW_BYTES // size, stages, GROUP_ROWS // block_m, store_n)
+def _depth(case: Case, scheme: Scheme) -> dict[str, int]:
+    """The outputs; and K where a fourth slot may gain more than staging a whole tile: not with a residual, which would
+    make the consumer wait."""
+    outputs = int(case["M"]) * int(case["N"])
+    return {"outputs": outputs, "deep": 0 if case.get("residual") else int(case["K"])}
 
 
 def _quicker(case: Case, scheme: Scheme = BF16) -> ClusterTile:
@@ -89,6 +79,19 @@ def _quicker(case: Case, scheme: Scheme = BF16) -> ClusterTile:
     return quickest([ClusterTile(2, 256, 4, group, 2, 2), ClusterTile(2, 128, 6, group, 2, 2)], case, scheme)
 
 
-COOPERATIVE = Tuning(RingTile, _rings, _quickest_ring, _ring, _is_ring)
+# Unmeasured.  Few rows of a take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
+_WHOLE = RingTile(128, 256, 64, 3, 16, 256)
+_HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
+COOPERATIVE = Tuning(
+    RingTile, _rings,
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 6144}, RingTile(128, 64, 64, 8, 16, 64)),
+        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), *(({"M": 256}, half) for half in _HALF),
+        ({"outputs": 524288}, RingTile(128, 64, 64, 8, 16, 64)),
+        ({"outputs": 2097152}, RingTile(128, 128, 64, 6, 16, 128)),
+        ({"outputs": 2097152}, RingTile(128, 128, 64, 5, 16, 128)),
+        ({"deep": DEEP_K - 1}, _WHOLE), *(({}, half) for half in _HALF),
+    ), _depth), _ring, _is_ring,
+)  # fmt: skip
 # One fp32 accumulator per consumer, of products of 16 bits.
 MULTICAST = cluster_tuning((2,), (128, 256), (1, 2, 4), _quicker, itemsize=2, accumulators=1)

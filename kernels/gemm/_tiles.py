@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig
 from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 24
@@ -30,12 +30,6 @@ Smaller tiles need more; no measurement shows that L2 delivers it."""
 GROUP_ROWS = 2048
 """Rows of a per group of tiles: a wave of 132 tiles of 128 x 256 then reads 2048 rows and 2112 columns, near the
 minimum; with 1024 rows it would read 4224 columns."""
-BARRIERS_BYTES = 1024
-"""Reserved for mbarriers and their alignment."""
-MOST_STAGES = 8
-OPERAND_WEIGHT = 64
-"""Cost of each operand value that a tile reads per k, in products, for the choice between tiles: a guess by which
-128 x 128 tiles take 8/7 of the time of 128 x 256 tiles for the same work; unmeasured."""
 RING_THREADS = 384
 """Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 RING_BARRIERS = 3
@@ -64,6 +58,18 @@ class Config(StreamTile):
 def by_fma(scheme: Scheme) -> bool:
     """Whether threads multiply by FMAs: the tensor cores have no exact fp32."""
     return scheme.activation == torch.float32 and scheme.name != "tf32"
+
+
+def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
+    """`sizes` of a table of defaults: 0 where threads multiply by FMAs."""
+    return {"tensor_cores": int(not by_fma(scheme))}
+
+
+def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
+    """Rows of defaults for 16 bits, and the same for 32 bits, where a tile along K has half as many values."""
+    wide = [replace(config, block_k=config.block_k // 2) for _, config in rows]
+    narrow = tuple(({**most, "itemsize": 2}, config) for most, config in rows)
+    return (*narrow, *((most, config) for (most, _), config in zip(rows, wide, strict=True)))
 
 
 def uses_wgmma(block_m: int, scheme: Scheme) -> bool:
@@ -195,13 +201,3 @@ def quickest(candidates: Sequence[AnyTile], case: Case, scheme: Scheme) -> AnyTi
         return float(waves * max(products, loads))
 
     return min(candidates, key=clocks)
-
-
-def tile_work(block_m: int, block_n: int) -> int:
-    """Products of a tile per k, and its operands by their weight."""
-    return block_m * block_n + OPERAND_WEIGHT * (block_m + block_n)
-
-
-def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
-    """Stages of the deepest ring, at most eight, that an SM's shared memory holds in addition to `bytes_beside`."""
-    return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)

@@ -8,6 +8,14 @@ TMA loads a residual into the same memory during the products.  Consumers hold m
 CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al.,
 2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot: `multicast` does.
 
+A slot of the ring is `full` when its bytes have arrived.  It has one `empty` barrier per consumer that reads it,
+complete when that consumer's products of the slot are done; the producer refills the slot when all are.  So one
+consumer may be ahead of the other, and the second reads the first one's `empty` to see how far the first is.
+
+With turns, a tile's slots belong to one consumer, and the tiles' slots follow each other through the ring.  A consumer
+passes the turn on when it has started the last product of its tile.  Without that order it might wait for a slot whose
+fill before the awaited one has not arrived, and a barrier's parity cannot tell the one from the other.
+
 Tried, predicted, not built: docs/notes/gemm.md.
 """
 
@@ -17,20 +25,248 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
+from rooflab.kernels._gluon import async_load, async_store
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._coop_device import _gemm
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
 from rooflab.kernels.gemm._tiled import traffic
 from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.ring import next_slot
 from rooflab.reference.spec import Arguments
 
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+
+
+@gluon.jit
+def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    tile = tile.to(gl.uint32)  # an unsigned division takes fewer instructions
+    group_tiles = (GROUP_M * tiles_n).to(gl.uint32)
+    first_m = (tile // group_tiles).to(gl.int32) * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M).to(gl.uint32)
+    inside = tile % group_tiles
+    return first_m + (inside % group_m).to(gl.int32), (inside // group_m).to(gl.int32)
+
+
+@gluon.jit
+def _skip(slot, phase, steps, STAGES: gl.constexpr):
+    at = slot + steps
+    return at % STAGES, phase ^ (at // STAGES & 1)
+
+
+@gluon.jit
+def _produce(
+    a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    slot = 0
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
+        column = tile_n * BLOCK_N
+        for step in range(steps):
+            k = step * BLOCK_K
+            for part in gl.static_range(PARTS):
+                mbarrier.wait(empty.index(PARTS * slot + part), phase)
+            bar = full.index(slot)
+            mbarrier.expect(bar, PARTS * a.block_type.nbytes + b.block_type.nbytes)
+            for part in gl.static_range(PARTS):
+                row = tile_m * BLOCK_M + part * (BLOCK_M // PARTS)
+                if A_TRANSPOSED:
+                    async_load(a, [k, row], bar, a_ring.index(PARTS * slot + part))
+                else:
+                    async_load(a, [row, k], bar, a_ring.index(PARTS * slot + part))
+            if B_TRANSPOSED:
+                async_load(b, [column, k], bar, b_ring.index(slot))
+            else:
+                async_load(b, [k, column], bar, b_ring.index(slot))
+            slot, phase = next_slot(slot, phase, STAGES)
+
+
+@gluon.jit
+def _load_bias(bias, N, column, layout: gl.constexpr, BLOCK_N: gl.constexpr):
+    columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    return gl.load(bias + columns, mask=columns < N, other=0.0)
+
+
+@gluon.jit
+def _fetch(residual, staged, landed, row, column):
+    tma.store_wait(pendings=0)  # TMA has read the tile staged here before
+    mbarrier.expect(landed, residual.block_type.nbytes)
+    async_load(residual, [row, column], landed, staged)
+
+
+@gluon.jit
+def _await(landed, landing, HAS_RESIDUAL: gl.constexpr):
+    """Waits for the residual in the staged memory, or else until TMA has read what was stored from there."""
+    if HAS_RESIDUAL:
+        mbarrier.wait(landed, landing)
+    else:
+        tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _store(out, part, staged, row, column, HAS_RESIDUAL: gl.constexpr):
+    if HAS_RESIDUAL:
+        part += staged.load(part.type.layout).to(gl.float32)
+    staged.store(part.to(out.dtype))
+    fence_async_shared()
+    async_store(out, [row, column], staged)
+
+
+@gluon.jit
+def _store_halves(out, residual, total, staged, landed, row, column, ROWS: gl.constexpr, STORE_N: gl.constexpr):
+    HAS_RESIDUAL: gl.constexpr = residual is not None
+    first, second = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+    _store(out, first, staged, row, column, HAS_RESIDUAL)
+    if HAS_RESIDUAL:
+        _fetch(residual, staged, landed, row, column + STORE_N)
+    _await(landed, 1, HAS_RESIDUAL)
+    _store(out, second, staged, row, column + STORE_N, HAS_RESIDUAL)
+
+
+@gluon.jit
+def _multiply(
+    accumulator, steps, slot, phase, a_ring, b_ring, full, empty, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, PART: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """A tile's products, of which the last is in flight; also returns the slot of the last."""
+    before = 0  # starting as `slot`, it would not be carried from step to step (Triton 3.6: the two are one value then)
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        left = a_ring.index(PARTS * slot + PART)
+        right = b_ring.index(slot)
+        if A_TRANSPOSED:
+            left = left.permute((1, 0))
+        if B_TRANSPOSED:
+            right = right.permute((1, 0))
+        accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+        # One product stays in flight; the product before it is done and its slot is free.
+        accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
+        mbarrier.arrive(empty.index(PARTS * before + PART), pred=step > 0)
+        before = slot
+        slot, phase = next_slot(slot, phase, STAGES)
+    return accumulator, before, slot, phase
+
+
+@gluon.jit
+def _consume(
+    out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn, staged, landed,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
+    LEAD: gl.constexpr, PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    CONSUMER: gl.constexpr,
+):  # fmt: skip
+    HAS_RESIDUAL: gl.constexpr = residual is not None
+    ROWS: gl.constexpr = BLOCK_M // PARTS
+    PART: gl.constexpr = CONSUMER % PARTS
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
+    )
+    # Zeros only for the type: the first product of each tile replaces the accumulator.
+    accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    slot = 0
+    phase = 0
+    landing = 0
+    passed = 1 - CONSUMER  # a new barrier counts the phase before its first as complete: the first turn is free
+    begin = gl.program_id(0)
+    stride = gl.num_programs(0)
+    if PARTS == 1:
+        begin += CONSUMER * stride
+        stride *= 2
+        slot, phase = _skip(slot, phase, CONSUMER * steps, STAGES)
+    elif PART == 1 and LEAD > 0:
+        if steps >= LEAD:
+            mbarrier.wait(empty.index(2 * (LEAD - 1)), 0)
+    last = tiles_m * tiles_n - 1
+    tile_m, tile_n = _place(min(begin, last), tiles_m, tiles_n, GROUP_M)
+    for tile in range(begin, last + 1, stride):
+        row = tile_m * BLOCK_M + PART * ROWS
+        column = tile_n * BLOCK_N
+        if HAS_RESIDUAL:
+            _fetch(residual, staged, landed, row, column)
+        if PARTS == 1:
+            mbarrier.wait(turn.index(CONSUMER), passed)
+            passed ^= 1
+        accumulator, before, slot, phase = _multiply(
+            accumulator, steps, slot, phase, a_ring, b_ring, full, empty,
+            STAGES, PARTS, PART, A_TRANSPOSED, B_TRANSPOSED,
+        )  # fmt: skip
+        if PARTS == 1:
+            mbarrier.arrive(turn.index(1 - CONSUMER))
+            slot, phase = _skip(slot, phase, steps, STAGES)
+        # While the last product runs: all that does not need it.
+        tile_m, tile_n = _place(min(tile + stride, last), tiles_m, tiles_n, GROUP_M)
+        if bias is not None:
+            addend = _load_bias(bias, N, column, layout, BLOCK_N)
+        _await(landed, landing, HAS_RESIDUAL)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(empty.index(PARTS * before + PART))
+        total = accumulator
+        if bias is not None:
+            total += addend.to(gl.float32)[None, :]
+        if STORE_N == BLOCK_N:
+            _store(out, total, staged, row, column, HAS_RESIDUAL)
+            landing ^= 1
+        else:
+            _store_halves(out, residual, total, staged, landed, row, column, ROWS, STORE_N)
+    tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
+
+
+@gluon.jit
+def _gemm(
+    a, b, bias, residual, out, M, N, K,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    STORE_N: gl.constexpr, LEAD: gl.constexpr, TURNS: gl.constexpr, A_TRANSPOSED: gl.constexpr,
+    B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    PARTS: gl.constexpr = 1 if TURNS else 2
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    steps = gl.cdiv(K, BLOCK_K)
+    a_ring = gl.allocate_shared_memory(a.dtype, [PARTS * STAGES] + a.block_type.shape, a.layout)
+    b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [PARTS * STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    landed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+    for part in gl.static_range(PARTS * STAGES):
+        mbarrier.init(empty.index(part), count=1)
+    for consumer in gl.static_range(2 if TURNS else 0):
+        mbarrier.init(turn.index(consumer), count=1)
+    if residual is not None:
+        mbarrier.init(landed.index(0), count=1)
+        mbarrier.init(landed.index(1), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn,
+                        staged.index(0), landed.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD, PARTS,
+                        A_TRANSPOSED, B_TRANSPOSED, 0)),
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn,
+                        staged.index(1), landed.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD, PARTS,
+                        A_TRANSPOSED, B_TRANSPOSED, 1)),
+            (_produce, (a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
+                        STAGES, GROUP_M, PARTS, A_TRANSPOSED, B_TRANSPOSED)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
 
 
 def by_maps(of: Arguments) -> Any:

@@ -19,7 +19,7 @@ from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import PERSISTENT, TileInParts
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, traffic
+from rooflab.kernels.gemm._tiled import constants, traffic
 from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tiles import grouped_tile
@@ -73,9 +73,13 @@ def _gemm(
         for index in tl.static_range(STORE_PARTS):
             first = column + index * (BLOCK_N // STORE_PARTS)
             columns = first + tl.arange(0, BLOCK_N // STORE_PARTS)
-            part = add_bias_and_residual(
-                parts[index], bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
-            )
+            part = parts[index]
+            if HAS_BIAS:
+                part += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+            if HAS_RESIDUAL:
+                mask = (rows < M)[:, None] & (columns < N)[None, :]
+                residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+                part += residual.to(tl.float32)
             out_map.store([row, first], part.to(out_map.dtype))
 
 
@@ -87,7 +91,7 @@ def by_maps(of: Arguments) -> Any:
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     numbers = M, N, K, row_stride(of.residual)
-    return *maps, grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
+    return maps, grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
 
 
 @kernel(
@@ -99,5 +103,5 @@ def persistent(
     residual: Tensor | None, precision: str, config: TileInParts, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands and stores the result."""
-    a_map, b_map, c_map, grid, numbers, constants = bound
+    (a_map, b_map, c_map), grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *numbers, **constants)

@@ -18,7 +18,7 @@ from torch import Tensor
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import SPLIT_K, SplitTile, share_steps
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._tiled import constants, store_tile
+from rooflab.kernels.gemm._tiled import constants
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
@@ -53,8 +53,14 @@ def _gemm(
         a_ptrs += step_a
         b_ptrs += step_b
     if SPLIT == 1:
-        store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
-                   HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+        if HAS_BIAS:
+            accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        mask = (rows < M)[:, None] & (columns < N)[None, :]
+        if HAS_RESIDUAL:
+            residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+            accumulator += residual.to(tl.float32)
+        out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+        tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
     else:
         places = partial_ptr + (share * M + rows)[:, None] * N + columns[None, :]
         tl.store(places, accumulator, mask=(rows < M)[:, None] & (columns < N)[None, :])

@@ -22,7 +22,7 @@ from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import STREAM_K, tile_steps
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._tiled import constants, store_tile
+from rooflab.kernels.gemm._tiled import constants
 from rooflab.kernels.gemm._tiles import StreamTile
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
@@ -60,8 +60,16 @@ def _gemm(
         if last or step == end - 1:
             # A tile is whole if its first step is in this share.
             if last and step - (steps - 1) >= begin:
-                store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
-                           HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+                if HAS_BIAS:
+                    accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+                mask = (rows < M)[:, None] & (columns < N)[None, :]
+                if HAS_RESIDUAL:
+                    residual = tl.load(
+                        residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0
+                    )
+                    accumulator += residual.to(tl.float32)
+                out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+                tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
             else:
                 # Each program has two places: for a tile that another program began, and for the tile that it begins.
                 place = 2 * program + (step - step % steps >= begin).to(tl.int64)
@@ -92,8 +100,14 @@ def _fix_up(
         accumulator += tl.load(partial_ptr + 2 * program * (BLOCK_M * BLOCK_N) + cells)
     rows = (this // tiles_n).to(tl.int64) * BLOCK_M + inner_rows
     columns = (this % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    store_tile(accumulator, rows, columns, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
-               HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+    if HAS_BIAS:
+        accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+        accumulator += residual.to(tl.float32)
+    out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def traffic(inputs: Arguments) -> Traffic:

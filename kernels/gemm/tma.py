@@ -17,7 +17,7 @@ from torch import Tensor
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import TMA
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, traffic
+from rooflab.kernels.gemm._tiled import constants, traffic
 from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm._tma import stored_operands, why_not_loaded
 from rooflab.kernels.launcher import kernel
@@ -43,10 +43,12 @@ def _gemm(
     # int64, because row * stride passes 2**31 from M * N = 2**31 on; the maps use 64 bits anyway.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
     columns = column + tl.arange(0, BLOCK_N)
-    accumulator = add_bias_and_residual(
-        accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
-    )
+    if HAS_BIAS:
+        accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     mask = (rows < M)[:, None] & (columns < N)[None, :]
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+        accumulator += residual.to(tl.float32)
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -26,7 +26,7 @@ from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import WARP_SPECIALIZED
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, traffic
+from rooflab.kernels.gemm._tiled import constants, traffic
 from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
 from rooflab.kernels.launcher import kernel
@@ -61,9 +61,12 @@ def _gemm(
             accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64, because row * stride passes 2**31
         columns = column + tl.arange(0, BLOCK_N)
-        accumulator = add_bias_and_residual(
-            accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
-        )
+        if HAS_BIAS:
+            accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        if HAS_RESIDUAL:
+            mask = (rows < M)[:, None] & (columns < N)[None, :]
+            residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+            accumulator += residual.to(tl.float32)
         out_map.store([row, column], accumulator.to(out_ptr.dtype.element_ty))
 
 

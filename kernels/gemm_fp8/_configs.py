@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._multicast_configs import ClusterTile, cluster_tuning
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tiles import one_wave
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Case, Scheme
 
 BLOCK_K = 128
@@ -45,14 +46,6 @@ class ConsumerTile:
     """Row panels of tiles that share their columns of b in L2."""
 
 
-def columns(M: int, N: int, block_m: int, widest: int) -> int:
-    """Columns of the widest tile with which every SM of a Hopper has a tile, or 16."""
-    for block_n in (256, 128, 64, 32):
-        if block_n <= widest and cdiv(M, block_m) * cdiv(N, block_n) >= HOPPER_SMS:
-            return block_n
-    return 16
-
-
 def ring(
     config: Config | ConsumerTile, case: Case, threads: int, registers: int, more_shared_bytes: int = 0
 ) -> Footprint:
@@ -67,36 +60,23 @@ def ring(
     )
 
 
-def _tuning(widest: int, accumulators: int, narrow: int, stages: int) -> Tuning:
-    """Tiles of one or two warpgroups with up to `widest` columns, and `accumulators` fp32 registers per output.
-
-    By default one warpgroup up to 64 rows, with up to `narrow` columns, else two, with these stages; the most columns
-    with which every SM has a tile.
-    """
-
-    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        options = itertools.product((4, 8), (3, 4, 5, 6, 8), (1, 8))
-        every = itertools.product((64, 128), (16, 32, 64, 128, 256), options)
-        return tuple(Config(m, n, *o) for m, n, o in every if n <= widest and (o[0] == 4 or m == 128))
-
-    def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        M, N = int(case["M"]), int(case["N"])
-        if M <= 64:
-            return Config(64, columns(M, N, 64, narrow), num_warps=4, num_stages=6)
-        return Config(128, columns(M, N, 128, widest), num_warps=8, num_stages=stages)
+def _by_warps(accumulators: int) -> Callable[..., Footprint]:
+    """`footprint` of one or two warpgroups that hold this many fp32 registers per output."""
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         threads = 32 * config.num_warps
         sums = accumulators * config.block_m * config.block_n
         return ring(config, case, threads, sums // threads + ADDRESS_REGISTERS)
 
-    return Tuning(Config, configs, heuristic, footprint)
+    return footprint
 
 
-def _consumer_tiles(case: Case, scheme: Scheme = BF16) -> tuple[ConsumerTile, ...]:
-    """One to three consumers, with tiles up to the columns of one block scale."""
-    sides = itertools.product((64, 128, 192), (16, 32, 64, 128), (3, 4, 5, 6, 8), (1, 4, 8))
-    return tuple(itertools.starmap(ConsumerTile, sides))
+def _tiles(widest: int) -> Callable[..., tuple[Config, ...]]:
+    """Tiles of one or two warpgroups with up to `widest` columns."""
+    columns = [n for n in (16, 32, 64, 128, 256) if n <= widest]
+    sides = itertools.product((64, 128), columns, (4, 8), (3, 4, 5, 6, 8), (1, 8))
+    every = tuple(Config(m, n, warps, *more) for m, n, warps, *more in sides if warps == 4 or m == 128)
+    return lambda case, scheme=BF16: every
 
 
 def by_consumers(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -110,23 +90,8 @@ def by_consumers(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Foo
     return one_wave(ring(config, case, threads, registers, 2 * config.block_m * config.block_n))
 
 
-def _fullest_wave(case: Case, scheme: Scheme = BF16) -> ConsumerTile:
-    """Rows: two or three consumers, whichever fills the last wave better, or one for M <= 64; columns: the most with
-    which every SM has a tile."""
-    M, N = int(case["M"]), int(case["N"])
-    if M <= 64:
-        return ConsumerTile(64, columns(M, N, 64, 128), num_stages=8)
-    block_n = columns(M, N, 128, 128)
-
-    def turns(block_m: int) -> int:
-        """Rows that the busiest SM multiplies."""
-        tiles = cdiv(M, block_m) * cdiv(N, block_n)
-        return int(block_m * cdiv(tiles, HOPPER_SMS))
-
-    # The larger tile reads a sixth less from L2 per FLOP, so it is better if both take equally long.
-    if turns(192) <= turns(128):
-        return ConsumerTile(192, block_n, num_stages=4)
-    return ConsumerTile(128, block_n, num_stages=5)
+def _outputs(case: Case, scheme: Scheme) -> dict[str, int]:
+    return {"outputs": int(case["M"]) * int(case["N"])}
 
 
 def _three_or_two(case: Case, scheme: Scheme = BF16) -> ClusterTile:
@@ -137,10 +102,51 @@ def _three_or_two(case: Case, scheme: Scheme = BF16) -> ClusterTile:
     return three if turns[0] <= 1.05 * turns[1] else two
 
 
-FAST_ACCUM = _tuning(widest=256, accumulators=1, narrow=128, stages=4)
-"""The most columns of one wgmma."""
-PROMOTED = _tuning(widest=128, accumulators=2, narrow=128, stages=5)
-"""The columns of one block scale, for which two accumulators fit: fp8's for this 128 of K, and the fp32 one."""
-PROMOTED_WS = Tuning(ConsumerTile, _consumer_tiles, _fullest_wave, by_consumers)
+# By rows and columns of the result; unmeasured.  With few of either, narrow tiles give more SMs a tile.
+_ONE_WARPGROUP = (
+    ({"M": 64, "N": 4096}, Config(64, 16, 4, 6)), ({"M": 64, "N": 7168}, Config(64, 32, 4, 6)),
+    ({"M": 64}, Config(64, 128, 4, 6)),
+)  # fmt: skip
+FAST_ACCUM = Tuning(
+    Config, _tiles(256), Defaults((
+        *_ONE_WARPGROUP,
+        ({"N": 4096, "outputs": 524288}, Config(128, 16, 8, 4)),
+        ({"outputs": 917504}, Config(128, 32, 8, 4)),
+        ({"M": 128}, Config(128, 128, 8, 4)),
+        ({"outputs": 2097152}, Config(128, 64, 8, 4)),
+        ({"N": 4096}, Config(128, 256, 8, 4)),
+        ({"M": 512}, Config(128, 128, 8, 4)),
+        ({}, Config(128, 256, 8, 4)),
+    ), _outputs), _by_warps(accumulators=1),
+)  # fmt: skip
+"""Up to the most columns of one wgmma."""
+PROMOTED = Tuning(
+    Config, _tiles(128), Defaults((
+        *_ONE_WARPGROUP,
+        ({"N": 4096, "outputs": 524288}, Config(128, 16, 8, 5)),
+        ({"K": 512}, Config(128, 128, 8, 5)),
+        ({"outputs": 917504}, Config(128, 32, 8, 5)),
+        ({"outputs": 2097152}, Config(128, 64, 8, 5)),
+        ({}, Config(128, 128, 8, 5)),
+    ), _outputs), _by_warps(accumulators=2),
+)  # fmt: skip
+"""Up to the columns of one block scale, for which two accumulators fit: fp8's for this 128 of K, and the fp32 one."""
+PROMOTED_WS = Tuning(
+    ConsumerTile,  # of one to three consumers, with tiles up to the columns of one block scale
+    space(
+        ConsumerTile, block_m=(64, 128, 192), block_n=(16, 32, 64, 128), num_stages=(3, 4, 5, 6, 8), group_m=(1, 4, 8)
+    ),
+    Defaults((
+        ({"M": 64, "N": 4096}, ConsumerTile(64, 16, 8)), ({"M": 64, "N": 7168}, ConsumerTile(64, 32, 8)),
+        ({"M": 64}, ConsumerTile(64, 128, 8)),
+        ({"N": 4096, "outputs": 524288}, ConsumerTile(128, 16, 5)),
+        ({"K": 512}, ConsumerTile(128, 128, 5)),
+        ({"outputs": 917504}, ConsumerTile(128, 32, 5)),
+        ({"outputs": 2097152}, ConsumerTile(128, 64, 5)),
+        ({"outputs": 8388608}, ConsumerTile(128, 128, 5)),
+        ({"outputs": 12582912}, ConsumerTile(192, 128, 4)),  # three consumers fill the last wave better
+        ({}, ConsumerTile(128, 128, 5)),
+    ), _outputs), by_consumers,
+)  # fmt: skip
 # A product and its sum per consumer.
 MULTICAST = cluster_tuning((2, 3), (BLOCK_N,), (1, 2), _three_or_two, itemsize=1, accumulators=2)

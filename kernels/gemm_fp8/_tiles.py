@@ -1,11 +1,9 @@
-"""What the TMA kernels share: traffic, checks, maps, and the order of tiles."""
+"""What the TMA kernels share: traffic, checks and maps."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import triton
-import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv
@@ -42,13 +40,3 @@ def by_maps(of: Arguments) -> Any:
 def scale_strides(of: Arguments) -> tuple[int, ...]:
     """The strides of both block scales; zeros for one scale each."""
     return (*of.a_scale.stride(), *of.b_scale.stride()) if block_scaled(of.a_scale) else (0, 0, 0, 0)
-
-
-@triton.jit
-def place(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Row and column of tile number `tile`, in groups of row panels that share their columns of b in L2."""
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    group_tiles = GROUP_M * tl.cdiv(N, BLOCK_N)
-    first_m = tile // group_tiles * GROUP_M
-    group_m = min(tiles_m - first_m, GROUP_M)
-    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m

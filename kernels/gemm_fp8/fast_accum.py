@@ -20,8 +20,9 @@ from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import by_maps, place, traffic
+from rooflab.kernels.gemm_fp8._tiles import by_maps, traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 
@@ -30,7 +31,7 @@ def _gemm(
     a_map, b_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N, K, stride_om,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    tile_m, tile_n = place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     # If the loop might not run, ptxas serializes the wgmma of 128 x 256 in Triton 3.6's code (its warning C7515).
     tl.assume(K > 0)
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

@@ -17,8 +17,9 @@ from torch import Tensor
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED, Config
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import by_maps, place, traffic, unsupported
+from rooflab.kernels.gemm_fp8._tiles import by_maps, traffic, unsupported
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
@@ -28,7 +29,7 @@ def _gemm(
     HAS_BIAS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    tile_m, tile_n = place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     # int64, because row * stride passes 2**31 from M * N = 2**31 on.
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)

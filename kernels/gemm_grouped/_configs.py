@@ -8,25 +8,21 @@ panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough; 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiles import (
     ROW_BYTES,
-    AnyTile,
     Config,
-    by_fma,
+    at_both_widths,
     ring_footprint,
     space,
     staged,
-    stages_that_fit,
+    tensor_cores,
     tile_footprint,
-    tile_work,
 )
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 
@@ -50,44 +46,10 @@ def by_tma(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     return replace(needs, shared_bytes=needs.shared_bytes + config.num_stages * BARRIER_BYTES)
 
 
-def least_work(candidates: Sequence[AnyTile], case: Case) -> AnyTile:
-    """The config that gives the busiest SM the least work, operands included, the first of equals: a prediction,
-    unmeasured.  It assumes that each expert with rows leaves half a tile empty.
-    """
+def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """And the average rows of an expert, the values of the result, and all columns of b."""
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
-    used = min(T, E)
-
-    def weight(config: AnyTile) -> int:
-        whole = max(float(used), T / config.block_m + (used / 2 if T > used * config.block_m / 2 else 0))
-        waves = cdiv(round(whole * cdiv(N, config.block_n)), HOPPER_SMS)
-        return int(waves) * tile_work(config.block_m, config.block_n)
-
-    return min(candidates, key=weight)
-
-
-# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-_EXACT = Config(32, 64, 16, num_warps=4, num_stages=2)
-
-
-def _by_rows(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the average rows of an expert; of wgmma's tiles the one with the least work for the busiest SM."""
-    if by_fma(scheme):
-        return _EXACT
-    rows, depth = int(case["T"]) / max(1, int(case["E"])), 128 // scheme.activation.itemsize
-    if rows <= 32:  # few rows fit a tile of mma.sync; then only the bytes in flight matter
-        return Config(16 if rows <= 12 else 32, 64, 2 * depth, num_warps=4, num_stages=5)
-    tiles = (128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 2), (64, 128, 4, 4)
-    return least_work([Config(m, n, depth, warps, stages) for m, n, warps, stages in tiles], case)
-
-
-def _by_work(case: Case, scheme: Scheme = BF16) -> Config:
-    """The tile with the least work for the busiest SM, with as many stages as fit with as many CTAs per SM as registers
-    allow."""
-    if by_fma(scheme):
-        return _EXACT
-    block_k = ROW_BYTES // scheme.activation.itemsize
-    tiles = (128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 2), (64, 128, 4, 4), (64, 64, 4, 6), (64, 32, 4, 8)
-    return least_work([Config(m, n, block_k, warps, stages) for m, n, warps, stages in tiles], case)
+    return {"rows": cdiv(T, max(1, E)), "outputs": T * N, "columns": E * N, **tensor_cores(case, scheme)}
 
 
 @dataclass(frozen=True)
@@ -124,27 +86,49 @@ def _ring(config: GroupedRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     return ring_footprint(blocks, config.stages, result, tiles, int(case["K"]), scheme)
 
 
-def _deepest(case: Case, scheme: Scheme = BF16) -> GroupedRing:
-    """The tile with the least work for the busiest SM, with the most slots that fit."""
-    size, found = scheme.activation.itemsize, []
-    for m, n, store_n in (128, 256, 128), (128, 128, 128), (128, 64, 64):
-        stages = stages_that_fit((m + n) * ROW_BYTES, m * store_n * size)
-        found.append(GroupedRing(m, n, ROW_BYTES // size, stages, store_n))
-    return least_work(found, case)
-
-
+# Every table is unmeasured.  Exact fp32 has no tensor core: FMAs hold both tiles in registers; larger tiles spill.
+_EXACT = {"tensor_cores": 0}, Config(32, 64, 16, 4, 2)
 GROUPED = Tuning(
     Config,
     space(
         Config, ((16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128, 256)), ((16, 32, 64), (32, 64, 128), (16, 32)),
         num_warps=(4, 8), num_stages=(2, 3, 4, 5), group_m=(1, 8, 16),
-    ), _by_rows, by_pointers,
+    ),
+    Defaults((
+        _EXACT,
+        # Few rows fit a tile of mma.sync; then only the bytes in flight matter.
+        ({"rows": 12}, Config(16, 64, 128, 4, 5)), ({"rows": 32}, Config(32, 64, 128, 4, 5)),
+        ({"N": 1024}, Config(64, 128, 64, 4, 4)), ({"N": 2048}, Config(128, 256, 64, 8, 4)),
+        ({"N": 3072}, Config(128, 128, 64, 8, 3)), ({}, Config(128, 256, 64, 8, 4)),
+    ), _sizes), by_pointers,
 )  # fmt: skip
 TMA = Tuning(
     Config,
     space(
         Config, ((64, 128), (32, 64, 128, 256), (64, 128, 256)), ((32, 64), (32, 64, 128), (64, 128)), in_bytes=True,
         num_warps=(4, 8), num_stages=(2, 3, 4, 6, 8), group_m=(1, 8, 16),
-    ), _by_work, by_tma,
+    ),
+    Defaults((
+        _EXACT,
+        ({"outputs": 4096}, Config(64, 32, 64, 4, 8)), ({"N": 136}, Config(64, 32, 64, 4, 8)),
+        ({"outputs": 8192}, Config(64, 64, 64, 4, 6)), ({"E": 8, "rows": 4}, Config(64, 256, 64, 4, 2)),
+        ({"T": 8}, Config(64, 128, 64, 4, 4)), ({"rows": 4}, Config(64, 256, 64, 4, 2)),
+        ({"outputs": 65536}, Config(64, 32, 64, 4, 8)), ({"N": 2048, "rows": 128}, Config(128, 256, 64, 8, 4)),
+        ({"outputs": 294912}, Config(64, 64, 64, 4, 6)), ({"T": 128}, Config(64, 256, 64, 4, 2)),
+        ({"K": 576}, Config(128, 128, 64, 8, 3)), ({"K": 1024}, Config(128, 256, 64, 8, 4)),
+        ({"T": 512}, Config(64, 128, 64, 4, 4)), ({}, Config(128, 256, 64, 8, 4)),
+    ), _sizes), by_tma,
 )  # fmt: skip
-COOPERATIVE = Tuning(GroupedRing, _rings, _deepest, _ring)
+_LARGE = GroupedRing(128, 256, 64, 4, 128), GroupedRing(128, 256, 64, 3, 128)  # the second in 32 bits
+_MIDDLE = GroupedRing(128, 128, 64, 6, 128), GroupedRing(128, 128, 64, 5, 128)
+_SMALL = (GroupedRing(128, 64, 64, 8, 64),)
+COOPERATIVE = Tuning(
+    GroupedRing, _rings,
+    Defaults(at_both_widths(*(
+        (most, ring) for most, rings in (
+            ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE),
+            ({"T": 8, "N": 2048}, _MIDDLE), ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL),
+            ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE), ({}, _LARGE),
+        ) for ring in rings
+    )), _sizes), _ring,
+)  # fmt: skip

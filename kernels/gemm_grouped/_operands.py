@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.reference.spec import Arguments
+from rooflab.kernels._sizes import cdiv
+from rooflab.reference.spec import Arguments, nbytes
+from rooflab.roofline.model import Traffic
 
 
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:
@@ -18,3 +20,11 @@ def group_rows(offsets: torch.Tensor) -> Iterator[int]:
 def zeros(of: Arguments) -> None:
     """Writes zeros to out, for K = 0: `empty` of kernels that need a k."""
     of.out.zero_()
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """a once, an expert's matrix once per group of its row panels, without reuse from L2."""
+    a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
+    _, K, N = b.shape
+    reads = sum(cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))
+    return Traffic(nbytes(a, offsets) + reads * K * N * b.element_size(), a.shape[0] * N * a.element_size())

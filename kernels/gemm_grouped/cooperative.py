@@ -6,6 +6,10 @@ neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 
 so CTAs share them evenly; a grid that the host bounds cannot do that.  TMA stores a tile if all its rows are the
 expert's.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's grouped
 layouts (DeepSeek, 2025), which pad each group to whole tiles.
+
+The ring and its barriers are those of gemm/cooperative.py.  Every partition holds the running sum of the experts' row
+panels in registers, one or a few experts per thread, so it finds a tile's expert by two reductions.  A consumer finds
+its next tile while its last product is in flight.
 """
 
 from __future__ import annotations
@@ -14,25 +18,198 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
+from rooflab.kernels._gluon import async_load, async_store
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.gemm._tma import Stored, stored_as
 from rooflab.kernels.gemm_grouped._configs import COOPERATIVE, GroupedRing, panels
-from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
-from rooflab.kernels.gemm_grouped._operands import zeros
-from rooflab.kernels.gemm_grouped._tiles import traffic
+from rooflab.kernels.gemm_grouped._operands import traffic, zeros
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 LEAST_EXPERTS = 32
 """Least experts that are looked up together: one per thread of a warp."""
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+@gluon.jit
+def _add(left, right):
+    return left + right
+
+
+@gluon.jit
+def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
+    """For each expert, the row panels of all experts up to and including it."""
+    each: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
+    layout: gl.constexpr = gl.BlockedLayout([each], [32], [WARPS], [0])
+    experts = gl.arange(0, BLOCK_E, layout)
+    starts = gl.load(offsets + experts, mask=experts < E, other=0)
+    ends = gl.load(offsets + experts + 1, mask=experts < E, other=0)
+    return gl.associative_scan((ends - starts + BLOCK_M - 1) // BLOCK_M, 0, _add)
+
+
+@gluon.jit
+def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
+    """Of the `tile`-th tile: expert, first row, end of the expert's rows, and column of tiles."""
+    earlier = panels * tiles_n <= tile
+    expert = gl.sum(earlier.to(gl.int32), 0)
+    inside = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
+    start = gl.load(offsets + expert)
+    end = gl.load(offsets + expert + 1)
+    group_tiles = GROUP_M * tiles_n
+    first_m = inside // group_tiles * GROUP_M
+    group_m = min(gl.cdiv(end - start, BLOCK_M) - first_m, GROUP_M)
+    tile_m = first_m + inside % group_tiles % group_m
+    return expert, start + tile_m * BLOCK_M, end, inside % group_tiles // group_m
+
+
+@gluon.jit
+def _produce(
+    a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    BLOCK_E: gl.constexpr,
+):  # fmt: skip
+    panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
+    slot = 0
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
+    for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
+        expert, row, end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+        both = row + BLOCK_M // 2 < end
+        column = expert * N + tile_n * BLOCK_N
+        for step in range(steps):
+            mbarrier.wait(empty.index(2 * slot), phase)
+            mbarrier.wait(empty.index(2 * slot + 1), phase)
+            bar = full.index(slot)
+            k = step * BLOCK_K
+            if both:
+                mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
+                async_load(a, [row + BLOCK_M // 2, k], bar, a_ring.index(2 * slot + 1))
+            else:
+                mbarrier.expect(bar, a.block_type.nbytes + b.block_type.nbytes)
+            async_load(a, [row, k], bar, a_ring.index(2 * slot))
+            async_load(b, [column, k], bar, b_ring.index(slot))
+            slot, phase = next_slot(slot, phase, STAGES)
+
+
+@gluon.jit
+def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
+    """Stores columns of a tile: by TMA if all rows are the expert's, else by rows through pointers."""
+    ROWS: gl.constexpr = part.shape[0]
+    COLUMNS: gl.constexpr = part.shape[1]
+    size: gl.constexpr = part.dtype.primitive_bitwidth // 8
+    wide: gl.constexpr = COLUMNS * size // 16
+    layout: gl.constexpr = gl.BlockedLayout([1, 16 // size], [32 // wide, wide], [4, 1], [1, 0])
+    tma.store_wait(pendings=0)  # TMA has read the data staged here before
+    staged.store(part)
+    if row + ROWS <= end:
+        fence_async_shared()
+        async_store(out_map, [row, column], staged)
+    else:
+        # int64, because row * stride passes 2**31 from T * N = 2**31 on.
+        rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+        pointers = out_ptr + rows.to(gl.int64)[:, None] * stride_ot + columns[None, :]
+        gl.store(pointers, staged.load(layout), mask=(rows < end)[:, None] & (columns < N)[None, :])
+
+
+@gluon.jit
+def _consume(
+    out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty, staged,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
+    BLOCK_E: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    ROWS: gl.constexpr = BLOCK_M // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
+    )
+    # Zeros only for the type: the first product of each tile replaces the accumulator.
+    accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 4)
+    tiles = gl.max(panels, 0) * tiles_n
+    slot = 0
+    phase = 0
+    before = 0
+    _, row, end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        # Nothing is loaded for a half of the tile without rows of the expert.
+        mine = gl.where(row + HALF * ROWS < end, steps, 0)
+        for step in range(mine):
+            mbarrier.wait(full.index(slot), phase)
+            left = a_ring.index(2 * slot + HALF)
+            right = b_ring.index(slot).permute((1, 0))
+            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+            # One product stays in flight; the product before it is done and its slot is free.
+            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
+            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
+            before = slot
+            slot, phase = next_slot(slot, phase, STAGES)
+        following = min(tile + gl.num_programs(0), tiles - 1)
+        _, row_after, end_after, tile_after = _find(following, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(empty.index(2 * before + HALF), pred=mine > 0)
+        for _ in range(mine, steps):
+            mbarrier.wait(full.index(slot), phase)
+            mbarrier.arrive(empty.index(2 * slot + HALF))
+            slot, phase = next_slot(slot, phase, STAGES)
+        if mine > 0:
+            total = accumulator.to(out_map.dtype)
+            first = row + HALF * ROWS
+            column = tile_n * BLOCK_N
+            if STORE_N == BLOCK_N:
+                _store(out_map, out_ptr, stride_ot, total, staged, first, end, column, N)
+            else:
+                left_part, right_part = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+                _store(out_map, out_ptr, stride_ot, left_part, staged, first, end, column, N)
+                _store(out_map, out_ptr, stride_ot, right_part, staged, first, end, column + STORE_N, N)
+        row, end, tile_n = row_after, end_after, tile_after
+    tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
+
+
+@gluon.jit
+def _gemm(
+    a, b, offsets, out_map, out_ptr, stride_ot, E, N, K,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    STORE_N: gl.constexpr, BLOCK_E: gl.constexpr,
+):  # fmt: skip
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    steps = gl.cdiv(K, BLOCK_K)
+    a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
+    b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
+    staged = gl.allocate_shared_memory(out_map.dtype, [2] + out_map.block_type.shape, out_map.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+    for half in gl.static_range(2 * STAGES):
+        mbarrier.init(empty.index(half), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
+                        staged.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, BLOCK_E, 0)),
+            (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
+                        staged.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, BLOCK_E, 1)),
+            (_produce, (a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
+                        STAGES, GROUP_M, BLOCK_E)),
+        ],
+        [4, 1],
+        [232, 40],  # the producer holds the experts' panels: four per thread for 128 experts
+    )  # fmt: skip
 
 
 def unsupported(inputs: Arguments) -> str | None:

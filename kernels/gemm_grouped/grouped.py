@@ -17,9 +17,28 @@ from torch import Tensor
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm_grouped._configs import GROUPED, panels
-from rooflab.kernels.gemm_grouped._tiles import tile_of, traffic
+from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
+
+
+@triton.jit
+def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
+    """The program's expert, first row and column of tiles, and the end of the group (at most the first row if the
+    program has no tile)."""
+    experts = tl.arange(0, BLOCK_E)
+    starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
+    panel = tl.program_id(0) // tiles_n
+    # The last expert whose panels begin at or before this one; others that begin here have no rows.
+    expert = tl.sum((starts // BLOCK_M + experts <= panel).to(tl.int32)) - 1
+    start, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
+    tile = tl.program_id(0) - (start // BLOCK_M + expert) * tiles_n
+    tiles_m = tl.cdiv(end - start, BLOCK_M)
+    if tile >= tiles_m * tiles_n:
+        end = start
+    tile_m, tile_n = grouped_tile(tile, max(tiles_m, 1), tiles_n, GROUP_M)
+    return expert, start + tile_m * BLOCK_M, tile_n, end
 
 
 @triton.jit
@@ -27,7 +46,7 @@ def _gemm(
     a_ptr, b_ptr, offsets_ptr, out_ptr, E, N, K, stride_at, stride_ak, stride_be, stride_bk, stride_bn, stride_ot,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    expert, row, tile_n, end = tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
+    expert, row, tile_n, end = _tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
     if row >= end:
         return
     # int64, because row * stride passes 2**31 from T * K = 2**31 on, and expert * stride sooner.

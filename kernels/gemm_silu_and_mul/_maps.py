@@ -1,4 +1,4 @@
-"""How the TMA kernels of gemm_silu_and_mul describe their operands in memory, and which they refuse."""
+"""How the TMA kernels of gemm_silu_and_mul describe their operands, which they refuse, and the traffic of tiles."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, map_maker
 from rooflab.kernels.gemm._tma import Stored, stored_as
-from rooflab.reference.spec import Arguments
+from rooflab.reference.spec import Arguments, nbytes
+from rooflab.roofline.model import Traffic
 
 
 def _row_bytes(matrix: torch.Tensor) -> str:
@@ -60,3 +62,11 @@ def by_maps(of: Arguments) -> Any:
 def zeros(of: Arguments) -> None:
     """Writes zeros to out, for K = 0: `empty` of kernels that need a k."""
     of.out.zero_()
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """a once, b once per group of row panels without reuse from L2, and the result."""
+    a, b, config = inputs.a, inputs.b, inputs.config
+    M = a.shape[0]
+    panels = cdiv(M, config.block_m * config.group_m)
+    return Traffic(nbytes(a) + panels * nbytes(b), M * (b.shape[1] // 2) * a.element_size())

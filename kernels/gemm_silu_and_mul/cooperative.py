@@ -2,7 +2,8 @@
 
 The producer runs ahead through a ring in shared memory into the next tile, while the last tile is activated and
 stored.  The consumers share the tile of gate and up; each has half of the rows of A and its own accumulator.  Design
-and sources are those of gemm's cooperative.
+and sources are those of gemm's cooperative; here a slot of the ring also holds the boxes of gate and of up, one after
+the other, which a consumer reads as one operand.
 """
 
 from __future__ import annotations
@@ -11,20 +12,146 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
+from rooflab.kernels._gluon import async_load, async_store, reinterpret
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_silu_and_mul._configs import COOPERATIVE, PairRing
-from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
-from rooflab.kernels.gemm_silu_and_mul._maps import stored, why_no_maps, zeros
-from rooflab.kernels.gemm_silu_and_mul._tiled import traffic
+from rooflab.kernels.gemm_silu_and_mul._maps import stored, traffic, why_no_maps, zeros
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+@gluon.jit
+def _place(tile, tiles_m, tiles_i, GROUP_M: gl.constexpr):
+    group_tiles = GROUP_M * tiles_i
+    first_m = tile // group_tiles * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M)
+    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m
+
+
+@gluon.jit
+def _produce(
+    a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty,
+    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+):  # fmt: skip
+    slot = 0
+    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
+    for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
+        tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
+        for step in range(steps):
+            mbarrier.wait(empty.index(2 * slot), phase)
+            mbarrier.wait(empty.index(2 * slot + 1), phase)
+            bar = full.index(slot)
+            mbarrier.expect(bar, 2 * a.block_type.nbytes + 2 * b.block_type.nbytes)
+            for half in gl.static_range(2):
+                row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
+                column = tile_i * BLOCK_I + half * I  # columns of gate, then the same of up
+                async_load(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half))
+                async_load(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half))
+            slot, phase = next_slot(slot, phase, STAGES)
+
+
+@gluon.jit
+def _silu_product(accumulator, kind: gl.constexpr):
+    """silu of the left half times the right half; a thread has both values of each place."""
+    rows: gl.constexpr = accumulator.shape[0]
+    half: gl.constexpr = accumulator.shape[1] // 2
+    gate, up = accumulator.reshape((rows, 2, half)).permute((0, 2, 1)).split()
+    decay = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
+    result = (gl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up).to(kind)
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half, 256 // kind.primitive_bitwidth]
+    )
+    return gl.convert_layout(result, layout)
+
+
+@gluon.jit
+def _consume(
+    out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged,
+    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    LEAD: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    ROWS: gl.constexpr = BLOCK_M // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * BLOCK_I, 256 // a_ring.dtype.primitive_bitwidth]
+    )
+    both = reinterpret(b_ring, b_ring.dtype, [STAGES, 2 * BLOCK_I, BLOCK_K], b_ring.layout)
+    # Zeros only for the type: the first product of each tile replaces the accumulator.
+    accumulator = gl.zeros((ROWS, 2 * BLOCK_I), gl.float32, layout)
+    slot = 0
+    phase = 0
+    before = 0
+    if HALF == 1 and LEAD > 0:
+        if steps >= LEAD:
+            mbarrier.wait(empty.index(2 * (LEAD - 1)), 0)
+    for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
+        tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
+        for step in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            left = a_ring.index(2 * slot + HALF)
+            right = both.index(slot).permute((1, 0))
+            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+            # One product stays in flight; the product before it is done and its slot is free.
+            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
+            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
+            before = slot
+            slot, phase = next_slot(slot, phase, STAGES)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(empty.index(2 * before + HALF))
+        result = _silu_product(accumulator, out.dtype)
+        tma.store_wait(pendings=0)  # TMA has read the tile staged here before
+        staged.store(result)
+        fence_async_shared()
+        async_store(out, [tile_m * BLOCK_M + HALF * ROWS, tile_i * BLOCK_I], staged)
+    tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
+
+
+@gluon.jit
+def _gemm(
+    a, b, out, M, I, K,
+    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    LEAD: gl.constexpr,
+):  # fmt: skip
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_i = gl.cdiv(I, BLOCK_I)
+    steps = gl.cdiv(K, BLOCK_K)
+    a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
+    b_ring = gl.allocate_shared_memory(b.dtype, [2 * STAGES] + b.block_type.shape, b.layout)
+    staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+    for half in gl.static_range(2 * STAGES):
+        mbarrier.init(empty.index(half), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged.index(0),
+                        BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, LEAD, 0)),
+            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged.index(1),
+                        BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, LEAD, 1)),
+            (_produce, (a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_I, BLOCK_K,
+                        STAGES, GROUP_M)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
 
 
 def by_maps(of: Arguments) -> Any:

@@ -16,10 +16,19 @@ from torch import Tensor
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_silu_and_mul._configs import PERSISTENT, Config
-from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, why_no_maps, zeros
-from rooflab.kernels.gemm_silu_and_mul._tiled import silu_product, traffic
+from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, traffic, why_no_maps, zeros
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tiles import grouped_tile
+
+
+@triton.jit
+def _silu_product(tile):
+    """silu of a tile's left half times its right half, in fp32: a thread has both values of each place."""
+    rows: tl.constexpr = tile.shape[0]
+    half: tl.constexpr = tile.shape[1] // 2
+    gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
+    decay = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
+    return tl.where(gate >= 0.0, gate, gate * decay) / (1.0 + decay) * up
 
 
 @triton.jit
@@ -39,7 +48,7 @@ def _gemm(
             a = a_map.load([row, k])
             b = b_map.load([0, column, k]).reshape(2 * BLOCK_I, BLOCK_K).T
             accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
-        out_map.store([row, column], silu_product(accumulator).to(out_map.dtype))
+        out_map.store([row, column], _silu_product(accumulator).to(out_map.dtype))
 
 
 @kernel(
