@@ -13,8 +13,8 @@ from op_kernels import CPU, META, assert_right, slow
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
-from rooflab.kernels import _multicast
-from rooflab.kernels._multicast_configs import ClusterTile
+from rooflab.kernels.lib import multicast
+from rooflab.kernels.lib.multicast import ClusterTile
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -57,7 +57,7 @@ def test_clusters_go_from_tile_to_tile_without_a_race(
 ) -> None:
     """All tiles on one cluster, the ring round several times, odd edges; copies and warps in two orders."""
     config = ClusterTile(*sizes)
-    monkeypatch.setattr(_multicast, "sm_count", lambda device: config.cluster)
+    monkeypatch.setattr(multicast, "sm_count", lambda device: config.cluster)
     run(op, case, scheme, config, seed)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from rooflab.kernels._multicast_configs import ClusterTile, cluster_tuning
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tiles import GROUP_ROWS, ROW_BYTES, quickest, ring_footprint, stages_that_fit
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
@@ -83,12 +82,4 @@ def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> RingTi
     return RingTile(block_m, block_n, ROW_BYTES // size, stages, GROUP_ROWS // block_m, store_n)
 
 
-def _quicker(case: Case, scheme: Scheme = BF16) -> ClusterTile:
-    """The quicker of two widths, with the deepest ring beside two staged boxes."""
-    group = GROUP_ROWS // 128
-    return quickest([ClusterTile(2, 256, 4, group, 2, 2), ClusterTile(2, 128, 6, group, 2, 2)], case, scheme)
-
-
 COOPERATIVE = Tuning(RingTile, _rings, _quickest_ring, _ring, _is_ring)
-# One fp32 accumulator per consumer, of products of 16 bits.
-MULTICAST = cluster_tuning((2,), (128, 256), (1, 2, 4), _quicker, itemsize=2, accumulators=1)

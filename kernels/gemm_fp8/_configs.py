@@ -6,7 +6,6 @@ import itertools
 from dataclasses import dataclass
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._multicast_configs import ClusterTile, cluster_tuning
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tiles import one_wave
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, LaunchConfig, Tuning
@@ -14,8 +13,6 @@ from rooflab.reference.spec import Case, Scheme
 
 BLOCK_K = 128
 """K of a stage: 128 bytes are the widest swizzle of TMA and wgmma, and 128 values share a block scale."""
-BLOCK_N = 128
-"""Columns of a tile of a cluster: those of one block scale."""
 ADDRESS_REGISTERS = 12
 """Least registers for addresses, barriers and the loop counter, in addition to the accumulators."""
 SUM_REGISTERS = 16
@@ -129,18 +126,8 @@ def _fullest_wave(case: Case, scheme: Scheme = BF16) -> ConsumerTile:
     return ConsumerTile(128, block_n, num_stages=5)
 
 
-def _three_or_two(case: Case, scheme: Scheme = BF16) -> ClusterTile:
-    """Three consumers, which ask L2 for a tenth less, unless the busiest SM multiplies over 5% fewer rows with two."""
-    M, N = int(case["M"]), int(case["N"])
-    three, two = ClusterTile(3, BLOCK_N, 4, 8, 2, 2), ClusterTile(2, BLOCK_N, 6, 16, 2, 2)
-    turns = [config.consumers * cdiv(config.clusters(M, N), HOPPER_SMS // 2) for config in (three, two)]
-    return three if turns[0] <= 1.05 * turns[1] else two
-
-
 FAST_ACCUM = _tuning(widest=256, accumulators=1, narrow=128, stages=4)
 """The most columns of one wgmma."""
 PROMOTED = _tuning(widest=128, accumulators=2, narrow=128, stages=5)
 """The columns of one block scale, for which two accumulators fit: fp8's for this 128 of K, and the fp32 one."""
 PROMOTED_WS = Tuning(ConsumerTile, _consumer_tiles, _fullest_wave, by_consumers)
-# A product and its sum per consumer.
-MULTICAST = cluster_tuning((2, 3), (BLOCK_N,), (1, 2), _three_or_two, itemsize=1, accumulators=2)

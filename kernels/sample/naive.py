@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.philox import log_exponential, words_of_rows
 from rooflab.kernels.sample._args import Edit, check_rows, edited, note_logprobs
 from rooflab.kernels.sample._args import traffic as read_once
-from rooflab.kernels.sample._philox import log_exponential, words_of_rows
 from rooflab.reference.sample_rules import Edits
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
