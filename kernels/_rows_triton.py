@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 # 32 fp32 values per thread of 512; with twice as many ptxas spills in fp32.
@@ -42,20 +42,15 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     return Footprint(threads, registers, 0, cdiv(int(case["T"]), config.block_t))
 
 
-DEFAULTS = Defaults(
-    (
-        # No more rows than SMs: eight elements per thread (one 16-byte load in bf16).
-        ({"T": HOPPER_SMS, "H": 256}, Config(1, 1)),
-        ({"T": HOPPER_SMS, "H": 512}, Config(1, 2)),
-        ({"T": HOPPER_SMS, "H": 1024}, Config(1, 4)),
-        ({"T": HOPPER_SMS, "H": 2048}, Config(1, 8)),
-        ({"T": HOPPER_SMS}, Config(1, 16)),
-        # More: twice as many elements per thread, and short rows share a program.
-        *(({"H": 2**n}, Config(SHORT >> n, 4)) for n in range(SHORT.bit_length())),
-        ({"H": 4096}, Config(1, 8)),
-        ({}, Config(1, 16)),
-    )
-)
-TUNING = Tuning(Config, configs, DEFAULTS, footprint)
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps; twice as many where there are more
+    rows than SMs, and then short rows share a program."""
+    row, many = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
+    block_t = max(1, SHORT // row) if many else 1
+    per_thread = 16 if many else 8
+    return Config(block_t, min(max(block_t * row // (per_thread * 32), 1), 16))
+
+
+TUNING = Tuning(Config, configs, heuristic, footprint)
 LIMITS = {"H": MAX_HIDDEN}
 """A row lies in registers."""
