@@ -1,7 +1,8 @@
 """CUDA C++ kernels: NVRTC compiles them to a cubin without a GPU; CuPy launches them on torch's tensors and stream.
 
-A cubin is kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers:
-it cannot compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
+A kernel's source is one file, which includes what several ops share from `kernels/lib/`: `#include "hopper.h"`.  A
+cubin is kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers: it
+cannot compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
 `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
 """
 
@@ -24,9 +25,13 @@ import torch
 
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
-from rooflab.kernels._pdl import DEPENDENT, launch_dependent
+from rooflab.kernels._pdl import launch_dependent
 from rooflab.kernels._tensor_map import CudaMap
 
+LIB = Path(__file__).parent / "lib"
+"""The folder of the headers and sources that several ops share."""
+ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
+"""The number by which the sources know a dtype: their macro ELEMENT."""
 STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
 """Static and dynamic shared memory that a launch may use without a request (CUDA C++ Programming Guide, "Shared
@@ -56,8 +61,8 @@ def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...]
 def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = (), folder: Path | None = None) -> Path:
     """The cubin's file in `folder` (default: `cubins` in the cache folder); compiles it if it is not there.
 
-    Its name is a hash of source, options, architecture, NVRTC's version and the header folders.  If `options` name an
-    include folder, each call compiles, because the hash does not cover the headers' text.
+    Its name is a hash of source, options, architecture, NVRTC's version, the text of our headers and the folders of
+    CUDA's.  If `options` name an include folder, each call compiles, because the hash does not cover what it holds.
     """
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
@@ -81,10 +86,15 @@ def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] 
 
 
 def _key(source: str, arch: str, options: Sequence[str], headers: Sequence[str]) -> str:
-    # The folder's time of change: a new version of a package creates its folder again.
-    stamps = [(header, os.stat(header).st_mtime_ns) for header in headers]
-    parts = (source, arch, tuple(options), nvrtc_version(), stamps)
+    # CUDA's folders by their time of change: a new version of a package creates its folder again.
+    stamps = [(header, os.stat(header).st_mtime_ns) for header in headers if header != str(LIB)]
+    parts = (source, arch, tuple(options), nvrtc_version(), stamps, _own_headers() if '#include "' in source else "")
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def _own_headers() -> str:
+    return "".join(path.read_text() for path in sorted(LIB.glob("*.h")))
 
 
 def _compile(source: str, arch: str, options: Sequence[str]) -> tuple[bytes, str]:
@@ -152,7 +162,7 @@ def _nvrtc() -> Any:
 
 @cache
 def include_folders() -> tuple[str, ...]:
-    """Folders of CUDA's headers in search order; empty if no headers are installed.
+    """`kernels/lib`, then the folders of CUDA's headers in search order, if they are installed.
 
     NVIDIA's pathfinder, with which CuPy finds NVRTC too, searches wheels, conda, the system and `CUDA_PATH`.
     """
@@ -162,7 +172,7 @@ def include_folders() -> tuple[str, ...]:
     # In some toolkits CCCL is a subfolder of the other headers, which pathfinder does not search.
     below = [os.path.join(folder, "cccl") for folder in folders if folder]
     present = [folder for folder in (*folders, *below) if folder and os.path.isdir(folder)]
-    return tuple(dict.fromkeys(present))
+    return tuple(dict.fromkeys((str(LIB), *present)))
 
 
 def architecture(device: torch.device | int | None = None) -> str:
@@ -171,11 +181,16 @@ def architecture(device: torch.device | int | None = None) -> str:
     return f"sm_{10 * major + minor}" + ("a" if major >= 9 else "")
 
 
+def macros(**values: str | int | bool) -> tuple[str, ...]:
+    """NVRTC's options that define these macros; a bool is 1 or 0."""
+    return tuple(f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in values.items())
+
+
 @cache
 def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bool = False) -> CudaKernel:
     """The kernel `name` of `source`, declared `extern "C"`; its first launch on a GPU compiles and loads it.
 
-    With `dependent` it starts before the kernel before it ends, for which its source has `_pdl.DEPENDENT`.
+    With `dependent` it starts before the kernel before it ends, for which its source includes `pdl.h`.
     """
     return CudaKernel(source, name, options, dependent)
 
@@ -190,8 +205,8 @@ class CudaKernel:
     """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):
-        if dependent and DEPENDENT not in source:
-            raise ValueError(f"dependent: expected a source with `_pdl.DEPENDENT`, by which it waits; {name} has none")
+        if dependent and '#include "pdl.h"' not in source:
+            raise ValueError(f"dependent: expected a source that includes pdl.h, by which it waits; {name} does not")
         self.source = source
         self.name = name
         self.options = (*options, "-DPDL") if dependent else options

@@ -5,7 +5,7 @@ A kernel that is launched so may start while the kernel before it on the stream 
 of a step writes, such as weights and tables, waits until the kernel before is complete, and only then reads or writes
 anything else.  The kernel before decides when: here at once, because the kernels are small and leave room on the SMs;
 a kernel that says nothing counts when it ends.  The order holds through a chain of kernels, because every one of them
-waits: none is complete before all those before it are.
+waits: none is complete before all those before it are.  CUDA C++ waits by `lib/pdl.h`, Triton's kernels by `tl.extra`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,6 @@ from itertools import accumulate
 from typing import Any
 
 _on = ContextVar("pdl", default=False)
-
-DEPENDENT = r"""
-// Waits until the kernel before is complete and its writes are visible, and lets the next kernel start once a thread of
-// every CTA is here; a second call returns at once.  ptxas moves an `ld.global.nc` from one side of it to the other.
-__device__ __forceinline__ void wait_for_kernel_before() {
-#ifdef PDL
-    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-"""
-"""CUDA C++ of a kernel that can be launched so; without the macro PDL it does nothing."""
 
 
 @contextmanager

@@ -60,9 +60,9 @@ def test_nvidias_headers_are_found(cache, header):
 def test_of_two_toolkits_the_first_wins_whole():
     """The wheels' headers before a toolkit's, CCCL before the copies of its files that lie elsewhere."""
     folders = _cuda.include_folders()
-    assert folders and folders[0].endswith("cccl") and len(set(folders)) == len(folders)
+    assert folders[0] == str(_cuda.LIB) and folders[1].endswith("cccl") and len(set(folders)) == len(folders)
     found = [folder for folder in folders if (Path(folder) / "cuda_bf16.h").is_file()]
-    assert found and folders.index(found[0]) == 1
+    assert found and folders.index(found[0]) == 2
 
 
 def test_an_error_carries_the_compilers_log(cache):
@@ -253,7 +253,7 @@ def test_a_dependent_launch_tells_the_driver_so(launched, monkeypatch):
     assert (ctypes.sizeof(config), ctypes.sizeof(attribute), attribute.value.offset) == (56, 72, 8)
     driver = FakeDriver()
     monkeypatch.setattr(_pdl, "_driver", lambda: driver)
-    kernel = _cuda.CudaKernel(_pdl.DEPENDENT + SCALE, "scale", ("-DX",), dependent=True)
+    kernel = _cuda.CudaKernel('#include "pdl.h"\n' + SCALE, "scale", ("-DX",), dependent=True)
     kernel._raw, launched.raw.kernel = {1: launched.raw}, SimpleNamespace(ptr=4242)
     x = torch.arange(8.0).as_subclass(FakeTensor)
     kernel((3,), (32, 2), x, None, np.float32(2), np.int32(8), shared_bytes=65536)
@@ -268,7 +268,7 @@ def test_a_dependent_launch_tells_the_driver_so(launched, monkeypatch):
 
 
 def test_a_kernel_that_does_not_wait_is_not_launched_early():
-    with pytest.raises(ValueError, match="^dependent: expected a source with `_pdl.DEPENDENT`.* scale has none$"):
+    with pytest.raises(ValueError, match="^dependent: expected a source that includes pdl.h.* scale does not$"):
         _cuda.load(SCALE, "scale", dependent=True)
 
 

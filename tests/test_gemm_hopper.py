@@ -28,8 +28,9 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.gemm import split_k, stream_k
 from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
-from rooflab.kernels.gemm._skinny_configs import SWAP_AB, SwapAbConfig
 from rooflab.kernels.gemm._skinny_operands import alignment_bytes
+from rooflab.kernels.gemm.swap_ab import TUNING as SWAP_AB
+from rooflab.kernels.gemm.swap_ab import SwapAbConfig
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 

@@ -67,6 +67,7 @@ def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, 
     tables = {name for name in tables if name.endswith((".xz", "/tables.json", "/predictions.csv"))}
     code = {name for name in names if name.split("/")[0] in FOLDERS and Path(name).suffix in suffixes}
     assert found == code | tables | {"__init__.py"} and len(tables) > 20
+    assert {"kernels/lib/hopper.h", "kernels/lib/wgmma.h", "kernels/lib/rows.cu"} <= found, "what sources include"
     read = "from rooflab.roofline import published; print(published.FOLDER); print(len(published.committed()))"
     done = subprocess.run([fresh / "python", "-c", read], capture_output=True, text=True, cwd="/", timeout=60)
     folder, count = done.stdout.split()

@@ -21,7 +21,8 @@ from rooflab.bench.emulator.launch import emulate
 from rooflab.engine.llm import LLM
 from rooflab.kernels import _cuda, _pdl, registry
 from rooflab.kernels.gemm import gemv, swap_ab
-from rooflab.kernels.gemm._skinny_configs import GEMV, SWAP_AB, GemvConfig, SwapAbConfig
+from rooflab.kernels.gemm.gemv import GemvConfig
+from rooflab.kernels.gemm.swap_ab import SwapAbConfig
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.architecture import get_architecture
 
@@ -74,12 +75,12 @@ def launch_of(module):
     return getattr(module, module.__name__.rpartition(".")[2])
 
 
-def dependent_code(module, tuning, M: int) -> list:
+def dependent_code(module, M: int) -> list:
     """The instructions of the product of M rows with a layer's weight, launched so."""
     launches: list = []
     a, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (M, 4096))
     with recording_cuda("sm_90a", launches), _pdl.pdl():
-        launch_of(module)(a, weight.mT, config=tuning.heuristic(Case(M=M, N=4096, K=4096)))
+        launch_of(module)(a, weight.mT, config=module.TUNING.heuristic(Case(M=M, N=4096, K=4096)))
     info = read_cubin(launches[0].cubin, launches[0].name)
     assert info.stack_bytes == 0
     return parse_code(info.sass)
@@ -104,12 +105,12 @@ def reached_unwaited(code: list) -> list:
 def test_a_product_asks_for_its_weight_before_it_waits() -> None:
     """For as much as a thread holds, or a ring; ptxas moves a load by ld.global.nc behind the wait."""
     for M in (1, 4):
-        code = dependent_code(gemv, GEMV, M)
+        code = dependent_code(gemv, M)
         waits = next(number for number, entry in enumerate(code) if entry.name == "ACQBULK")
         loads = [entry.opcode for entry in code[:waits] if entry.name in ("LDG", "STG")]
         assert len(loads) == 8 and all(".NA." in load for load in loads)
     for M in (1, 64):
-        names = [entry.name for entry in reached_unwaited(dependent_code(swap_ab, SWAP_AB, M))]
+        names = [entry.name for entry in reached_unwaited(dependent_code(swap_ab, M))]
         assert names.count("LDGSTS") >= 8 and "LDG" not in names and "STG" not in names
 
 
@@ -146,7 +147,7 @@ def test_all_but_the_weight_is_touched_after_the_wait(module, config, shape, wai
 
     def load(source: str, name: str, *, options: tuple[str, ...], dependent: bool) -> _cuda.CudaKernel:
         assert dependent
-        head, body = source.replace(_pdl.DEPENDENT, WAIT).split(PARAMETERS_END)
+        head, body = source.replace('#include "pdl.h"', WAIT).split(PARAMETERS_END)
         body = BEFORE + body.replace("blockIdx.x", "(blockIdx.x - SPLIT)")
         return _cuda.CudaKernel(head + PARAMETERS_END + body, name, (*options, f"-DWAITS={waits}"))
 

@@ -13,7 +13,6 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
-from rooflab.kernels import _rows
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference import rows
 from rooflab.reference.rmsnorm import SPEC
@@ -64,7 +63,7 @@ def test_codes_reach_the_end_of_their_range_and_rows_of_zeros_have_scale_one(
     half = {} if op.endswith("mul") else {"weight": torch.ones(64)}
     more = {"residual": torch.zeros(3, 64)} if op == "fused_add_rmsnorm" else {}
     codes, *_, scale = get_kernel(op, "naive")(x=x, **half, **more, quantize=name)
-    assert codes.dtype == _rows.CODES[name] and scale.dtype == torch.float32
+    assert codes.dtype == rows.CODES[name] and scale.dtype == torch.float32
     assert codes.float().abs().amax(1).tolist() == [largest, 0.0, largest] and float(scale[1]) == 1.0
 
 

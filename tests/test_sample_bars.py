@@ -16,7 +16,7 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.sample._configs import CLUSTER
+from rooflab.kernels.sample.cluster import TUNING as CLUSTER
 from rooflab.reference.sample import SPEC
 from rooflab.reference.spec import Case, get_scheme
 

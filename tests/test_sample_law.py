@@ -10,7 +10,9 @@ import triton.language as tl
 from op_kernels import CPU
 from test_sample import FP32, rows_of
 
-from rooflab.kernels.sample import _philox, bisect, library, naive, prefilter
+from rooflab.kernels.lib import philox as torch_philox
+from rooflab.kernels.lib import race as device_race
+from rooflab.kernels.sample import bisect, library, naive, prefilter
 from rooflab.reference.distribution import chi_square, smallest_effect
 from rooflab.reference.philox import philox, race
 from rooflab.reference.sample import SPEC, settings
@@ -43,14 +45,14 @@ def test_the_torch_words_are_the_references():
         words = philox(counter, np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint64))
         wanted = words[np.arange(5), token.numpy() % 4].tolist()
         key = torch.tensor([seed]), torch.tensor([position])
-        assert _philox.words_of_tokens(*(each.expand(5) for each in key), token).tolist() == wanted
-        assert _philox.words_of_rows(*key, 11)[0, [0, 1, 2]].tolist() == wanted[:3]
+        assert torch_philox.words_of_tokens(*(each.expand(5) for each in key), token).tolist() == wanted
+        assert torch_philox.words_of_rows(*key, 11)[0, [0, 1, 2]].tolist() == wanted[:3]
 
 
 @triton.jit
 def _log_exponential_kernel(word_ptr, out_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out_ptr + i, bisect.log_exponential(tl.load(word_ptr + i).to(tl.uint32)))
+    tl.store(out_ptr + i, device_race.log_exponential(tl.load(word_ptr + i).to(tl.uint32)))
 
 
 def test_log_of_the_exponential_is_right_to_a_few_ulps_over_the_whole_range():
@@ -65,7 +67,7 @@ def test_log_of_the_exponential_is_right_to_a_few_ulps_over_the_whole_range():
     assert wanted.max() == pytest.approx(math.log(24 * math.log(2)))
     compiled = torch.empty(512)
     _log_exponential_kernel[(1,)](words, compiled, 512)
-    for found in (_philox.log_exponential(words), compiled):
+    for found in (torch_philox.log_exponential(words), compiled):
         assert ((found.double() - wanted).abs() <= 4 * 2.0**-24 * (wanted.abs() + 1)).all()
 
 

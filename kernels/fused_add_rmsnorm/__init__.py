@@ -6,4 +6,6 @@ fused    over naive: one Triton program adds, rounds and writes the sum, and nor
 cluster  over fused: several 16-byte vectors a thread, a long row over a cluster of up to eight CTAs, a persistent grid,
          and outputs quantised to int8 or e4m3 in the same pass
 native   over library, on a CPU: one call of C++; the norm finds the row in cache
+
+cluster is one source for six ops: kernels/lib/rows.cu.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.rows import Config, launch, tuning, why_not_taken
 
 
 @kernel(

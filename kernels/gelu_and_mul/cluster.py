@@ -1,12 +1,12 @@
 """Over fused: several vectors of 16 bytes a thread under way, short rows side by side, a persistent grid, and outputs
-quantised in the same pass (`kernels/_rows.cu`)."""
+quantised in the same pass (`lib/rows.cu`)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.silu_and_mul._traffic import traffic
 
 

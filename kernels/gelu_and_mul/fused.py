@@ -1,12 +1,12 @@
-"""Over naive: the program of `silu_and_mul/fused` with gelu in place of silu."""
+"""Over naive: the program of `silu_and_mul/fused` with gelu in place of silu (`lib/gated.py`)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.gated import TUNING, Config, launch
 from rooflab.kernels.silu_and_mul._traffic import traffic
-from rooflab.kernels.silu_and_mul.fused import TUNING, Config, launch
 
 
 @kernel(backend="triton", traffic=traffic, tuning=TUNING)

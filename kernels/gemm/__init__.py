@@ -21,4 +21,5 @@ packed            over library, on the CPU: the weight is reordered once at load
 native            over packed, on a CPU, in C++: panels of 32 columns, which one row streams at the rate of memory
 
 No kernel here was timed on a GPU. When each is predicted to win, and what it needs: docs/notes/gemm.md.
+gemm and gemm_fp8 have one multicast: kernels/lib/multicast.cu.
 """

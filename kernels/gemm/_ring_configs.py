@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from rooflab.kernels._multicast_configs import ClusterTile, cluster_tuning
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._tiles import GROUP_ROWS, ROW_BYTES, at_both_widths, quickest, ring_footprint
+from rooflab.kernels.gemm._tiles import ROW_BYTES, at_both_widths, ring_footprint
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -73,12 +72,6 @@ def _depth(case: Case, scheme: Scheme) -> dict[str, int]:
     return {"outputs": outputs, "deep": 0 if case.get("residual") else int(case["K"])}
 
 
-def _quicker(case: Case, scheme: Scheme = BF16) -> ClusterTile:
-    """The quicker of two widths, with the deepest ring beside two staged boxes."""
-    group = GROUP_ROWS // 128
-    return quickest([ClusterTile(2, 256, 4, group, 2, 2), ClusterTile(2, 128, 6, group, 2, 2)], case, scheme)
-
-
 # Unmeasured.  Few rows of a take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
 _WHOLE = RingTile(128, 256, 64, 3, 16, 256)
 _HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
@@ -93,5 +86,3 @@ COOPERATIVE = Tuning(
         ({"deep": DEEP_K - 1}, _WHOLE), *(({}, half) for half in _HALF),
     ), _depth), _ring, _is_ring,
 )  # fmt: skip
-# One fp32 accumulator per consumer, of products of 16 bits.
-MULTICAST = cluster_tuning((2,), (128, 256), (1, 2, 4), _quicker, itemsize=2, accumulators=1)

@@ -6,8 +6,6 @@ import torch
 
 from rooflab.kernels._tma import address_of
 
-ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""The number that the sources use for each dtype."""
 VECTOR_BYTES = 16
 """The widest load of a thread, and the least that cp.async (cg) and TMA copy."""
 

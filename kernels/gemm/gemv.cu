@@ -2,6 +2,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "pdl.h"
+
 using i64 = long long;
 using u32 = unsigned int;
 using u64 = unsigned long long;

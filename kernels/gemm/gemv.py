@@ -8,12 +8,13 @@ distributed shared memory in a fixed order, without a second launch or a workspa
 At HBM's rate of an H100 (14.5 bytes a clock and SM) its loop takes 20% of the issue slots for one row of a and 43% for
 four (230 and 487 instructions for 4 KB of the weight), so up to four rows cost what one costs.
 
-Within `_pdl.pdl()` a warp asks for its first `rows * unroll` vectors, up to 17 MB on all SMs, before it waits for the
+Within `pdl()` a warp asks for its first `rows * unroll` vectors, up to 17 MB on all SMs, before it waits for the
 kernel before; `swap_ab` says what that can hide.  The loads are no `ld.global.nc`, which ptxas moves behind the wait.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +22,92 @@ import numpy as np
 from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._pdl import DEPENDENT, pdl_is_on
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import row_stride, traffic
-from rooflab.kernels.gemm._skinny_configs import GEMV, MOST_ROWS, WARP, WARPS, GemvConfig
-from rooflab.kernels.gemm._skinny_operands import ELEMENTS, alignment_bytes, not_transposed, weight_stride
+from rooflab.kernels.gemm._skinny_operands import VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.tuning import BF16, Footprint, Tuning, space
+from rooflab.reference.spec import Arguments, Case, Scheme
 
-SOURCE = DEPENDENT + Path(__file__).with_suffix(".cu").read_text()
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
+MOST_ROWS = 4
+"""Rows of a: each costs one FMA per weight; with more rows tensor cores are cheaper."""
+WARPS, WARP = 8, 32
+"""Warps of a CTA, and threads of a warp."""
+WARPS_PER_SM = 24
+"""Warps per SM that the default aims at: with 8 vectors of 512 bytes each, 96 KB are in flight."""
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """How warps and CTAs divide the weight."""
+
+    rows: int
+    """Rows of the weight per warp; they share the loads of a."""
+    unroll: int
+    """Vectors of each row that are loaded at once."""
+    warps_k: int
+    """Warps of a CTA that share a row; each takes every `warps_k * split`-th piece of 32 vectors."""
+    split: int
+    """CTAs of a cluster that share a row."""
+
+
+def pieces(K: int, scheme: Scheme) -> int:
+    """Loads of a whole warp per row of K, with the widest vector."""
+    return int(cdiv(K * scheme.activation.itemsize, WARP * VECTOR_BYTES))
+
+
+def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Registers for the vectors in flight and the sums; shared memory for one sum per warp, row and row of a."""
+    sums = config.rows * min(int(case["M"]), MOST_ROWS)
+    return Footprint(
+        threads=WARPS * WARP,
+        registers=config.rows * config.unroll * VECTOR_BYTES // 4 + sums + 8,
+        shared_bytes=4 * WARPS * sums,
+        ctas=cdiv(int(case["N"]), config.rows * (WARPS // config.warps_k)) * config.split,
+    )
+
+
+def is_legal(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
+    """At most 16 vectors in flight per thread, and at least one piece per share of K."""
+    shares = config.warps_k * config.split
+    whole = shares == 1 or shares <= pieces(int(case["K"]), scheme)
+    return config.rows * config.unroll <= 16 and whole and footprint(config, case, scheme).fits
+
+
+def fewest_shares(case: Case, scheme: Scheme = BF16) -> GemvConfig:
+    """The fewest shares of K that give every SM its warps, but no more than K has pieces."""
+    N, most = int(case["N"]), pieces(int(case["K"]), scheme)
+    rows = 2 if int(case["M"]) <= 2 else 4
+    shares = 1
+    while N * shares < HOPPER_SMS * WARPS_PER_SM * rows and 2 * shares <= min(most, WARPS * 8):
+        shares *= 2
+    return GemvConfig(rows, 8 // rows, warps_k=min(shares, WARPS), split=max(shares // WARPS, 1))
+
+
+CONFIGS = space(GemvConfig, rows=(1, 2, 4), unroll=(1, 2, 4, 8), warps_k=(1, 2, 4, 8), split=(1, 2, 4, 8))
+TUNING = Tuning(GemvConfig, CONFIGS, fewest_shares, footprint, is_legal)
 
 
 def divided(of: Arguments) -> Any:
     """Of a layout: options of the compiler, the grid, sizes and strides."""
     a, b, config = of.a, of.b, of.config
-    sizes = {
-        "ELEMENT": ELEMENTS[a.dtype],
-        "BYTES": alignment_bytes(a, b, whole_k=True),
-        "M": a.shape[0],
-        "ROWS": config.rows,
-        "UNROLL": config.unroll,
-        "WARPS": WARPS,
-        "WARPS_K": config.warps_k,
-        "SPLIT": config.split,
-    }
-    K, N = b.shape
+    (K, N), M = b.shape, a.shape[0]
+    options = _cuda.macros(
+        ELEMENT=_cuda.ELEMENTS[a.dtype], BYTES=alignment_bytes(a, b, whole_k=True), M=M, ROWS=config.rows,
+        UNROLL=config.unroll, WARPS=WARPS, WARPS_K=config.warps_k, SPLIT=config.split,
+    )  # fmt: skip
     strides = weight_stride(a, 0), weight_stride(b, 1), row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,)
-    options = tuple(f"-D{name}={value}" for name, value in sizes.items())
     return options, grid, (np.int32(N), np.int32(K), *map(np.int64, strides))
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
     instead="gemm/swap_ab", unsupported=lambda of: not_transposed(of.a, of.b, "split_k"), aligned=("a", "b"),
-    bind=divided, traffic=traffic, tuning=GEMV,
+    bind=divided, traffic=traffic, tuning=TUNING,
 )  # fmt: skip
 def gemv(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -16,22 +16,32 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels import _multicast
-from rooflab.kernels._multicast_configs import ClusterTile
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import CudaMap
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm._ring_configs import MULTICAST
 from rooflab.kernels.gemm._tiled import traffic
 from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib import multicast as shared
+from rooflab.kernels.lib.multicast import ClusterTile, cluster_tuning
 from rooflab.kernels.takes import HALVES
+from rooflab.kernels.tuning import Defaults
 from rooflab.reference.spec import DTYPE_NAMES
+
+DEFAULTS = Defaults(
+    (({"narrow_tiles": HOPPER_SMS}, ClusterTile(2, 128, 6, 16, 2, 2)), ({}, ClusterTile(2, 256, 4, 16, 2, 2))),
+    sizes=lambda case, scheme: {"narrow_tiles": cdiv(int(case["M"]), 128) * cdiv(int(case["N"]), 128)},
+)
+"""Narrow tiles where one wave has them all, else wide ones; the deepest ring beside two staged boxes."""
+TUNING = cluster_tuning((2,), (128, 256), (1, 2, 4), DEFAULTS, itemsize=2, accumulators=1)
+"""Each consumer has one accumulator in fp32, of products of 16 bits."""
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES}, instead="gemm/cooperative",
     unsupported=why_not_moved,
-    aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=traffic, tuning=MULTICAST,
+    aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=traffic, tuning=TUNING,
 )  # fmt: skip
 def multicast(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str,
@@ -41,7 +51,7 @@ def multicast(
     (left, right), kept = stored_operands(a, b), stored_output(c, "pipelined")
     added = (c, kept) if residual is None else (residual, stored_as(residual, False))
     maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, kept), added) if matrix]
-    _multicast.launch(
+    shared.launch(
         DTYPE_NAMES[a.dtype], config, maps, (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
         along_k=(not left.transposed, right.transposed), bias=bias, residual=residual is not None,
     )  # fmt: skip

@@ -1,22 +1,33 @@
 // A warpgroup fills a ring of swizzled tiles with the weight by cp.async, a warp with a, others multiply by wgmma, and a
-// cluster adds its sums in shared memory.  Compiled per config by macros; `multiply` and the barriers stand before it.
+// cluster adds its sums in shared memory.  Compiled per config by macros.
 //
 // The loading threads do not multiply: wgmma needs a proxy fence between cp.async and its read of shared memory, and
 // this fence would wait for the copies that the same thread has in flight.  Those of the weight do not load a: a thread
-// arrives at a barrier when all its copies so far are there, so that in a dependent launch (`_pdl.py`), where a comes
+// arrives at a barrier when all its copies so far are there, so that in a dependent launch (`lib/pdl.h`), where a comes
 // last, the first tile would wait for a whole ring.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-using i64 = long long;
-
 #if ELEMENT == 4
 using T = float;
+#define WGMMA_TYPES "k8.f32.tf32.tf32"
+#define WGMMA_LAYOUT ""
 #elif ELEMENT == 2
 using T = __nv_bfloat16;
+#define WGMMA_TYPES "k16.f32.bf16.bf16"
 #else
 using T = __half;
+#define WGMMA_TYPES "k16.f32.f16.f16"
 #endif
+#ifndef WGMMA_LAYOUT
+#define WGMMA_LAYOUT ", 0, 0"  // both along K
+#endif
+#define WGMMA_N BLOCK_M
+#include "hopper.h"
+#include "pdl.h"
+#include "wgmma.h"
+
+using i64 = long long;
 
 // A tile's rows are cut into pieces of 128 bytes, the widest swizzle; one piece of all rows is a block.
 constexpr int PIECE = 128 / (int)sizeof(T), VECTOR = 16 / (int)sizeof(T);

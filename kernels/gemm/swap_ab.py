@@ -10,7 +10,7 @@ Tried, predicted, not built: docs/notes/gemm.md.
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +19,107 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._hopper_device import BARRIERS, products
-from rooflab.kernels._pdl import DEPENDENT, pdl_is_on
-from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._pdl import pdl_is_on
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._skinny_configs import LOADERS, PIECE_BYTES, SWAP_AB, SwapAbConfig
-from rooflab.kernels.gemm._skinny_operands import ELEMENTS, VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
+from rooflab.kernels.gemm._skinny_operands import VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
 
-KINDS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
+LOADERS = 128 + 32
+"""Threads that load the weight, and a; for each 64 rows of the weight 128 more threads multiply."""
+PIECE_BYTES = 128
+"""Bytes of a row along K: the widest swizzle."""
+COLUMNS = (8, 16, 32, 64)
+"""Rows of a per tile; each further tile of rows reads the weight again."""
+RING_BYTES = 112 * 1024
+"""Half of an SM's shared memory: two CTAs fit, and a single one keeps over 80 KB in flight."""
+LEAST_CTAS = 9 * HOPPER_SMS // 10
+
+
+@dataclass(frozen=True)
+class SwapAbConfig:
+    """A tile, the depth of its ring, and the split of K."""
+
+    block_m: int
+    """Rows of a: the N of wgmma."""
+    block_n: int
+    """Rows of the weight: 64 per warpgroup."""
+    block_k: int
+    num_stages: int
+    split: int
+    """CTAs of a cluster, which share a tile's K."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[SwapAbConfig, ...]:
+    """Tiles of one to four warpgroups, one or two pieces of 128 bytes deep, with rings up to an SM's memory."""
+    block_m, piece = columns(case), PIECE_BYTES // scheme.activation.itemsize
+    return tuple(
+        SwapAbConfig(block_m, block_n, block_k, num_stages, split)
+        for block_n in (64, 128, 256)
+        for block_k in (piece, 2 * piece)
+        for num_stages in (3, 4, 5, 6, 8, 12)
+        for split in (1, 2, 4, 8)
+    )
+
+
+def columns(case: Case) -> int:
+    """Rows of a in a tile: all, if a tile can have them."""
+    return min(max(next_power_of_2(int(case["M"])), COLUMNS[0]), COLUMNS[-1])
+
+
+def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """A ring of tiles in shared memory, reused for the sums; accumulators in registers."""
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    depth = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
+    tile = (config.block_m + config.block_n) * config.block_k
+    return Footprint(
+        threads=LOADERS + 2 * config.block_n,
+        registers=config.block_m // 2 + 24,
+        shared_bytes=config.num_stages * tile * scheme.activation.itemsize,
+        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
+        tensor_flops=2.0 * config.block_m * config.block_n * depth,
+    )
+
+
+def is_legal(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, every share of K has a tile of K, and the ring has room for the sums.
+
+    A thread's rows must be 8 or 16 apart, so that their swizzle is the same: tiles are one or two pieces deep.
+    """
+    needs, pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
+    room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
+    shares = config.split == 1 or config.split * config.block_k <= int(case["K"])
+    return config.block_m in COLUMNS and pieces in (1, 2) and room and shares and needs.fits
+
+
+def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
+    """Tiles of 128 rows if the tile of a is worth sharing, then the least split that gives every SM a CTA.
+
+    If possible all CTAs run at once, two per SM: they share the bandwidth, so one more CTA on some SMs costs nothing,
+    but a second wave would.
+    """
+    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
+    block_m, piece = columns(case), PIECE_BYTES // scheme.activation.itemsize
+    block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64
+    block_k = 2 * piece if block_m + block_n <= 96 else piece  # longer runs of a row, if four stages still fit
+    split = 1
+    while cdiv(M, block_m) * cdiv(N, block_n) * split < LEAST_CTAS and split < 8 and 8 * split * block_k <= K:
+        split *= 2
+    stage = (block_m + block_n) * block_k * scheme.activation.itemsize
+    return SwapAbConfig(block_m, block_n, block_k, min(RING_BYTES // stage, 8), split)
+
+
+TUNING = Tuning(SwapAbConfig, configs, one_wave_of_two, footprint, is_legal)
 
 
 def traffic(inputs: Arguments) -> Traffic:
     """The weight once per tile of rows of a; sums stay in the cluster."""
     return panels_traffic(inputs, inputs.config.block_m)
-
-
-TYPES = {"bf16": ("bf16.bf16", 16), "fp16": ("f16.f16", 16), "tf32": ("tf32.tf32", 8)}
-"""By kind of operands: the types in the opcode, and K of an instruction (PTX ISA 8.7, `wgmma.mma_async`)."""
-
-
-@cache
-def source(kind: str, n: int) -> str:
-    """The source for operands of `kind` and products of 64 rows of the weight with `n` rows of a."""
-    types, k = TYPES[kind]
-    return (
-        DEPENDENT
-        + BARRIERS
-        + products(n, types, k, None if kind == "tf32" else (False, False))
-        + Path(__file__).with_suffix(".cu").read_text()
-    )
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -65,22 +134,17 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def divided(of: Arguments) -> Any:
-    """Of a layout: source, options of the compiler, grid, threads, sizes and strides, bytes of shared memory."""
+    """Of a layout: options of the compiler, grid, threads, sizes and strides, bytes of shared memory."""
     a, b, config = of.a, of.b, of.config
     (K, N), M, size = b.shape, a.shape[0], a.element_size()
-    sizes = {
-        "ELEMENT": ELEMENTS[a.dtype],
-        "BLOCK_M": config.block_m,
-        "WARPGROUPS": config.block_n // 64,
-        "PIECES": config.block_k * size // PIECE_BYTES,
-        "STAGES": config.num_stages,
-        "SPLIT": config.split,
-    }
+    options = _cuda.macros(
+        ELEMENT=_cuda.ELEMENTS[a.dtype], BLOCK_M=config.block_m, WARPGROUPS=config.block_n // 64,
+        PIECES=config.block_k * size // PIECE_BYTES, STAGES=config.num_stages, SPLIT=config.split,
+    )  # fmt: skip
     strides = weight_stride(a, 0), weight_stride(b, 1), row_stride(of.residual), of.c.stride(0)
     steps = cdiv(cdiv(K, config.block_k), config.split)
     return (
-        source(KINDS[a.dtype], config.block_m), tuple(f"-D{name}={value}" for name, value in sizes.items()),
-        (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)), (LOADERS + 2 * config.block_n,),
+        options, (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)), (LOADERS + 2 * config.block_n,),
         (*map(np.int32, (M, N, K, steps)), *map(np.int64, strides)),
         config.num_stages * (config.block_m + config.block_n) * config.block_k * size,
     )  # fmt: skip
@@ -88,13 +152,13 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
-    bind=divided, traffic=traffic, tuning=SWAP_AB,
+    bind=divided, traffic=traffic, tuning=TUNING,
 )  # fmt: skip
 def swap_ab(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: SwapAbConfig, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on wgmma, accumulated in fp32; every 64 rows of a read the weight again."""
-    code, options, grid, threads, numbers, shared_bytes = bound
-    compiled = _cuda.load(code, "swap_ab", options=options, dependent=pdl_is_on())
+    options, grid, threads, numbers, shared_bytes = bound
+    compiled = _cuda.load(SOURCE, "swap_ab", options=options, dependent=pdl_is_on())
     compiled(grid, threads, a, b, bias, residual, c, *numbers, shared_bytes=shared_bytes)

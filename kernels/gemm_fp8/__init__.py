@@ -9,4 +9,5 @@ multicast    over promoted_ws, in CUDA C++: a cluster of two CTAs loads the colu
 deep_gemm    peer: DeepGEMM's fp8_gemm_nt, if it is installed; block scales only
 
 No kernel here was timed on a GPU. What each is predicted to gain: docs/notes/gemm_fp8.md.
+gemm and gemm_fp8 have one multicast: kernels/lib/multicast.cu.
 """

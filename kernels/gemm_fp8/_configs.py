@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._multicast_configs import ClusterTile, cluster_tuning
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tiles import one_wave
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, LaunchConfig, Tuning, space
@@ -15,8 +13,6 @@ from rooflab.reference.spec import Case, Scheme
 
 BLOCK_K = 128
 """K of a stage: 128 bytes are the widest swizzle of TMA and wgmma, and 128 values share a block scale."""
-BLOCK_N = 128
-"""Columns of a tile of a cluster: those of one block scale."""
 ADDRESS_REGISTERS = 12
 """Least registers for addresses, barriers and the loop counter, in addition to the accumulators."""
 SUM_REGISTERS = 16
@@ -94,14 +90,6 @@ def _outputs(case: Case, scheme: Scheme) -> dict[str, int]:
     return {"outputs": int(case["M"]) * int(case["N"])}
 
 
-def _three_or_two(case: Case, scheme: Scheme = BF16) -> ClusterTile:
-    """Three consumers, which ask L2 for a tenth less, unless the busiest SM multiplies over 5% fewer rows with two."""
-    M, N = int(case["M"]), int(case["N"])
-    three, two = ClusterTile(3, BLOCK_N, 4, 8, 2, 2), ClusterTile(2, BLOCK_N, 6, 16, 2, 2)
-    turns = [config.consumers * cdiv(config.clusters(M, N), HOPPER_SMS // 2) for config in (three, two)]
-    return three if turns[0] <= 1.05 * turns[1] else two
-
-
 # By rows and columns of the result; unmeasured.  With few of either, narrow tiles give more SMs a tile.
 _ONE_WARPGROUP = (
     ({"M": 64, "N": 4096}, Config(64, 16, 4, 6)), ({"M": 64, "N": 7168}, Config(64, 32, 4, 6)),
@@ -148,5 +136,3 @@ PROMOTED_WS = Tuning(
         ({}, ConsumerTile(128, 128, 5)),
     ), _outputs), by_consumers,
 )  # fmt: skip
-# A product and its sum per consumer.
-MULTICAST = cluster_tuning((2, 3), (BLOCK_N,), (1, 2), _three_or_two, itemsize=1, accumulators=2)

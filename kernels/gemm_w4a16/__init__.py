@@ -12,4 +12,5 @@ dequant_dot  over naive, any rows of a: codes become the left operand of wgmma i
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
 Tried, predicted, not built: docs/notes/gemm_w4a16.md.
+Four and eight bits have one gemv, kernels/lib/stream.cu, and one dequant_dot, kernels/lib/dequant_dot.py.
 """

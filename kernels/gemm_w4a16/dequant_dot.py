@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16 import _dot
-from rooflab.kernels.gemm_w4a16._dot import Config
 from rooflab.kernels.gemm_w4a16._packed import PACKED, pack, unsupported
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib import dequant_dot as shared
+from rooflab.kernels.lib.dequant_dot import Config
 from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
@@ -37,17 +37,17 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def arranged(of: Arguments) -> Any:
-    """Of a layout: what `_dot.launch` takes; a tile's K is a group."""
-    return _dot.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
+    """Of a layout: what `shared.launch` takes; a tile's K is a group."""
+    return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported, bind=arranged,
-    traffic=traffic, tuning=_dot.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
+    traffic=traffic, tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
 )  # fmt: skip
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,
     config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """a W + bias, W = (code - zero) scale, on the tensor cores; b from `pack`; two runs agree bit for bit."""
-    _dot.launch(bound, a, b, scale, zero, bias, c)
+    shared.launch(bound, a, b, scale, zero, bias, c)

@@ -1,10 +1,11 @@
 """Over naive, for few rows of a: codes go from memory through registers to the tensor core; each is read once.
 
-The product is a stream of packed codes.  A warp keeps four chunks of 1 KB in flight, 16 bytes per lane.  A code becomes
-bf16 exactly: its bits are put below a power of two, two codes at a time, and one subtraction follows (Kim et al., arXiv
-2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns, so a second row of a costs
-nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over the warps of a
-CTA, then over a cluster, for one full wave; partial sums meet in distributed shared memory in a fixed order.
+The product is a stream of packed codes (`lib/stream.cu`).  A warp keeps four chunks of 1 KB in flight, 16 bytes per
+lane.  A code becomes bf16 exactly: its bits are put below a power of two, two codes at a time, and one subtraction
+follows (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns,
+so a second row of a costs nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is
+split over the warps of a CTA, then over a cluster, for one full wave; partial sums meet in distributed shared memory in
+a fixed order.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16 import _packed, _stream
+from rooflab.kernels.gemm_w4a16 import _packed
 from rooflab.kernels.gemm_w4a16._packed import PACKED, pack
-from rooflab.kernels.gemm_w4a16._stream import MOST_COLUMNS, MOST_M, Config
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib import stream
+from rooflab.kernels.lib.stream import MOST_COLUMNS, MOST_M, Config
 from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
@@ -50,18 +52,18 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def divided(of: Arguments) -> Any:
-    """Of a layout: what `_stream.launch` takes."""
-    return _stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
+    """Of a layout: what `stream.launch` takes."""
+    return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
     unsupported=unsupported, aligned=("a",), bind=divided, traffic=traffic,
-    tuning=_stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
+    tuning=stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
 )  # fmt: skip
 def gemv(
     a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,
     config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """a W + bias for at most eight rows of a, four in groups of 32; b from `pack`; two runs agree bit for bit."""
-    _stream.launch(bound, a, b, scale, zero, bias, c)
+    stream.launch(bound, a, b, scale, zero, bias, c)

@@ -12,4 +12,5 @@ native       over packed, on a CPU, in C++: codes in panels that every product r
              they are loaded
 
 Tried, predicted, not built: docs/notes/gemm_w8a16.md.
+Four and eight bits have one gemv, kernels/lib/stream.cu, and one dequant_dot, kernels/lib/dequant_dot.py.
 """

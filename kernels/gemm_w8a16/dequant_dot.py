@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16 import _dot
-from rooflab.kernels.gemm_w4a16._dot import BLOCK_K8, Config
 from rooflab.kernels.gemm_w8a16._packed import PACKED, pack, unsupported
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib import dequant_dot as shared
+from rooflab.kernels.lib.dequant_dot import BLOCK_K8, Config
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -37,11 +37,11 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported,
-    bind=lambda of: _dot.arranged(of, BITS, BLOCK_K8), traffic=traffic, fenced_since="3.7.1",
-    tuning=_dot.tuning(BITS, lambda scheme: BLOCK_K8),
+    bind=lambda of: shared.arranged(of, BITS, BLOCK_K8), traffic=traffic, fenced_since="3.7.1",
+    tuning=shared.tuning(BITS, lambda scheme: BLOCK_K8),
 )  # fmt: skip
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any
 ) -> None:
     """a (scale b) + bias on the tensor cores; b from `pack`; two runs agree bit for bit."""
-    _dot.launch(bound, a, b, scale, None, bias, c)
+    shared.launch(bound, a, b, scale, None, bias, c)

@@ -1,8 +1,8 @@
 """Over naive, for few rows of a: codes go from memory through registers to the tensor core; each is read once.
 
-The stream of gemm_w4a16/gemv.py with eight-bit codes: the seven low bits of a code are put below 128 in bf16 and the
-value of its sign is subtracted, two codes at a time and exactly.  Up to eight rows of a are multiplied at once.  Sums
-are fp32 and scaled once at the end, so no weight is rounded.
+The stream of gemm_w4a16/gemv (`lib/stream.cu`) with eight-bit codes: the seven low bits of a code are put below 128 in
+bf16 and the value of its sign is subtracted, two codes at a time and exactly.  Up to eight rows of a are multiplied at
+once.  Sums are fp32 and scaled once at the end, so no weight is rounded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16 import _stream
-from rooflab.kernels.gemm_w4a16._stream import MOST_M, Config
 from rooflab.kernels.gemm_w8a16 import _packed
 from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib import stream
+from rooflab.kernels.lib.stream import MOST_M, Config
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -33,9 +33,9 @@ def traffic(inputs: Arguments) -> Traffic:
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
     limits={"M": MOST_M}, instead="gemm_w8a16/dequant_dot", unsupported=_packed.unsupported,
-    aligned=("a",), bind=lambda of: _stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
-    tuning=_stream.tuning(BITS, lambda scheme: SUBGROUPS),
+    aligned=("a",), bind=lambda of: stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
+    tuning=stream.tuning(BITS, lambda scheme: SUBGROUPS),
 )  # fmt: skip
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
     """a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""
-    _stream.launch(bound, a, b, scale, None, bias, c)
+    stream.launch(bound, a, b, scale, None, bias, c)

@@ -1,6 +1,6 @@
 """Over fused: rows of any width in the registers of up to eight CTAs, short rows side by side, and a persistent grid.
 
-The device code is that of `kernels/_rows.cu`: a thread has several vectors of 16 bytes under way, a row that is
+The device code is that of `lib/rows.cu`: a thread has several vectors of 16 bytes under way, a row that is
 too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second launch, and
 the output may be quantised in the same pass.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, tuning
 from rooflab.kernels.rmsnorm._traffic import traffic
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("rmsnorm"),
-    unsupported=lambda inputs: why_not_taken("rmsnorm", inputs.x, inputs.x.shape[-1]),
+    limits={"H": MOST_WIDTH},
 )  # fmt: skip
 def cluster(
     x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,

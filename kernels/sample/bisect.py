@@ -7,17 +7,59 @@ crosses its limit.  Ties at that value are taken in index order by a last pass, 
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.race import log_exponential
 from rooflab.kernels.sample._args import Edit, edited, note_logprobs, traffic
-from rooflab.kernels.sample._configs import BISECT, Config
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.sample_rules import Edits
+from rooflab.reference.spec import Case, Scheme
 
 MAX_VOCABULARY = 2**24
 """fp32 counts tokens exactly up to this number."""
+THRESHOLDS = 16
+"""Keys that a step of the search compares at once."""
+ADDRESS_REGISTERS = 32
+"""For the row's settings, pointers and masks, in addition to the accumulator of the search."""
+
+
+@dataclass(frozen=True)
+class Config(LaunchConfig):
+    """One way to launch the kernel."""
+
+    block: int
+    """Tokens per step of the other passes."""
+    search_block: int
+    """Tokens per step of the search."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Blocks of 2 to 16 tokens per thread; for the search 1 to 8."""
+    return tuple(
+        Config(block, search_block, num_warps)
+        for block, search_block, num_warps in itertools.product((512, 1024, 2048, 4096), (256, 512, 1024), (4, 8, 16))
+        if 2 <= block // (32 * num_warps) <= 16 and 1 <= search_block // (32 * num_warps) <= 8
+    )
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The accumulator of the search (a sum per token and threshold), or the other passes' best values."""
+    threads = 32 * config.num_warps
+    held = max(THRESHOLDS * config.search_block, 2 * config.block)
+    return Footprint(threads, cdiv(held, threads) + ADDRESS_REGISTERS, 0, int(case["B"]))
+
+
+DEFAULTS = Defaults((({}, Config(block=1024, search_block=512, num_warps=8)),))
+"""In the search 32 registers of a thread hold its tokens and 16 thresholds."""
+TUNING = Tuning(Config, configs, DEFAULTS, footprint)
 
 
 @triton.jit
@@ -81,22 +123,6 @@ def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
         count += above.to(tl.int32)
         mass += tl.where(above, weigh(x, best, temperature), 0.0)
     return tl.sum(count, 0), tl.sum(mass, 0)
-
-
-@triton.jit
-def log_exponential(word):
-    """log E with E = -log1p(-u).  Winners have a small u, and 1 - u loses its digits: below 1/4,
-    E = 2 atanh(u / (2 - u)) by its series; the next term is below 2**-29 of E.  tl.log is exact to an ulp on sm_90: it
-    is libdevice's polynomial, not lg2.approx (read in the PTX)."""
-    u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
-    z = u / (2.0 - u)
-    z2 = z * z
-    series = 1.0 / 9.0
-    series = series * z2 + 1.0 / 7.0
-    series = series * z2 + 1.0 / 5.0
-    series = series * z2 + 1.0 / 3.0
-    small = 2.0 * z + 2.0 * z * z2 * series
-    return tl.log(tl.where(u < 0.25, small, -tl.log(1.0 - u)))
 
 
 @triton.jit
@@ -170,8 +196,7 @@ def bisect_kernel(
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=BISECT,
-    limits={"V": MAX_VOCABULARY},
+    backend="triton", traffic=traffic, tuning=TUNING, limits={"V": MAX_VOCABULARY},
 )  # fmt: skip
 def bisect(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,

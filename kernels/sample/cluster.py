@@ -8,6 +8,7 @@ a cluster in a fixed order, so two runs agree bit for bit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,65 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit, traffic
-from rooflab.kernels.sample._configs import CLUSTER, MAX_CLUSTER, OWN_BYTES, ClusterConfig, share_of
-from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
+from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
+from rooflab.reference.spec import Case, Scheme
 
-PARTS = ("_cluster_sums.cu", "_cluster_cut.cu", "cluster.cu")
-SOURCE = "\n".join((Path(__file__).parent / part).read_text() for part in PARTS)
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
+THREADS = 512
+FEW_THREADS = 128
+"""For a part of at most `FEW_TOKENS`: fewer sums to add up."""
+FEW_TOKENS = 2048
+OWN_BYTES = 12 * 1024
+"""Static shared memory: sums, and the tokens at the end of a search."""
+MAX_CLUSTER = 8
+AIMED_SHARE = 16 * 1024
+"""Tokens of a CTA at which two CTAs share an SM, as 64 registers a thread allow: one row is loaded while another is
+searched."""
 MAX_TOP_N = 32
 MOST_TOKENS = (SHARED_BYTES_PER_CTA - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
 """What the shared memory of a cluster holds."""
-ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """One way to launch the kernel."""
+
+    cluster: int
+    """CTAs that share a row."""
+    threads: int
+    """Threads of a CTA."""
+
+
+def share_of(V: int, cluster: int) -> int:
+    """Tokens of a CTA: whole vectors, calls of Philox and words of the mask."""
+    return int(cdiv(V, 32 * cluster)) * 32
+
+
+def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The row's part in shared memory; seven thresholds, their sums and four vectors in flight in registers."""
+    shared = 4 * share_of(int(case["V"]), config.cluster) + OWN_BYTES
+    return Footprint(config.threads, 40, shared, int(case["B"]) * config.cluster)
+
+
+def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
+    """As few CTAs as hold the row and leave room for other rows; more, while SMs are idle and a CTA has much to do."""
+    B, V = int(case["B"]), int(case["V"])
+    cluster = 1
+    while cluster < MAX_CLUSTER and (
+        share_of(V, cluster) > AIMED_SHARE or (B * cluster < HOPPER_SMS and share_of(V, cluster) > 4 * THREADS)
+    ):
+        cluster *= 2
+    return ClusterConfig(cluster, FEW_THREADS if share_of(V, cluster) <= FEW_TOKENS else THREADS)
+
+
+CONFIGS = space(ClusterConfig, cluster=(1, 2, 4, 8), threads=(128, 256, 512))
+TUNING = Tuning(ClusterConfig, CONFIGS, few_ctas, footprint)
+"""Legal are those whose shared memory holds the row."""
 
 
 def load_bytes(logits: torch.Tensor) -> int:
@@ -39,7 +87,7 @@ def load_bytes(logits: torch.Tensor) -> int:
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
     limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, instead="sample/bisect",
-    tuning=CLUSTER,
+    tuning=TUNING,
 )  # fmt: skip
 def cluster(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
@@ -52,16 +100,11 @@ def cluster(
     B, V = logits.shape
     share = share_of(V, config.cluster)
     edits = repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias
-    sizes = {
-        "CLUSTER": config.cluster,
-        "THREADS": config.threads,
-        "ELEMENT": ELEMENTS[logits.dtype],
-        "BYTES": load_bytes(logits),
-        "EDITS": int(any(edit is not None for edit in (*edits, allowed))),
-        "TOP_N": -1 if top_n is None else top_n,
-    }
-    device_kernel = _cuda.load(SOURCE, "sample", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))
-    device_kernel(
+    options = _cuda.macros(
+        CLUSTER=config.cluster, THREADS=config.threads, ELEMENT=_cuda.ELEMENTS[logits.dtype], BYTES=load_bytes(logits),
+        EDITS=any(edit is not None for edit in (*edits, allowed)), TOP_N=-1 if top_n is None else top_n,
+    )  # fmt: skip
+    _cuda.load(SOURCE, "sample", options=options)(
         (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *edits,
         allowed, tokens, logprob_ids, logprobs, np.int32(V), np.int32(share),
         np.int64(logits.stride(0) if B > 1 else 0), shared_bytes=4 * share,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.philox import log_exponential, words_of_rows
 from rooflab.kernels.sample._args import Edit, check_rows, edited, note_logprobs
-from rooflab.kernels.sample._philox import log_exponential, words_of_rows
 from rooflab.reference.sample_rules import Edits
 
 

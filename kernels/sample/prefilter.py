@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.philox import log_exponential, words_of_rows, words_of_tokens
 from rooflab.kernels.sample._args import Edit, check_rows, edited_rows, traffic
-from rooflab.kernels.sample._philox import log_exponential, words_of_rows, words_of_tokens
 from rooflab.reference.sample_rules import Edits
 
 FIRST_GUESS = 256

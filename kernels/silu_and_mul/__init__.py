@@ -6,4 +6,6 @@ fused    over naive: one pass in one Triton launch; silu(gate) stays in register
 cluster  over fused: several 16-byte vectors a thread, short rows side by side, a persistent grid, and outputs quantised
          to int8 or e4m3 in the same pass
 native   over library, on a CPU: one pass in C++; silu(gate) stays in registers
+
+Both gated activations have one fused, kernels/lib/gated.py; six ops have one cluster, kernels/lib/rows.cu.
 """

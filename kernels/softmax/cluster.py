@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, tuning
 from rooflab.kernels.softmax._traffic import traffic
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("softmax"),
-    unsupported=lambda inputs: why_not_taken("softmax", inputs.x, inputs.x.shape[-1]),
+    limits={"H": MOST_WIDTH},
 )  # fmt: skip
 def cluster(x: Tensor, out: Tensor, *, config: Config) -> None:
     """exp(x - max) / sum in fp32, rounded once."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rooflab.kernels._sizes import next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.sample.bisect import log_exponential
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.lib.race import log_exponential
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
 
@@ -26,20 +26,17 @@ class Config(LaunchConfig):
     num_warps: int
 
 
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """4 to 16 tokens per thread."""
-    return tuple(Config(128 * warps * step, warps) for warps in (4, 8, 16) for step in (1, 2, 4))
-
-
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """A thread holds its tokens' weights, words, and best scores."""
     threads = 32 * config.num_warps
     return Footprint(threads, 4 * config.block // threads + 16, 0, int(case["B"]))
 
 
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One config for every case: a program alone must keep enough loads in flight."""
-    return Config(2048, 16)
+CONFIGS = tuple(Config(128 * warps * step, warps) for warps in (4, 8, 16) for step in (1, 2, 4))
+"""4 to 16 tokens per thread."""
+DEFAULTS = Defaults((({}, Config(2048, 16)),))
+"""A program alone must keep enough loads in flight."""
+TUNING = Tuning(Config, lambda case, scheme=BF16: CONFIGS, DEFAULTS, footprint)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -114,7 +111,7 @@ def fused_kernel(
     tl.store(accepted_ptr + b, accepted)
 
 
-@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
+@kernel(backend="triton", traffic=traffic, tuning=TUNING)
 def fused(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
     num_accepted: Tensor, *, draft_probs: Tensor | None, config: Config,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.sample._philox import log_exponential, philox, words_of_rows
+from rooflab.kernels.lib.philox import log_exponential, philox, words_of_rows
 from rooflab.reference.speculative_verify import RECOVERY
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from rooflab.kernels.lib.philox import log_exponential, words_of_rows
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._philox import log_exponential, words_of_rows
 from rooflab.kernels.sample.naive import kept_of
 
 INF = math.inf

@@ -1,18 +1,25 @@
-"""The tiles of `gemm/multicast` and `gemm_fp8/multicast`, and what a CTA needs."""
+"""The rung `multicast` of gemm and gemm_fp8 on the host: tiles, what a CTA needs, and the launch of `multicast.cu`."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from rooflab.kernels._device import HOPPER_SMS
+import numpy as np
+import torch
+
+from rooflab.kernels import _cuda
+from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tensor_map import BOX_ROWS, ROW_BYTES
+from rooflab.kernels._tensor_map import BOX_ROWS, ROW_BYTES, CudaMap
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, Tuning, space
 from rooflab.reference.spec import Case, Scheme
 
+SOURCE = (_cuda.LIB / "multicast.cu").read_text()
+CONSUMER_REGISTERS = {2: 240, 3: 160}
+"""Per thread, by number of consumers; the producer's warpgroup has 24."""
 ADDRESS_REGISTERS = 24
 """For addresses, descriptors and loop counters, in addition to the accumulators."""
 
@@ -68,10 +75,6 @@ def cluster_tuning(
     """These tiles with rings of several depths, with a cluster and without, for operands of `itemsize` bytes and
     `accumulators` fp32 values per output."""
 
-    def configs(case: Case, scheme: Scheme = BF16) -> tuple[ClusterTile, ...]:
-        sizes = itertools.product(consumers, columns, (3, 4, 5, 6), (8, 16), staged, (1, 2))
-        return tuple(itertools.starmap(ClusterTile, sizes))
-
     def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Mean registers of the CTA's threads; the ring, the staged boxes and the barriers."""
         step, threads = ROW_BYTES // itemsize, 128 * (config.consumers + 1)
@@ -90,4 +93,47 @@ def cluster_tuning(
         """Whether a CTA fits, and boxes divide evenly."""
         return config.divides and footprint(config, case, scheme).fits
 
+    configs = space(
+        ClusterTile, consumers=consumers, block_n=columns, stages=(3, 4, 5, 6), group_m=(8, 16), staged=staged,
+        cluster=(1, 2),
+    )  # fmt: skip
     return Tuning(ClusterTile, configs, heuristic, footprint, is_legal)
+
+
+@cache
+def _kernel(
+    kind: str, config: ClusterTile, along_k: tuple[bool, bool], bias: bool, residual: bool, block_scales: bool
+) -> _cuda.CudaKernel:
+    options = _cuda.macros(
+        FP8=kind == "fp8", HALF=kind == "fp16", CONSUMERS=config.consumers,
+        REGISTERS=CONSUMER_REGISTERS[config.consumers], BLOCK_N=config.block_n, STAGES=config.stages,
+        GROUP_M=max(1, config.group_m // config.cluster), STAGED=config.staged, CLUSTER=config.cluster,
+        A_ALONG_K=along_k[0], B_ALONG_K=along_k[1], BIAS=bias, RESIDUAL=residual, BLOCK_SCALES=block_scales,
+    )  # fmt: skip
+    return _cuda.load(SOURCE, "multicast", options=options)
+
+
+def launch(
+    kind: str,
+    config: ClusterTile,
+    maps: Sequence[CudaMap],
+    sizes: tuple[int, int, int],
+    *,
+    along_k: tuple[bool, bool] = (True, True),
+    bias: torch.Tensor | None = None,
+    residual: bool = False,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    block_scales: bool = False,
+) -> None:
+    """Launches on the maps of a, b, the output and the residual (or the output again); `sizes` are M, N and K.
+
+    kind: `bf16`, `fp16` or `fp8`; along_k: whether a and b are contiguous along K; scales: those of fp8's a and b.
+    """
+    M, N, _ = sizes
+    kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)
+    clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // config.cluster))
+    strides = [stride for scale in scales for stride in scale.stride()] if scales and block_scales else [0] * 4
+    kernel(
+        (clusters * config.cluster,), (128 * (config.consumers + 1),), *maps, bias, *(scales or (None, None)),
+        *map(np.int32, sizes), *map(np.int64, strides), shared_bytes=config.shared_bytes,
+    )  # fmt: skip

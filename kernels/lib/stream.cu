@@ -1,4 +1,4 @@
-// Device code of both `gemv` kernels: a stream of packed codes, multiplied by mma.m16n8k16.
+// The rungs `gemv` of gemm_w4a16 and gemm_w8a16: a stream of packed codes, multiplied by mma.m16n8k16.
 //
 // A warp takes 16 rows of the weight.  In a chunk the four lanes of a quad hold 64 bytes of a row, 16 each, and 64 bytes
 // of the row 8 below.  An mma takes whatever k a quad holds, because the order of a sum does not matter.  So codes and

@@ -1,11 +1,10 @@
-"""What both `gemv` kernels share on the host: configs, the rows that they take, and the launch."""
+"""The rung `gemv` of gemm_w4a16 and gemm_w8a16 on the host: configs, and the launch of `stream.cu`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_THREAD, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
-SOURCE = Path(__file__).with_suffix(".cu").read_text()
+SOURCE = (_cuda.LIB / "stream.cu").read_text()
 WARP = 32
 ROWS = 16
 """Rows of the weight per warp: the M of mma.m16n8k16."""
@@ -34,8 +33,6 @@ OTHER_REGISTERS = 32
 """Least registers for addresses, scales and dequantized codes."""
 MAGIC = 0x43004300
 """128 in bf16, twice."""
-SCALES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""The number that the source uses for each dtype of a scale."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,6 @@ class Config:
     """CTAs of a cluster that share 16 rows."""
     depth: int
     """Chunks that a warp has in flight ahead of the one that it multiplies."""
-
-
-def all_configs() -> tuple[Config, ...]:
-    """Every way to split K over three warps or more, with two to eight chunks in flight."""
-    shared = [(4, 1), (4, 2), *((warps, warps) for warps in (3, 4, 5, 6, 8))]
-    sizes = itertools.product(shared, (1, 2, 4, 8), (2, 4, 6, 8))
-    return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
 
 
 def chunks(K: int, bits: int) -> int:
@@ -75,55 +65,48 @@ def warps_per_sm(tiles: int, zeros: bool) -> int:
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
-def footprint(config: Config, case: Case, bits: int, subgroups: int) -> Footprint:
-    """Registers: codes in flight, and activations of this chunk and the next; shared memory: the sums of each warp."""
-    M, N = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups), int(case["N"])
-    tiles = column_tiles(M, subgroups)
-    return Footprint(
-        threads=WARP * config.warps,
-        registers=8 * config.depth + 2 * tiles * 64 // bits + 8 * tiles,
-        shared_bytes=4 * ROWS * config.warps * M,
-        ctas=cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,
-    )
-
-
-def is_legal(config: Config, case: Case, bits: int, subgroups: int) -> bool:
-    """Whether each share of K has a chunk, and the data in flight fit in a thread's registers."""
-    shares = config.warps_k * config.split
-    needs = footprint(config, case, bits, subgroups)
-    return (
-        (shares == 1 or shares <= chunks(int(case["K"]), bits))
-        and needs.fits
-        and needs.registers <= REGISTERS_PER_THREAD - OTHER_REGISTERS
-    )
-
-
-def heuristic(case: Case, bits: int, subgroups: int) -> Config:
-    """One wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
-    rows, most = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
-    tiles = column_tiles(min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups), subgroups)
-    warps = warps_per_sm(tiles, bool(case.get("zeros")))
-    depth = 6 if warps <= 8 else 4
-    shares = max(min(HOPPER_SMS * warps // rows, most), 1)
-    if shares <= 2:
-        return Config(4, shares, 1, depth)
-    split = next(split for split in (1, 2, 4, 8) if shares <= 8 * split or split == 8)
-    shared = min(shares // split, 8)
-    return Config(shared, shared, split, depth)
-
-
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
     """Ways to divide the weight, for codes of `bits`; `subgroups` are the groups that a quad holds by the scheme."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        return all_configs()
+        """Every way to split K over three warps or more, with two to eight chunks in flight."""
+        sizes = itertools.product(((4, 1), (4, 2), *((n, n) for n in (3, 4, 5, 6, 8))), (1, 2, 4, 8), (2, 4, 6, 8))
+        return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
 
-    return Tuning(
-        Config, configs,
-        lambda case, scheme=BF16: heuristic(case, bits, subgroups(scheme)),
-        lambda config, case, scheme=BF16: footprint(config, case, bits, subgroups(scheme)),
-        lambda config, case, scheme=BF16: is_legal(config, case, bits, subgroups(scheme)),
-    )  # fmt: skip
+    def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
+        """Rows of a, at most those that the kernel takes, and their tiles of columns."""
+        M = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups(scheme))
+        return M, column_tiles(M, subgroups(scheme))
+
+    def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+        """Registers: codes in flight, and activations of this chunk and the next; shared memory: each warp's sums."""
+        M, tiles = tiles_of(case, scheme)
+        return Footprint(
+            threads=WARP * config.warps,
+            registers=8 * config.depth + 2 * tiles * 64 // bits + 8 * tiles,
+            shared_bytes=4 * ROWS * config.warps * M,
+            ctas=cdiv(int(case["N"]), ROWS * (config.warps // config.warps_k)) * config.split,
+        )
+
+    def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+        """Whether each share of K has a chunk, and the data in flight fit in a thread's registers."""
+        shares, needs = config.warps_k * config.split, footprint(config, case, scheme)
+        whole = shares == 1 or shares <= chunks(int(case["K"]), bits)
+        return whole and needs.fits and needs.registers <= REGISTERS_PER_THREAD - OTHER_REGISTERS
+
+    def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+        """One wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
+        rows, most = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
+        warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
+        depth = 6 if warps <= 8 else 4
+        shares = max(min(HOPPER_SMS * warps // rows, most), 1)
+        if shares <= 2:
+            return Config(4, shares, 1, depth)
+        split = next(split for split in (1, 2, 4, 8) if shares <= 8 * split or split == 8)
+        shared = min(shares // split, 8)
+        return Config(shared, shared, split, depth)
+
+    return Tuning(Config, configs, heuristic, footprint, is_legal)
 
 
 def vectors_of(a: torch.Tensor) -> bool:
@@ -137,24 +120,15 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
     a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
-    sizes = {
-        "BITS": bits,
-        "A_VECTORS": int(vectors_of(a)),
-        "SCALE": SCALES[scale.dtype],
-        "ZEROS": int(zeros),
-        "M": M,
-        "SUB": subgroups,
-        "N_TILES": tiles,
-        "WARPS": config.warps,
-        "WARPS_K": config.warps_k,
-        "SPLIT": config.split,
-        "DEPTH": config.depth,
-        "CTAS_PER_SM": max(warps_per_sm(tiles, zeros) // config.warps, 1),
-    }
+    options = _cuda.macros(
+        BITS=bits, A_VECTORS=vectors_of(a), SCALE=_cuda.ELEMENTS[scale.dtype], ZEROS=zeros, M=M, SUB=subgroups,
+        N_TILES=tiles, WARPS=config.warps, WARPS_K=config.warps_k, SPLIT=config.split, DEPTH=config.depth,
+        CTAS_PER_SM=max(warps_per_sm(tiles, zeros) // config.warps, 1),
+    )  # fmt: skip
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
     numbers = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(MAGIC)
     grid = (cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,)
-    return tuple(f"-D{name}={value}" for name, value in sizes.items()), grid, (WARP * config.warps,), numbers
+    return options, grid, (WARP * config.warps,), numbers
 
 
 def launch(

@@ -1,4 +1,4 @@
-// Device code of `gemm/multicast` and `gemm_fp8/multicast`: CUDA C++, compiled per config by macros.
+// The rungs `multicast` of gemm and gemm_fp8: CUDA C++, compiled per config by macros.
 //
 // The CTAs of a cluster have tiles one below the other, which need the same columns of b.  Each CTA loads its own rows of
 // a and a part of those columns, and TMA puts that part into the shared memory of all: L2 is asked once for what a cluster
@@ -9,6 +9,28 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#if HALF
+#define WGMMA_TYPES "k16.f32.f16.f16"
+#elif FP8
+#define WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#else
+#define WGMMA_TYPES "k16.f32.bf16.bf16"
+#endif
+#if FP8  // always along K
+#define WGMMA_LAYOUT ""
+#elif A_ALONG_K && B_ALONG_K
+#define WGMMA_LAYOUT ", 0, 0"
+#elif A_ALONG_K
+#define WGMMA_LAYOUT ", 0, 1"
+#elif B_ALONG_K
+#define WGMMA_LAYOUT ", 1, 0"
+#else
+#define WGMMA_LAYOUT ", 1, 1"
+#endif
+#define WGMMA_N BLOCK_N
+#include "hopper.h"
+#include "wgmma.h"
 
 using i64 = long long;
 #if HALF

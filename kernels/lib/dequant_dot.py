@@ -1,4 +1,4 @@
-"""What both `dequant_dot` kernels share: the device code, its configs, and the launch.
+"""The rung `dequant_dot` of gemm_w4a16 and gemm_w8a16: configs, device code, launch.
 
 The product is transposed, W (N, K) times a.mT: then codes are the left operand of wgmma, which may come from registers,
 and the many output channels fill its 64 rows.  `_packed.py` orders codes so that a thread's words hold its fragment of
@@ -45,61 +45,49 @@ class Config(LaunchConfig):
     """CTAs that share a tile's K; their sums go through memory in fp32, and a second launch adds them."""
 
 
-def all_configs() -> tuple[Config, ...]:
-    """Tiles up to what one or two warpgroups hold in registers, up to eight stages, and K split by up to eight."""
-    sizes = itertools.product((16, 32, 64, 128), (64, 128), (4, 8), (2, 3, 4, 6, 8), (1, 2, 4, 8))
-    return tuple(Config(*values) for values in sizes if values[1] * 4 >= values[2] * ROWS)
-
-
-def footprint(config: Config, case: Case, bits: int, block_k: int) -> Footprint:
-    """Registers: sums of a group and of all, the codes as operand; shared memory: stages of codes and of a (one more
-    of a, because wgmma reads one while the next tile arrives)."""
-    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    threads = 32 * config.num_warps
-    outputs = config.block_m * config.block_n
-    held = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
-    codes, activations = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
-    return Footprint(
-        threads=threads,
-        registers=held // threads + ADDRESS_REGISTERS,
-        shared_bytes=(config.num_stages - 1) * codes + config.num_stages * activations,
-        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
-        tensor_flops=2.0 * outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
-    )
-
-
-def is_legal(config: Config, case: Case, bits: int, block_k: int) -> bool:
-    """Whether each share has a tile of K and a CTA fits."""
-    steps = cdiv(int(case["K"]), block_k)
-    return (config.split == 1 or config.split <= steps) and footprint(config, case, bits, block_k).fits
-
-
-def heuristic(case: Case, bits: int, block_k: int) -> Config:
-    """All rows of a in one tile up to 128; K split until the SMs have as many CTAs as their shared memory holds."""
-    M, N, steps = int(case["M"]), int(case["N"]), cdiv(int(case["K"]), block_k)
-    block_m = next((size for size in (16, 32, 64) if M <= size), 128)
-    block_n = 64 if block_m <= 64 else 128
-    stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
-    tiles = cdiv(M, block_m) * cdiv(N, block_n)
-    most = HOPPER_SMS * (4 if block_m <= 16 else 3 if block_m <= 32 else 2 if block_m <= 64 else 1)
-    split = 1
-    while split < 8 and 2 * split * tiles <= most and 2 * split <= steps // 4:
-        split *= 2
-    return Config(block_m, block_n, 4 * block_n // ROWS, stages, split)
-
-
-def tuning(bits: int, block_k: Callable[[Scheme], int]) -> Tuning:
-    """Tiles of this module, for codes of `bits`; `block_k` is K of a tile by the scheme."""
+def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
+    """Tiles up to what one or two warpgroups hold in registers, up to eight stages, and K split by up to eight, for
+    codes of `bits`; `block_k_of` is K of a tile by the scheme."""
+    shape = [(64, 4), (128, 4), (128, 8)]
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        return all_configs()
+        sizes = itertools.product((16, 32, 64, 128), shape, (2, 3, 4, 6, 8), (1, 2, 4, 8))
+        return tuple(Config(block_m, *width, stages, split) for block_m, width, stages, split in sizes)
 
-    return Tuning(
-        Config, configs,
-        lambda case, scheme=BF16: heuristic(case, bits, block_k(scheme)),
-        lambda config, case, scheme=BF16: footprint(config, case, bits, block_k(scheme)),
-        lambda config, case, scheme=BF16: is_legal(config, case, bits, block_k(scheme)),
-    )  # fmt: skip
+    def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+        """Registers: sums of a group and of all, the codes as operand; shared memory: stages of codes and of a, of
+        which there is one more, because wgmma reads one while the next tile arrives."""
+        M, N, K, block_k = int(case["M"]), int(case["N"]), int(case["K"]), block_k_of(scheme)
+        threads, outputs = 32 * config.num_warps, config.block_m * config.block_n
+        held = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
+        codes, activations = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
+        return Footprint(
+            threads=threads,
+            registers=held // threads + ADDRESS_REGISTERS,
+            shared_bytes=(config.num_stages - 1) * codes + config.num_stages * activations,
+            ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
+            tensor_flops=2.0 * outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
+        )
+
+    def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+        """Whether each share has a tile of K and a CTA fits."""
+        whole = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
+        return whole and footprint(config, case, scheme).fits
+
+    def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+        """All rows of a in one tile up to 128; K split until the SMs have as many CTAs as their shared memory holds."""
+        M, N, block_k = int(case["M"]), int(case["N"]), block_k_of(scheme)
+        block_m = next((size for size in (16, 32, 64) if M <= size), 128)
+        block_n = 64 if block_m <= 64 else 128
+        stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
+        tiles, steps = cdiv(M, block_m) * cdiv(N, block_n), cdiv(int(case["K"]), block_k)
+        most = HOPPER_SMS * {16: 4, 32: 3, 64: 2, 128: 1}[block_m]
+        split = 1
+        while split < 8 and 2 * split * tiles <= most and 2 * split <= steps // 4:
+            split *= 2
+        return Config(block_m, block_n, 4 * block_n // ROWS, stages, split)
+
+    return Tuning(Config, configs, heuristic, footprint, is_legal)
 
 
 @triton.jit

@@ -1,0 +1,22 @@
+"""The exponential race on the device: each token's score is its logarithm less that of an exponential variable."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def log_exponential(word):
+    """log E with E = -log1p(-u).  Winners have a small u, and 1 - u loses its digits: below 1/4,
+    E = 2 atanh(u / (2 - u)) by its series; the next term is below 2**-29 of E.  tl.log is exact to an ulp on sm_90: it
+    is libdevice's polynomial, not lg2.approx (read in the PTX)."""
+    u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
+    z = u / (2.0 - u)
+    z2 = z * z
+    series = 1.0 / 9.0
+    series = series * z2 + 1.0 / 7.0
+    series = series * z2 + 1.0 / 5.0
+    series = series * z2 + 1.0 / 3.0
+    small = 2.0 * z + 2.0 * z * z2 * series
+    return tl.log(tl.where(u < 0.25, small, -tl.log(1.0 - u)))

@@ -1,0 +1,192 @@
+"""The rung `cluster` of norms, softmax and gated activations on the host: its configs, and the launch of `rows.cu`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rooflab.kernels import _cuda
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels._tma import address_of
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.rows import CODES
+from rooflab.reference.spec import Case, Scheme
+
+SOURCE = (_cuda.LIB / "rows.cu").read_text()
+OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
+QUANTIZED = {None: 0, "int8": 1, "fp8_e4m3": 2}
+"""The numbers by which the source knows ops and codes."""
+TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
+WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
+"""Vectors of a weight or bias beside each vector of a row."""
+VECTOR_BYTES = 16
+WARP = 32
+MOST_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
+"""Threads of a CTA that share a row, values of a thread, and CTAs of a portable cluster."""
+CTA_THREADS = 256
+"""Threads of a CTA with several rows."""
+VECTORS = 4
+"""Vectors of a thread where many rows are under way: 64 bytes asked for before the first is used."""
+RESIDENT_THREADS = 768
+"""Threads of an SM in a persistent grid, with 80 registers each."""
+MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
+"""Values of a row that the registers of a cluster hold; half as many of each of two rows in fp32."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """How threads and CTAs divide the rows."""
+
+    lanes: int
+    """Threads of a CTA that share a row."""
+    vectors: int
+    """16-byte vectors of a row that a thread holds."""
+    rows: int
+    """Rows of a CTA."""
+    cluster: int
+    """CTAs that share a row."""
+    persistent: bool
+    """Whether as many CTAs as run at once take all rows, and ask for the next row early."""
+
+
+def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
+    """16-byte vectors of a row."""
+    return max(1, cdiv(int(case["H"] if "H" in case else case["I"]) * scheme.activation.itemsize, VECTOR_BYTES))
+
+
+def most_vectors(op: str, itemsize: int) -> int:
+    """16-byte vectors of a thread at most: 64 values, or eight vectors of each of two inputs."""
+    return min(MOST_VALUES * itemsize // VECTOR_BYTES, 8 if op in TWO_INPUTS else 16)
+
+
+def why_not_taken(op: str, x: torch.Tensor, width: int) -> str | None:
+    """Why a row of each of two inputs does not fit in the registers of a cluster, or None."""
+    most = MOST_LANES * MOST_CLUSTER * most_vectors(op, x.element_size()) * VECTOR_BYTES // x.element_size()
+    return f"x: expected rows of at most {most} values, which registers hold, got {width}" if width > most else None
+
+
+def may_persist(config: Config) -> bool:
+    """Whether registers hold two rows at once: more vectors or threads spill."""
+    return config.vectors <= VECTORS and config.lanes * config.rows <= CTA_THREADS
+
+
+def ctas_of(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
+    """CTAs of a persistent grid: 768 threads an SM, in whole clusters."""
+    resident = sms * max(1, RESIDENT_THREADS // (config.lanes * config.rows))
+    return max(config.cluster, min(groups, resident // config.cluster * config.cluster))
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Every division by powers of two that covers a row and does not leave more than half of the threads idle.
+
+    A CTA has whole warps, and at most 512 threads; a CTA of a cluster has one row, and four warps or more.
+    """
+    needed = vectors_of(case, scheme)
+    found: list[Config] = []
+    for vectors, cluster, persistent in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (False, True)):
+        lanes = next_power_of_2(cdiv(needed, vectors * cluster))
+        if lanes <= MOST_LANES and (cluster == 1 or lanes >= 4 * WARP):
+            least = max(1, WARP // lanes)
+            most = 1 if cluster > 1 else max(least, MOST_LANES // lanes)
+            rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64) if least <= rows <= most]
+            found += [Config(lanes, vectors, each, cluster, persistent) for each in rows]
+    return tuple(found)
+
+
+def tuning(op: str) -> Tuning:
+    """The configs of the `cluster` rung of `op`."""
+    inputs = 1 + (op in TWO_INPUTS)
+
+    def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+        """Registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
+
+        The last are read from compiled code: 28 and six a vector of fp32's size, and twelve more for two sums or a
+        quantisation.
+        """
+        heavy = op == "layernorm" or scheme.output.itemsize == 1
+        weights = WEIGHTS.get(op, 0) if config.vectors <= VECTORS else 0
+        held = 4 * config.vectors * (1 + weights + config.persistent * inputs)
+        groups = cdiv(int(case["T"]), config.rows) * config.cluster
+        return Footprint(
+            threads=config.lanes * config.rows,
+            registers=held + 28 + 6 * config.vectors // scheme.activation.itemsize + 12 * heavy,
+            shared_bytes=8 * cdiv(config.lanes * config.rows, WARP) + 8,
+            ctas=ctas_of(config, groups) if config.persistent else groups,
+        )
+
+    def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+        """Few rows: as many threads and CTAs as a row has vectors, for latency.  Many: 64 bytes a thread."""
+        T, needed = int(case["T"]), vectors_of(case, scheme)
+        many, cluster = T > HOPPER_SMS, 1
+        vectors = min(VECTORS // inputs if many else 1, next_power_of_2(needed))
+        while needed > MOST_LANES * vectors * cluster:
+            # A row is split before a thread takes more of it, where no SM waits for the other CTAs or a thread is full.
+            full = vectors == most_vectors(op, scheme.activation.itemsize)
+            if cluster < MOST_CLUSTER and (many or full or T * 2 * cluster <= HOPPER_SMS):
+                cluster *= 2
+            else:
+                vectors *= 2
+        lanes = next_power_of_2(cdiv(needed, vectors * cluster))
+        rows = 1 if cluster > 1 else max(1, WARP // lanes, CTA_THREADS // lanes if many else 1)
+        config = Config(lanes, vectors, rows, cluster, False)
+        more = cdiv(T, rows) * cluster > 4 * ctas_of(config, T * cluster)
+        return dataclasses.replace(config, persistent=more and may_persist(config))
+
+    def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+        """It covers the row and fits an SM without a spill."""
+        covered = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
+        held = config.vectors <= most_vectors(op, scheme.activation.itemsize)
+        return covered and held and config.persistent <= may_persist(config) and footprint(config, case, scheme).fits
+
+    return Tuning(Config, configs, heuristic, footprint, is_legal=is_legal)
+
+
+def launch(
+    op: str,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    second: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    eps: float = 0.0,
+    weight_offset: float = 0.0,
+    round_first: bool = False,
+    config: Config,
+) -> None:
+    """Runs `op` on rows of x (T, N) and `second` (T, N) into `out` (T, N), `sums` (T, N) and `scale` (T,).
+
+    All arguments were checked before.
+    """
+    T, width = out.shape
+    quantize = next((name for name, dtype in CODES.items() if scale is not None and dtype == out.dtype), None)
+    tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]
+    options = _cuda.macros(
+        OP=OPS[op], ELEMENT=_cuda.ELEMENTS[x.dtype], QUANTIZE=QUANTIZED[quantize],
+        PIECE=_piece(width, VECTOR_BYTES // x.element_size(), tensors), LANES=config.lanes, ROWS=config.rows,
+        VECTORS=config.vectors, CLUSTER=config.cluster, PERSISTENT=config.persistent, ROUND_FIRST=round_first,
+    )  # fmt: skip
+    groups = cdiv(T, config.rows) * config.cluster
+    grid = ctas_of(config, groups, sm_count(x.device)) if config.persistent else groups
+    kernel = _cuda.load(SOURCE, "rows", options=options)
+    strides = [np.int64(0 if tensor is None else tensor.stride(0)) for tensor in (x, second, out, sums)]
+    kernel(
+        (grid,), (config.lanes * config.rows,), x, second, weight, bias, out, sums, scale, np.int64(T), np.int32(width),
+        *strides, np.float32(eps), np.float32(weight_offset),
+    )  # fmt: skip
+
+
+def _piece(width: int, vector: int, tensors: list[torch.Tensor]) -> int:
+    """Elements that one access may move: the largest power of two that divides the width and every row's address."""
+    bits = width | vector
+    for tensor in tensors:
+        bits |= address_of(tensor) // tensor.element_size()
+        bits |= tensor.stride(0) if tensor.ndim == 2 and tensor.shape[0] > 1 else 0
+    return bits & -bits
