@@ -25,7 +25,7 @@ from packaging.version import Version
 
 from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
-from rooflab.kernels._user_files import import_file
+from rooflab.kernels._user_files import IMPORT_ERRORS, import_file
 from rooflab.kernels.takes import Refusal, Takes, check_own, check_prepare, check_signature
 from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning
@@ -38,12 +38,6 @@ Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
 CPU_BACKENDS = ("torch", "cpp")
 """Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-IMPORT_ERRORS = (
-    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
-    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
-)
-"""What the import of code from elsewhere may raise."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +73,10 @@ class Kernel:
     fenced_since: str | None = None
     """The first Triton, such as `3.7`, that puts a `fence.proxy.async` between its `cp.async` and wgmma: without it,
     PTX's rules call it a race (the emulator reports it)."""
+    over: str | None = None
+    """The rung below it."""
+    shows: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What its code shows, by case: `loop.tma == 2 > below.loop.tma; threads == 384` (`tests/shown.py`)."""
     tuning: Tuning | None = None
     """The configs of a tunable kernel."""
     config: Any = None

@@ -2,36 +2,30 @@
 rung differs from the rung below in the respect that its op's ladder claims.
 
 A rung of our own code is compiled at the most work of llama3_8b.  Where it, or the one below it, is made of torch
-calls, those are compared: on a GPU every call that is no view is a launch or more.  The claims themselves stand in
-`tests/rungs_*.py`.  What an op is compiled for is asserted in one test, so that one process compiles it once.
+calls, those are compared: on a GPU every call that is no view is a launch or more.  The claims themselves stand in the
+registrations (`shown.py`).  What an op is compiled for is asserted in one test, so that one process compiles it once.
 """
 
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Iterable, Iterator
-from functools import cache
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import triton
 from compiled import compile_kernel
 from packaging.version import Version
-from rung_claims import CLAIMS, SLOW
+from shown import not_shown, usual_scheme
 
 from rooflab.bench.compile.cases import KernelCase, Query, has_code
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels, own_compilers
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import dots, options
-from rooflab.kernels.registry import Kernel, kernels, ops
+from rooflab.kernels.registry import Kernel, get_kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case
-
-for _file in sorted(Path(__file__).parent.glob("rungs_*.py")):
-    import_module(_file.stem)
 
 CASE = Case(M=64, N=64, K=128, layout="NN", bias=False)
 BF16, FP32 = SCHEMES["bf16"], SCHEMES["fp32"]
@@ -56,7 +50,10 @@ if Version(triton.__version__) < Version("3.7"):
 IN_FP32 = ("gemm/pipelined", "paged_attention/gqa_packed")
 """Kernels that the short suite compiles in fp32 as well: of one a claim speaks, the other may spill."""
 NOT_COMPARED = {
-    "gemm/packed": "the weight's layout is oneDNN's own, which nothing shows; `rooflab bench gemm` shows what it saves"
+    "gemm/native": "it calls nothing of torch, as library does not; `test_native.py` shows its panels",
+    "gemm_w8a16/native": "as gemm/native",
+    "gemm_w8a16/packed": "`test_gemm_w8a16.py` shows its calls, on a CPU with instructions for bf16",
+    "gemm/packed": "the weight's layout is oneDNN's own, which nothing shows; `rooflab bench gemm` shows what it saves",
 }
 """Rungs whose difference neither code nor calls show, and why."""
 
@@ -95,23 +92,6 @@ def _kernels() -> Iterator[Kernel]:
         yield from filter(has_code, kernels(op).values())
 
 
-@cache
-def takes(op: str, name: str, scheme: str) -> bool:
-    """Whether the kernel takes some case in this dtype."""
-    spec, kernel = ops()[op], kernels(op)[name]
-    made = (spec.make_inputs(case, SCHEMES[scheme], torch.device("meta"), 0) for case in spec.cases["smoke"])
-    return scheme in spec.schemes and any(kernel.why_not_args(inputs) is None for inputs in made)
-
-
-@cache
-def main_scheme(op: str, name: str) -> str:
-    """bf16, or the last scheme of an op that has others: of weight-only products the largest group; the last that the
-    kernel takes where it takes not that."""
-    known = ops()[op].schemes
-    order = [*(["bf16"] if "bf16" in known else []), *reversed(known)]
-    return next((scheme for scheme in order if takes(op, name, scheme)), order[0])
-
-
 Compiled = dict[KernelCase, list[CompiledInfo] | CompileFailure]
 
 
@@ -120,10 +100,10 @@ def compile_for_hopper(op: str | None = None, also: bool = False) -> Compiled:
 
     With `also`, the rest instead: at the least work, where the launcher takes another config for it, and in fp32.
     """
-    schemes = dict.fromkeys(("bf16", "fp32", *(main_scheme(kernel.op, kernel.name) for kernel in _kernels())))
+    schemes = dict.fromkeys(("bf16", "fp32", *(usual_scheme(kernel.op, kernel.name) for kernel in _kernels())))
     every = Query(op, (), ("llama3_8b",), (), tuple(schemes), every_case=True).select()
     most = {(item.registered.id, item.scheme.name): item for item in every}
-    main = [key for key in most if key[1] == main_scheme(*key[0].split("/"))]
+    main = [key for key in most if key[1] == usual_scheme(*key[0].split("/"))]
     if not also:
         return _compile([most[key] for key in (*main, *((name, "fp32") for name in IN_FP32 if name in dict(most)))])
     lightest = {(item.registered.id, item.scheme.name): item for item in reversed(every)}
@@ -151,7 +131,7 @@ def faults_of(request: KernelCase, info: CompiledInfo) -> Iterator[str]:
     # `tl.dot` rounds fp32 operands to TF32 unless told otherwise, which the interpreter does not show; its default
     # stands in Triton's IR whatever the operands.
     if (request.scheme.name == "fp32" and info.uses_tf32) or (
-        "inputPrecision = tf32" in info.ir and takes(request.op, request.kernel, "fp32")
+        "inputPrecision = tf32" in info.ir and usual_scheme(request.op, request.kernel, "fp32") == "fp32"
     ):
         yield "TF32 in fp32"
     yield from (option.sentence for option in options(info, request.scheme.name) if not option.took_effect)
@@ -179,20 +159,25 @@ def check_spills(codes: dict[tuple[str, str], list[CompiledInfo] | CompileFailur
     assert not unspilled, "these spill no longer; drop their entries"
 
 
-def check_claims(names: Iterable[str]) -> None:
-    """Asserts the claims of these rungs, all of them before it says which do not hold."""
-    failed = {}
-    for name in names:
-        try:
-            CLAIMS[name]()
-        except AssertionError as fault:
-            failed[name] = "".join(traceback.format_exception(fault))
-    assert not failed, "\n".join(failed.values())
+def check_claims(rungs: Iterable[Kernel], together: bool = True) -> None:
+    """Asserts what these rungs show, all of it before it says what does not hold."""
+    wrong = [text for kernel in rungs for text in not_shown(kernel, together)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_one_rung_differs_as_its_ladder_claims():
     """Of the rung that ROOFLAB_RUNG names, alone."""
-    check_claims([os.environ.get("ROOFLAB_RUNG", "softmax/fused")])
+    kernel = get_kernel(*os.environ.get("ROOFLAB_RUNG", "softmax/fused").split("/"))
+    check_claims([kernel])
+    check_claims([kernel], together=False)
+
+
+def test_what_a_rung_s_code_does_not_show_is_said():
+    kernel = replace(get_kernel("softmax", "fused"), shows={"": "global_load == 2; global_load == 3; len(loops) > 0"})
+    wrong = ["softmax/fused : global_load == 3", "softmax/fused : len(loops) > 0"]
+    assert list(not_shown(kernel, together=True)) == wrong and not list(not_shown(kernel, together=False))
+    with pytest.raises(AttributeError, match="no_such_number"):
+        list(not_shown(replace(kernel, shows={"": "no_such_number == 0"}), together=True))
 
 
 @pytest.mark.sampled(0, 9)
@@ -208,7 +193,7 @@ def test_every_kernel_compiles_for_hopper_and_rungs_differ_as_their_ladders_clai
     for info in codes.get(("gemm/tensor_core", "bf16"), ()):
         assert info.counts["wgmma"] and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
         assert not info.uses_warp_specialization
-    check_claims(name for name in CLAIMS if name not in SLOW and name.startswith(f"{op}/"))
+    check_claims(kernels(op).values())
 
 
 @pytest.mark.slow
@@ -227,12 +212,24 @@ def test_kernels_compile_in_fp32_and_for_the_least_work():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rungs_that_are_compiled_several_times_differ_as_their_ladders_claim():
-    check_claims(SLOW)
+    check_claims((kernel for op in ops() for kernel in kernels(op).values()), together=False)
+
+
+@pytest.mark.slow
+def test_warps_that_triton_ignores_are_no_legal_config():
+    kernel = get_kernel("gemm", "warp_specialized")
+    case = Case(M=512, N=512, K=512, layout="NT", bias=False)
+    eight = replace(kernel.tuning.heuristic(case), num_warps=8)
+    assert not kernel.tuning.is_legal(eight, case)
+    (ignored,) = compile_kernel("gemm", "warp_specialized", case, BF16, config=eight)
+    assert ignored.threads == 256 and "setmaxnreg" not in ignored.ptx
 
 
 def test_every_rung_has_a_claim():
-    rungs = {kernel.id for op in ops() for kernel in kernels(op).values() if kernel.role == "optimized"}
-    assert rungs == {*CLAIMS, *NOT_COMPARED}, "say in rungs_*.py in which respect its code differs from the rung below"
+    rungs = [kernel for op in ops() for kernel in kernels(op).values() if kernel.role == "optimized"]
+    silent = {kernel.id for kernel in rungs if not kernel.shows}
+    assert silent == {*NOT_COMPARED}, "`shows` says in which respect a rung's code differs from the rung below"
+    assert all(kernel.over in kernels(kernel.op) for kernel in rungs if kernel.shows)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from op_kernels import CPU, META, each, refuses
+from shown import calls
 
 from rooflab.kernels._torch_cpu import why_not_padded_rows
 from rooflab.kernels.gemm_w8a16 import library, packed
@@ -126,3 +127,10 @@ def test_traffic_falls_from_naive_to_the_stream() -> None:
     inputs = SPEC.make_inputs(Case(M=1, N=8192, K=8192, bias=False), SCHEME, META, 0)
     naive, gemv = (get_kernel("gemm_w8a16", name).traffic_of(inputs) for name in ("naive", "gemv"))
     assert gemv.bytes == SPEC.cost_of(inputs).bytes and naive.bytes > 20 * gemv.bytes
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="packed refuses a CPU without bf16")
+def test_packed_multiplies_many_rows_block_by_block_and_few_as_the_library_does():
+    many, few = (calls("gemm_w8a16", f"M={M},N=256,K=4096,bias=false", "packed").names for M in (64, 4))
+    products = [sum(names[name] for name in names if "_linear_pointwise" in name) for names in (many, few)]
+    assert products == [2, 0] and (many["_weight_int8pack_mm"], few["_weight_int8pack_mm"]) == (0, 1)

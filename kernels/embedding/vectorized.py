@@ -32,7 +32,13 @@ def _embedding(
     tl.store(out_ptrs, rows, mask=(tokens < T)[:, None] & inside)
 
 
-@kernel(backend="triton", traffic=traffic)
+@kernel(
+    backend="triton", traffic=traffic,
+    over="naive", shows={"": (
+        "below.LDG_E_U16 > 0 and below.STG_E_U16 > 0 and STG_E_128 == 4; LDG_E_U16 == STG_E_U16 == 0; "
+        "bytes_in_flight >= 64 >= 8 * below.bytes_in_flight"
+    )},
+)  # fmt: skip
 def vectorized(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
     """weight[token_ids]; an id outside the table gives a row of zeros, because a kernel cannot raise."""
     T, (V, H) = len(token_ids), weight.shape

@@ -175,6 +175,22 @@ def bind(of: Arguments) -> Any:
     backend="triton", min_sm=90, dtypes={"q": (E4M3,)}, limits={"D": range(32, 257, 16)}, mapped={"q": -1, "k": -1},
     instead="flash_attention/naive", unsupported=why_v_not_mapped, aligned=("v",), traffic=traffic,
     tuning=Tuning(Config, configs, DEFAULTS, footprint), bind=bind, empty=nothing_seen,
+    over="tma", shows={
+        "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true,v_columns=true "
+        "in fp8_e4m3 with block_m=64,block_n=128,num_warps=4,num_stages=2": (
+            r'products[0].wgmma == 8 and products[0].tma == 2 and not in_ptx("bf16\\.bf16|f16\\.f16"); '
+            r'products[0].shared_store == products[0].shared_load == 0 '
+            r'and all(loop.spill_load + loop.spill_store == 0 for loop in products); '
+            r'in_sass(r"QGMMA\.\S+ R\d+, R\d+, gdesc\[UR\d+\], RZ") == 2'
+        ),
+        "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true "
+        "in fp8_e4m3 with block_m=64,block_n=128,num_warps=4,num_stages=2": (
+            "products[0].wgmma == 12 and products[0].tma == 2 and products[0].shared_store > 0"
+        ),
+        "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true,v_columns=true in fp8_e4m3": (
+            "registers <= 65536 // (2 * 128)"
+        ),
+    },
 )  # fmt: skip
 def fp8(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,

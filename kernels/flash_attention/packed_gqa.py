@@ -120,6 +120,13 @@ def bind(of: Arguments) -> Any:
     backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)}, mapped={"k": -1, "v": -1},
     instead="flash_attention/naive", traffic=traffic,
     tuning=Tuning(Config, configs, DEFAULTS, footprint(packed_tiles)), bind=bind, empty=nothing_seen,
+    over="tma", shows={
+        "B=1,T=16,S=2048,H=32,H_kv=8,D=128,causal=true": (
+            "below.grid[0] == 32 and grid[0] == 8 and (below.threads, threads) == (256, 128); "
+            "len(products) == 2 and all(loop.tma == 2 and loop.WARPGROUP_DEPBAR == 1 for loop in products)"
+        ),
+        "": "below.products[0].counts == products[0].counts and products[0].FSEL == 0",
+    },
 )  # fmt: skip
 def packed_gqa(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,

@@ -153,6 +153,15 @@ def bind(of: Arguments) -> Any:
     mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
     tuning=Tuning(PersistentConfig, persistent_configs, DEFAULTS, footprint(ctas)), bind=bind,
     empty=nothing_seen,
+    over="tma", shows={"": (
+        r'grid[0] == 132 < below.grid[0] and len(products) == 2 '
+        r'and all(loop.spill_load + loop.spill_store == 0 for loop in products); '
+        r'len([loop for loop in loops if loop.wgmma and not loop.innermost]) == 1; '
+        r'not [loop for loop in below.loops if loop.wgmma and not loop.innermost]; '
+        r'products[0].wgmma == below.products[0].wgmma and products[0].FSEL == 0; '
+        r'all(loop.WARPGROUP_DEPBAR == 1 for loop in products); '
+        r'in_ptx(r"wait_group\.sync\.aligned 0") and not in_ptx(r"wait_group\.sync\.aligned [1-9]")'
+    )},
 )  # fmt: skip
 def persistent(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,

@@ -26,7 +26,12 @@ def shape(of: Arguments) -> Any:
     )  # fmt: skip
 
 
-@kernel(backend="cpp", devices=("cpu",), traffic=traffic, bind=shape)
+@kernel(
+    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape,
+    over="naive", shows={"": (
+        'calls("naive").total >= 10 and calls("native").names.keys() <= {"empty", "empty_like"}'
+    )},
+)  # fmt: skip
 def native(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, *, max_seqlen_q: int,
     max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None, bound: Any,

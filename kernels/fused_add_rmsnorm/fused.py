@@ -44,7 +44,13 @@ def _fused_add_rmsnorm(
     tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel(backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING)
+@kernel(
+    backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING,
+    over="naive", shows={"": (
+        'calls("naive").total >= 9 and launched == 1; '
+        'LDG_E_128 == global_load == 6 and STG_E_128 == global_store == 4; not loops'
+    )},
+)  # fmt: skip
 def fused(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, *,
     eps: float, weight_offset: float, round_first: bool, config: Config,

@@ -290,6 +290,12 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="gluon", min_sm=90, unsupported=why_not_moved, aligned=("a", "b", "residual"), empty=epilogue_alone,
     bind=by_maps, traffic=traffic, tuning=COOPERATIVE,
+    over="warp_specialized", shows={"": (
+        r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '
+        r'in_ptx(r"wait_group\.sync\.aligned 1") == in_ptx(r"wait_group\.sync\.aligned 0") == 2; '
+        r'loop.wgmma > 0 and loop.global_load == loop.shared_load == loop.spill_load == 0; '
+        r'threads == 384 and stack_bytes == 0 and in_ptx("setmaxnreg") and len(products) == 2'
+    )},
 )  # fmt: skip
 def cooperative(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

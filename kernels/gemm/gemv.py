@@ -108,6 +108,14 @@ def divided(of: Arguments) -> Any:
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
     instead="gemm/swap_ab", unsupported=lambda of: not_transposed(of.a, of.b, "split_k"), aligned=("a", "b"),
     bind=divided, traffic=traffic, tuning=TUNING,
+    over="naive", shows={
+        "": "below.LDG__128 == 0",
+        "M=1,N=4096,K=4096,layout=NT,bias=false": (
+            'LDG_E_NA_128 == LDG__NA > 0; '
+            'not uses_tensor_cores and loop.fma > loop.shared_load == loop.global_store == stack_bytes == 0; '
+            'loop.before("global_load", "fma") >= 8'
+        ),
+    },
 )  # fmt: skip
 def gemv(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -42,6 +42,11 @@ TUNING = cluster_tuning((2,), (128, 256), (1, 2, 4), DEFAULTS, itemsize=2, accum
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES}, instead="gemm/cooperative",
     unsupported=why_not_moved,
     aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=traffic, tuning=TUNING,
+    over="cooperative", shows={"": (
+        "len(products) == 1 and loop.wgmma == 4 and loop.global_load == loop.spill_load == 0; "
+        "UTMALDG_2D_MULTICAST == 2 and UTMALDG_2D == 4 and below.UTMALDG_2D_MULTICAST == 0; "
+        "threads == 384 and stack_bytes == 0 and ctas % 2 == 0"
+    )},
 )  # fmt: skip
 def multicast(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str,

@@ -28,7 +28,13 @@ def _kernel(dtype: torch.dtype) -> CudaKernel:
     return load(SOURCE, "gemm_one_thread", options=(f"-DELEMENT={ELEMENTS[dtype]}",))
 
 
-@kernel(backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, ROWS))
+@kernel(
+    backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, ROWS),
+    over="naive", shows={"": (
+        "loop.global_load == 2 * loop.fma > 0; "
+        "loop.shared_load == loop.shared_store == loop.barrier == loop.wgmma == 0"
+    )},
+)  # fmt: skip
 def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
     """a b + bias + residual in fp32 FMAs, in the order of k; operands of any strides."""
     (M, K), N = a.shape, b.shape[1]

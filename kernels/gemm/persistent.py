@@ -97,6 +97,10 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
     bind=by_maps, traffic=traffic, tuning=PERSISTENT,
+    over="tma", shows={"": (
+        "below.grid[0] > 132 == grid[0] and stack_bytes == 0; len([loop for loop in loops if not loop.waits]) == 1; "
+        "loop.wgmma > 0 and loop.tma == below.loop.tma + 4; global_store == 0"
+    )},
 )  # fmt: skip
 def persistent(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -45,7 +45,19 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> CudaKernel:
     return load(SOURCE, "gemm_shared_tiles", options=options)
 
 
-@kernel(backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, TILE))
+@kernel(
+    backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, TILE),
+    over="one_thread", shows={
+        "": (
+            "loop.barrier == 1 and loop.shared_store > 0 and not uses_tensor_cores and stack_bytes == 0; "
+            "loop.fma == 16 * loop.shared_load and loop.fma >= 40 * loop.global_load"
+        ),
+        "in fp32": (
+            "loop.barrier == 1 and loop.shared_store > 0 and not uses_tensor_cores and stack_bytes == 0; "
+            "loop.fma == 16 * loop.shared_load and loop.fma >= 40 * loop.global_load"
+        ),
+    },
+)  # fmt: skip
 def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
     """a b + bias + residual in fp32 FMAs, from tiles in shared memory; operands of any strides."""
     (M, K), N = a.shape, b.shape[1]

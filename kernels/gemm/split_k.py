@@ -107,6 +107,14 @@ def by_pointers(of: Arguments) -> Any:
 @kernel(
     backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1",
     tuning=SPLIT_K,
+    over="pipelined", shows={
+        "M=16,N=4096,K=4096,layout=NT,bias=false": (
+            "launched == 2 and below.ctas == grid[0] == 64 < 99 <= ctas and grid[1] > 1; "
+            "loop.cp_async > 0 and loop.mma > 0 and atomic == stack_bytes == 0; "
+            "second.global_load == grid[1] and second.atomic == 0"
+        ),
+        "M=16,N=28672,K=4096,layout=NT,bias=false": "launched == 1 and grid[1] == 1",
+    },
 )  # fmt: skip
 def split_k(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -153,6 +153,16 @@ def divided(of: Arguments) -> Any:
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
     bind=divided, traffic=traffic, tuning=TUNING,
+    over="split_k", shows={
+        "M={1|8|16|32|64},N=4096,K=4096,layout=NT,bias=false": (
+            'opcode(f"HGMMA_64x{max(M, 8)}x16") == HGMMA > 0; '
+            'launched == 1 and stack_bytes == 0 and ctas >= 124 and UCGABAR_ARV > 0'
+        ),
+        "M=16,N=4096,K=4096,layout=NT,bias=false": (
+            'rung("split_k").mma > rung("split_k").wgmma == 0 and any(loop.cp_async for loop in loops); '
+            'all(loop.cp_async == loop.global_load == 0 for loop in loops if loop.wgmma)'
+        ),
+    },
 )  # fmt: skip
 def swap_ab(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -70,7 +70,20 @@ def by_pointers(of: Arguments) -> Any:
     return grid, (M, N, K, *of.a.stride(), *of.b.stride(), row_stride(of.residual), of.c.stride(0)), constants(of)
 
 
-@kernel(backend="triton", traffic=traffic, tuning=TENSOR_CORE, bind=by_pointers)
+@kernel(
+    backend="triton", traffic=traffic, tuning=TENSOR_CORE, bind=by_pointers,
+    over="naive", shows={
+        "": (
+            "below.loop.fma > 0 and below.loop.wgmma == below.loop.mma == 0; loop.wgmma > 0 and loop.fma == 0; "
+            "loop.global_load > 0 and loop.shared_store > 0 and loop.cp_async == 0"
+        ),
+        "in fp32": (
+            "not uses_tensor_cores and not uses_tf32; "
+            "loop.fma / loop.global_loads >= 10 * below.loop.fma / below.loop.global_loads"
+        ),
+        "in tf32": "loop.wgmma > 0",
+    },
+)  # fmt: skip
 def tensor_core(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,
@@ -80,7 +93,16 @@ def tensor_core(
     _gemm[grid](a, b, bias, residual, c, *numbers, **constants)
 
 
-@kernel(backend="triton", traffic=traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7.1")
+@kernel(
+    backend="triton", traffic=traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7.1",
+    over="tensor_core", shows={
+        "": (
+            "loop.wgmma == below.loop.wgmma and loop.cp_async == below.loop.global_load; "
+            "loop.global_load == loop.shared_store == 0 and shared_bytes >= 3 * below.shared_bytes"
+        ),
+        "in fp32": "loop.cp_async > 0",
+    },
+)  # fmt: skip
 def pipelined(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,

@@ -92,6 +92,11 @@ def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
     bind=by_pointers, traffic=traffic, tuning=WARP_SPECIALIZED,
+    over="persistent", shows={"": (
+        'not below.uses_warp_specialization and uses_warp_specialization; '
+        'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
+        'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0'
+    )},
 )  # fmt: skip
 def warp_specialized(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

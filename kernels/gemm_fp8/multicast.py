@@ -70,6 +70,18 @@ def check_out(of: Arguments) -> None:
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
     empty=epilogue_alone, bind=check_out, traffic=traffic, tuning=TUNING,
+    over="promoted_ws", shows={
+        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
+            "threads in (384, 512) and ctas % 2 == 0 and not warnings and len(products) == 1; "
+            "loop.wgmma == 4 and loop.tma == loop.spill_load == 0 and loop.FADD >= 64; "
+            "UTMALDG_2D_MULTICAST == 1 and UTMALDG_2D == threads // 128"
+        ),
+        "M=2048,N=28672,K=4096,scales=block,bias=false": (
+            "threads in (384, 512) and ctas % 2 == 0 and not warnings and len(products) == 1; "
+            "loop.wgmma == 4 and loop.tma == loop.spill_load == 0 and loop.FFMA >= 64; "
+            "UTMALDG_2D_MULTICAST == 1 and UTMALDG_2D == threads // 128"
+        ),
+    },
 )  # fmt: skip
 def multicast(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

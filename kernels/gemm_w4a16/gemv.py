@@ -60,6 +60,14 @@ def divided(of: Arguments) -> Any:
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
     unsupported=unsupported, aligned=("a",), bind=divided, traffic=traffic,
     tuning=stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
+    over="naive", shows={
+        "": 'calls("naive").total >= 8',
+        "M=1,N=8192,K=8192,zeros={false|true},bias=false in w4a16_g{128|64|32}": (
+            "loop.mma > loop.wgmma == loop.cp_async == loop.shared_load == loop.shared_store == 0; "
+            "loop.ldmatrix == stack_bytes == loop.spill_load == loop.SHFL == loop.PRMT == loop.I2F == 0; "
+            "loop.LDG_E__NA_128 > 0 and loop.length * 32 / (loop.mma * 256) < 2.2"
+        ),
+    },
 )  # fmt: skip
 def gemv(
     a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,

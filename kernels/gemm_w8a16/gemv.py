@@ -35,6 +35,14 @@ def traffic(inputs: Arguments) -> Traffic:
     limits={"M": MOST_M}, instead="gemm_w8a16/dequant_dot", unsupported=_packed.unsupported,
     aligned=("a",), bind=lambda of: stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
     tuning=stream.tuning(BITS, lambda scheme: SUBGROUPS),
+    over="naive", shows={
+        "": 'calls("naive").total >= 4',
+        "M={1|8},N=8192,K=8192,bias=false in w8a16": (
+            "loop.mma > loop.wgmma == loop.cp_async == loop.shared_load == loop.shared_store == 0; "
+            "loop.ldmatrix == stack_bytes == loop.spill_load == loop.SHFL == loop.PRMT == loop.I2F == 0; "
+            "loop.LDG_E__NA_128 > 0 and loop.length * 32 / (loop.mma * 256) < 2.5"
+        ),
+    },
 )  # fmt: skip
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
     """a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""

@@ -65,7 +65,10 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(slot_mapping) + moved, write_bytes=moved)
 
 
-@kernel(backend="triton", traffic=traffic, tuning=TUNING)
+@kernel(
+    backend="triton", traffic=traffic, tuning=TUNING,
+    over="naive", shows={"": 'calls("naive").total >= 6 and launched == 1; STG_E_128 == global_store == 2'},
+)  # fmt: skip
 def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, config: Config) -> None:
     """Skips a slot that is negative or past the cache."""
     T, H_kv, D = k.shape

@@ -31,6 +31,9 @@ def without_values(of: Arguments) -> None:
 @kernel(
     backend="triton", traffic=traffic, empty=without_values,
     bind=lambda of: launch(of.outs, of.lses, of.out, of.lse),
+    over="naive", shows={"": (
+        'calls("naive").total >= 8 and launched == 1; loop.LDG_E_128 == 4 and loop.global_store == 0'
+    )},
 )  # fmt: skip
 def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor, bound: Any) -> None:
     """One pass over the parts, four at once."""

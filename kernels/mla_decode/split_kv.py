@@ -195,6 +195,10 @@ def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
 @kernel(
     backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch, fenced_since="3.7.1",
     tuning=Tuning(Config, SPACE, DEFAULTS, footprint),
+    over="naive", shows={"": (
+        "loop.wgmma + loop.mma > 0 and loop.cp_async >= loop.global_load; "
+        "loop.cp_async > 0 and loop.global_store == 0"
+    )},
 )  # fmt: skip
 def split_kv(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,

@@ -212,6 +212,15 @@ def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
 @kernel(
     backend="triton", limits={"D": range(1, MOST_HEAD_DIM + 1)}, traffic=traffic, bind=launch, tuning=CHUNKED,
     fenced_since="3.7.1",
+    over="gqa_packed", shows={
+        "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
+            "below.mma > below.wgmma == 0 and mma > 0 and shared_bytes > below.shared_bytes"
+        ),
+        "B=4,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false,queries=512": (
+            "launched == 1 and stack_bytes == 0 and [loop.wgmma for loop in products] == [12, 12]; "
+            "products[0].cp_async > 0 and products[0].length < 0.9 * products[1].length"
+        ),
+    },
 )  # fmt: skip
 def chunked(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,

@@ -77,6 +77,13 @@ def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, A
 
 @kernel(
     backend="triton", limits={"D": (16, 32, 64, 128, 256)}, traffic=traffic, bind=launch, tuning=GQA_PACKED,
+    over="naive", shows={
+        "": (
+            'calls("naive").total >= 15 and launched == 1; '
+            'loop.mma > 0 and loop.cp_async > 0 and loop.global_store == 0'
+        ),
+        "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": "grid == (1, 8)",
+    },
 )  # fmt: skip
 def gqa_packed(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,

@@ -39,7 +39,13 @@ def shape(of: Arguments) -> Any:
     )  # fmt: skip
 
 
-@kernel(backend="cpp", devices=("cpu",), traffic=traffic, bind=shape, own_bounds=True)
+@kernel(
+    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape, own_bounds=True,
+    over="naive", shows={"": (
+        'calls("naive").total >= 10 and calls("native").names.keys() <= {"empty", "empty_like"}; '
+        '"index_select" in calls("library").names'
+    )},
+)  # fmt: skip
 def native(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, bound: Any,

@@ -190,6 +190,18 @@ def why_not_taken(inputs: Arguments) -> str | None:
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=why_not_taken,
     dtypes={"q": HALVES}, limits={"D": range(16, 257, 16)}, instead="paged_attention/chunked",
     aligned=("k_cache", "v_cache"), traffic=traffic, tuning=SPLIT_KV,
+    over="gqa_packed", shows={
+        "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
+            "below.ctas == 8 and below.BAR > 0; "
+            "launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1"
+        ),
+        "B=64,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
+            'launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1; '
+            'loop.global_load == 1 and loop.global_store == 0 and (loop.mma, loop.ldmatrix) == (32, 16); '
+            '16 <= loop.LDGSTS < 32 and loop.before("mma", "cp_async") == 0'
+        ),
+        "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false in kv_fp8": "stack_bytes == 0",
+    },
 )  # fmt: skip
 def split_kv(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,

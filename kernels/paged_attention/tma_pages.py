@@ -365,6 +365,19 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
     instead="paged_attention/chunked", unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic,
     bind=bind, tuning=TMA_PAGES,
+    over="chunked", shows={
+        "B=4,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false,queries=512": (
+            'below.ctas > 132 == ctas and launched == 1 '
+            'and all(loop.cp_async for loop in below.loops if loop.wgmma); '
+            'len([loop for loop in loops if loop.wgmma == 16]) == 4; '
+            'all(loop.LDL == loop.STL == loop.LDG == loop.UTMALDG == 0 for loop in loops if loop.wgmma == 16); '
+            'all(re.fullmatch("product( rounding product)* wait1 exponential wait0", loop.order) for loop in loops '
+            'if loop.wgmma == 16); '
+            '[(loop.tma, loop.global_load) for loop in loops if loop.innermost and loop.tma] == [(4, 0), (4, 0)]; '
+            'any(loop.tma == 8 and loop.global_load == 1 '
+            'and loop.spill_load == loop.spill_store == loop.wgmma == 0 for loop in loops)'
+        ),
+    },
 )  # fmt: skip
 def tma_pages(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,

@@ -33,7 +33,13 @@ def _rmsnorm(
     tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel(backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING)
+@kernel(
+    backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING,
+    over="naive", shows={"": (
+        'calls("naive").total >= 8 and launched == 1; '
+        'LDG_E_128 == global_load == 4 and STG_E_128 == global_store == 2; not loops'
+    )},
+)  # fmt: skip
 def fused(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, config: Config
 ) -> None:

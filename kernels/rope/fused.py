@@ -108,7 +108,16 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
     return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), numbers, constants
 
 
-@kernel(backend="triton", traffic=traffic, tuning=TUNING, bind=layout)
+@kernel(
+    backend="triton", traffic=traffic, tuning=TUNING, bind=layout,
+    over="joined", shows={
+        "": (
+            'calls("joined").total > 5 and calls("naive").total >= 18 and launched == 1; '
+            'STG_E_128 == global_store == 4'
+        ),
+        "T=2048,H=32,H_kv=8,D=128,max_position=131072,interleaved=true": "STG_E_U16 == global_store",
+    },
+)  # fmt: skip
 def fused(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
     interleaved: bool, config: Config, bound: Any,

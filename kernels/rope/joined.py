@@ -11,7 +11,13 @@ from torch import Tensor
 from rooflab.kernels.launcher import kernel
 
 
-@kernel(backend="torch")
+@kernel(
+    backend="torch",
+    over="naive", shows={"": (
+        'calls("joined").total < calls("naive").total; '
+        'calls("joined").names["cat"] + calls("joined").names["stack"] >= 2 and calls("joined").names["index"] == 2'
+    )},
+)  # fmt: skip
 def joined(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor]:

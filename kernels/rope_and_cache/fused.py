@@ -219,7 +219,12 @@ def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), numbers, constants
 
 
-@kernel(backend="triton", traffic=traffic, bind=layout, tuning=Tuning(Config, tiles(128, 16), DEFAULTS, footprint))
+@kernel(
+    backend="triton", traffic=traffic, bind=layout, tuning=Tuning(Config, tiles(128, 16), DEFAULTS, footprint),
+    over="naive", shows={"": (
+        'calls("naive").total >= 25 and launched == 1; STG_E_128 > 0 and shared_load == barrier == 0'
+    )},
+)  # fmt: skip
 def fused(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,

@@ -16,7 +16,10 @@ def why_not_taken(q: torch.Tensor, cos: torch.Tensor) -> str | None:
     return None if q.shape[-1] == rotary else f"q: expected heads of {rotary} values, all rotated, got {q.shape[-1]}"
 
 
-@kernel(backend="torch", devices=("cpu",), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.cos))
+@kernel(
+    backend="torch", devices=("cpu",), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.cos),
+    over="naive", shows={"": 'calls("joined").total < calls("naive").total'},
+)  # fmt: skip
 def joined(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *, interleaved: bool,

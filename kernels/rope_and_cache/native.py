@@ -34,7 +34,12 @@ def shape(of: Arguments) -> Any:
     return sizes(T, H, H_kv, D, half, max_position, slots, *strides, *ends)
 
 
-@kernel(backend="cpp", devices=("cpu",), traffic=traffic, bind=shape)
+@kernel(
+    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape,
+    over="naive", shows={"": (
+        'calls("naive").total >= 20 and calls("native").names.keys() <= {"empty", "empty_like"}'
+    )},
+)  # fmt: skip
 def native(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,

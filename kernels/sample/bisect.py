@@ -197,6 +197,11 @@ def bisect_kernel(
 
 @kernel(
     backend="triton", traffic=traffic, tuning=TUNING, limits={"V": MAX_VOCABULARY},
+    over="naive", shows={"": (
+        'calls("naive").sorted_elements > 0 and calls("naive").total >= 10 and launched == 1; '
+        'STG_E_64 == global_store == 1 and len(loops) > 1 and not any(loop.global_store for loop in loops); '
+        'in_ptx("div.rn.f32") and not in_ptx("lg2.approx")'
+    )},
 )  # fmt: skip
 def bisect(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,

@@ -88,6 +88,11 @@ def load_bytes(logits: torch.Tensor) -> int:
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
     limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, instead="sample/bisect",
     tuning=TUNING,
+    over="bisect", shows={"": (
+        "launched == 1 and STG_E_64 == global_store == 1 and stack_bytes == 0; "
+        "grid[0] >= 4 * 16 and UCGABAR_ARV > 0; "
+        "LDG__128 == 4 and all(loop.shared_store for loop in loops if loop.LDG)"
+    )},
 )  # fmt: skip
 def cluster(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,

@@ -16,7 +16,14 @@ FIRST_GUESS = 256
 """Tokens tried for top_p before a bound that leaves more tokens."""
 
 
-@kernel(backend="torch", devices=("cpu",), traffic=traffic)
+@kernel(
+    backend="torch", devices=("cpu",), traffic=traffic,
+    over="naive", shows={
+        "B=4,V=300,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02": (
+            'calls("naive").sorted_elements == 1200 > 2 * calls("prefilter").sorted_elements'
+        ),
+    },
+)  # fmt: skip
 def prefilter(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,

@@ -13,6 +13,10 @@ from rooflab.kernels.silu_and_mul._traffic import traffic
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("silu_and_mul"),
     unsupported=lambda inputs: why_not_taken("silu_and_mul", inputs.x, inputs.x.shape[-1] // 2),
+    over="fused", shows={"": (
+        "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 2 and barrier == 0; "
+        "LDG_E_NA_128 >= 2 * below.LDG_E_128"
+    )},
 )  # fmt: skip
 def cluster(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None, config: Config) -> None:
     """silu(gate) * up in fp32, rounded once."""

@@ -9,7 +9,13 @@ from rooflab.kernels.lib.gated import TUNING, Config, launch
 from rooflab.kernels.silu_and_mul._traffic import traffic
 
 
-@kernel(backend="triton", traffic=traffic, tuning=TUNING)
+@kernel(
+    backend="triton", traffic=traffic, tuning=TUNING,
+    over="naive", shows={"": (
+        'calls("naive").total >= 5 and launched == 1; '
+        'LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 1; not loops; F2F + F2FP == 4'
+    )},
+)  # fmt: skip
 def fused(x: Tensor, out: Tensor, *, config: Config) -> None:
     """silu(gate) * up in fp32, rounded once."""
     launch(x, out, config, gelu=False)

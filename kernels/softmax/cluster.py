@@ -12,6 +12,13 @@ from rooflab.kernels.softmax._traffic import traffic
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("softmax"),
     limits={"H": MOST_WIDTH},
+    over="fused", shows={
+        "": (
+            "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 4 and barrier >= 1; "
+            "LDG_E_NA_128 >= 2 * below.LDG_E_128"
+        ),
+        "T=4096,H=131072": "LDG_E_NA_128 == 4 and UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0",
+    },
 )  # fmt: skip
 def cluster(x: Tensor, out: Tensor, *, config: Config) -> None:
     """exp(x - max) / sum in fp32, rounded once."""

@@ -111,7 +111,13 @@ def fused_kernel(
     tl.store(accepted_ptr + b, accepted)
 
 
-@kernel(backend="triton", traffic=traffic, tuning=TUNING)
+@kernel(
+    backend="triton", traffic=traffic, tuning=TUNING,
+    over="naive", shows={
+        "": 'calls("naive").total > 50',
+        "in fp32": "stack_bytes == 0 and len(loops) >= 2 and not any(loop.global_store for loop in loops)",
+    },
+)  # fmt: skip
 def fused(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
     num_accepted: Tensor, *, draft_probs: Tensor | None, config: Config,
