@@ -17,6 +17,7 @@ from test_pytest_plugin import project
 from rooflab.bench import ab
 from rooflab.bench.ab import pairs
 from rooflab.bench.lab import HEADER
+from rooflab.bench.report.ladders import ladder_lines
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
 from rooflab.roofline.architecture import PRESETS
@@ -136,9 +137,11 @@ def test_every_name_that_an_option_takes_is_on_one_page():
     assert {*DEVICES, *PRESETS, *suites, *schemes} - {*re.findall(r"`([^` ]+)`", page)} == set()
 
 
-def test_every_op_and_kernel_is_in_its_table():
+def test_every_op_is_in_its_table_with_its_peers_and_every_other_kernel_in_its_ladder():
     table = PAGES[ROOT / "docs/kernels.md"]
-    rows = [set(re.findall(r"\w+", line)) for line in table.splitlines() if line.startswith("| `")]
+    rows = [set(re.findall(r"\w+", line)) for line in table.splitlines() if line.startswith("| [`")]
     for op in registry.ops():
         (row,) = [words for words in rows if op in words]
-        assert row >= registry.kernels(op).keys() - {"naive", "library"}, op
+        peers = {name for name, kernel in registry.kernels(op).items() if kernel.role == "peer"}
+        assert row >= peers, op
+        assert ladder_lines(op).keys() >= registry.kernels(op).keys() - peers, op
