@@ -11,6 +11,11 @@ from types import ModuleType
 
 USER_FILES = "rooflab_files_"
 """How the names of their modules begin."""
+IMPORT_ERRORS = (
+    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
+    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
+)
+"""What the import of code from elsewhere may raise."""
 _folders: set[Path] = set()
 """The folders of the files imported so far; they are on `sys.path`."""
 

@@ -25,6 +25,7 @@ from packaging.version import Version
 
 from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
+from rooflab.kernels._user_files import IMPORT_ERRORS as IMPORT_ERRORS
 from rooflab.kernels._user_files import import_file
 from rooflab.kernels.takes import Refusal, Takes, check_own, check_prepare, check_signature
 from rooflab.kernels.traffic import counted
@@ -38,12 +39,6 @@ Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
 CPU_BACKENDS = ("torch", "cpp")
 """Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-IMPORT_ERRORS = (
-    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
-    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
-)
-"""What the import of code from elsewhere may raise."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +316,11 @@ def get_kernel(op: str, name: str) -> Kernel:
     if name not in known:
         raise _unknown(f"kernel: {op} has {', '.join(known)}, got {name!r}")
     return known[name]
+
+
+def registered(op: str, name: str) -> Kernel:
+    """A kernel of a module that is imported already; imports no other module.  For a launcher that looks up itself."""
+    return _kernels[op][name]
 
 
 @cache
