@@ -10,8 +10,8 @@ from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
-# 32 fp32 values per thread of 512; with twice as many ptxas spills in fp32.
 MAX_HIDDEN = 16384
+"""512 threads then hold 32 fp32 values each; with 64 each, ptxas spills."""
 ADDRESS_REGISTERS = 16
 """For pointers, masks and the scale, in addition to the rows."""
 SHORT = 2048
@@ -35,7 +35,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The rows in fp32 registers."""
+    """The rows in fp32 registers, without the weight."""
     threads = 32 * config.num_warps
     values = config.block_t * int(next_power_of_2(int(case["H"])))
     registers = cdiv(values, threads) + ADDRESS_REGISTERS
@@ -53,4 +53,4 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 TUNING = Tuning(Config, configs, heuristic, footprint)
 LIMITS = {"H": MAX_HIDDEN}
-"""A row lies in registers."""
+"""The widest row that registers hold."""

@@ -11,11 +11,6 @@ from types import ModuleType
 
 USER_FILES = "rooflab_files_"
 """How the names of their modules begin."""
-IMPORT_ERRORS = (
-    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
-    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
-)
-"""What the import of code from elsewhere may raise."""
 _folders: set[Path] = set()
 """The folders of the files imported so far; they are on `sys.path`."""
 
@@ -68,3 +63,8 @@ def _put_first(folder: Path) -> None:
 
 def _has(folder: Path, name: str) -> bool:
     return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error, and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -25,8 +25,7 @@ from packaging.version import Version
 
 from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
-from rooflab.kernels._user_files import IMPORT_ERRORS as IMPORT_ERRORS
-from rooflab.kernels._user_files import import_file
+from rooflab.kernels._user_files import first_line, import_file
 from rooflab.kernels.takes import Refusal, Takes, check_own, check_prepare, check_signature
 from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning
@@ -39,6 +38,12 @@ Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
 CPU_BACKENDS = ("torch", "cpp")
 """Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+IMPORT_ERRORS = (
+    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
+    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
+)
+"""What the import of code from elsewhere may raise."""
 
 
 @dataclass(frozen=True)
@@ -359,12 +364,8 @@ def load_plugins() -> None:
         try:
             entry_point.load()
         except IMPORT_ERRORS as error:
-            why = f"plug-in {entry_point.name} cannot be imported: {_first_line(error)}"
+            why = f"plug-in {entry_point.name} cannot be imported: {first_line(error)}"
             broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", why))
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def load_file(path: Path) -> list[Kernel]:
@@ -389,7 +390,7 @@ def load_file(path: Path) -> list[Kernel]:
             _kernels.clear()
             _kernels.update({op: dict(named) for op, named in kernels_of.items()})
     else:
-        raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
+        raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(failed)}") from failed
     new = [kernel for op in _kernels for name, kernel in _kernels[op].items() if name not in kernels_of.get(op, {})]
     added = [replace(kernel, file=path.resolve()) for kernel in new]
     for kernel in added:

@@ -8,7 +8,7 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Two arrays are read and two written; the weight comes from L2 or a cache after the first row."""
+    """Two arrays are read and two written; the weight comes from L1 or L2 after the first row."""
     x = inputs.x
     written = nbytes(x) + written_bytes(x, x.numel(), inputs.quantize)
     return Traffic(nbytes(x, inputs.residual, inputs.weight), written)

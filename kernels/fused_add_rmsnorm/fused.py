@@ -28,7 +28,8 @@ def _fused_add_rmsnorm(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     else:
-        # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+        # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
+        # memory twice.  The barrier does not wait for the load.
         tl.debug_barrier()
     x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + rows * stride_residual + columns, mask=inside, other=0.0).to(tl.float32)

@@ -23,7 +23,8 @@ def _layernorm(
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
-    # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+    # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
+    # memory twice.  The barrier does not wait for the load.
     tl.debug_barrier()
     x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     # The mean of squares minus the squared mean would cancel where the mean is large.

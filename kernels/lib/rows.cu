@@ -32,11 +32,12 @@ using Out = T;
 constexpr int VECTOR = 16 / (int)sizeof(T);
 constexpr int STRIDE = CLUSTER * LANES * VECTOR;
 constexpr bool TWO_INPUTS = OP == ADD_RMSNORM || OP == SILU || OP == GELU;
-#define LEAST __int_as_float(0xff800000)
+#define NEG_INF __int_as_float(0xff800000)
 // An activation alone needs nothing of the other CTAs of its row.
 #define CLUSTERED (CLUSTER > 1 && (QUANTIZE || OP < SILU))
-// Weights are asked for with the row, unless a thread has so much of a row that registers do not hold both.
+// Weights are loaded once, before the first row; after the sums of each row if registers do not hold both.
 constexpr bool LATE = VECTORS > 4;
+static_assert(CLUSTER == 1 || ROWS == 1, "a CTA of a cluster has one row");
 constexpr bool WEIGHTED = OP == RMSNORM || OP == ADD_RMSNORM || OP == LAYERNORM;
 
 // The bits of 16 bytes of a row: kept as words, because elements of two bytes would take a register each.
@@ -75,7 +76,7 @@ __device__ __forceinline__ Vector pack(const float (&value)[VECTOR]) {
 }
 
 // PIECE elements are moved at once: 16 bytes, or less where an address or a width is no multiple of that.  What lies
-// past the end of the row is zero.  A row is used once, and does not stay in L1; a weight does.
+// past the end of the row is zero.  A row is used once: its loads of 16 bytes leave no line in L1; those of a weight do.
 template <bool ONCE> __device__ __forceinline__ Vector load(const T* row, int column, int width) {
     constexpr int BYTES = PIECE * (int)sizeof(T);
     Vector vector = {};
@@ -143,23 +144,23 @@ template <bool MAX, int COUNT> __device__ __forceinline__ float over_lanes(float
     return value;
 }
 
-// The sum or the maximum over a row, for each of its threads.  Two calls in a row use different memory: a thread writes
-// to the memory of the last call but one, which every thread has read before it passed the barrier of the last call.
-template <bool MAX> __device__ __forceinline__ float over_row(float value, int turn) {
+// The sum or the maximum over a row, for each of its threads.  Calls use two buffers in turn, so one barrier a call is
+// enough: call n + 2 writes where call n has read, and every thread has read it when it arrives at the barrier of n + 1.
+template <bool MAX> __device__ __forceinline__ float over_row(float value, int call) {
     constexpr int WARPS = (LANES + 31) / 32;
     value = over_lanes<MAX, LANES < 32 ? LANES : 32>(value);
     if constexpr (WARPS > 1) {
         __shared__ float of_warp[2][ROWS][WARPS];
-        float* own = of_warp[turn % 2][threadIdx.x / LANES];
+        float* own = of_warp[call % 2][threadIdx.x / LANES];
         if (threadIdx.x % 32 == 0) own[threadIdx.x % LANES / 32] = value;
-        __syncthreads();
+        __syncthreads();  // the sums of all warps are in shared memory
         value = over_lanes<MAX, WARPS>(own[threadIdx.x % WARPS]);
     }
     if constexpr (CLUSTER > 1) {
         __shared__ float of_cta[2];
-        if (threadIdx.x == 0) of_cta[turn % 2] = value;
-        cluster_barrier();
-        value = over_lanes<MAX, CLUSTER>(load_cluster(&of_cta[turn % 2], threadIdx.x % CLUSTER));
+        if (threadIdx.x == 0) of_cta[call % 2] = value;
+        cluster_barrier();  // the sums of all CTAs are in their shared memory
+        value = over_lanes<MAX, CLUSTER>(load_cluster(&of_cta[call % 2], threadIdx.x % CLUSTER));
     }
     return value;
 }
@@ -171,7 +172,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 
 __device__ __forceinline__ float gated(float gate, float up) {
-    // gelu(g) = g sigmoid(2 u) is 1 + tanh(u) without its cancellation; 2 sqrt(2 / pi) = 1.5957691.
+    // gelu(g) = g (1 + tanh(u)) / 2 = g sigmoid(2 u), where nothing cancels; 2 sqrt(2 / pi) = 1.5957691.
     const float argument = OP == GELU ? 1.5957691216f * (gate + 0.044715f * gate * gate * gate) : gate;
     return gate * sigmoid(argument) * up;
 }
@@ -197,7 +198,7 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
     const int column = (rank * LANES + lane) * VECTOR;
     [[maybe_unused]] const i64 step = (i64)(gridDim.x / CLUSTER) * ROWS;
     i64 row = (i64)(blockIdx.x / CLUSTER) * ROWS + threadIdx.x / LANES;
-    int turn = 0;
+    int calls = 0;  // of over_row
 
     Vector held[VECTORS], other[VECTORS], w[VECTORS], b[VECTORS];
     auto load_row = [&](i64 of, Vector (&first)[VECTORS], Vector (&next)[VECTORS]) {
@@ -216,12 +217,13 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
     if constexpr (WEIGHTED && !LATE) {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) load_weight(i);
-        // Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+        // Keeps these loads before the row's: ptxas would move them behind the sums, and memory would be waited for
+        // twice.  The barrier does not wait for the loads.
         __syncthreads();
     }
     load_row(row, held, other);
 #if PERSISTENT
-    // All threads of a cluster take as many turns.
+    // All threads of a cluster run the same number of rounds, because over_row has barriers.
     for (i64 first = row - threadIdx.x / LANES; first < T_rows; first += step, row += step) {
         Vector next_held[VECTORS], next_other[VECTORS];
         load_row(row + step, next_held, next_other);
@@ -229,7 +231,8 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
     {
 #endif
         const int inside = row < T_rows ? width : 0;
-        // What one row needs: its sum of squares; its mean and variance; its maximum and sum.
+        // y = (x - shift) * scale: one over the root of the mean square; mean and one over the deviation; for softmax
+        // the maximum, and one over the sum of exponentials.
         float shift = 0, scale = 1, total = 0;
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -248,14 +251,14 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
                 if constexpr (OP == RMSNORM || OP == ADD_RMSNORM) total = fmaf(v, v, total);
                 if constexpr (OP == LAYERNORM) total += v;
                 if constexpr (OP == SOFTMAX) {
-                    if (i + j == 0) total = LEAST;
-                    total = fmaxf(total, j < left ? v : LEAST);
+                    if (i + j == 0) total = NEG_INF;
+                    total = fmaxf(total, j < left ? v : NEG_INF);
                 }
             }
         }
-        if constexpr (OP == RMSNORM || OP == ADD_RMSNORM) scale = rsqrtf(over_row<false>(total, turn++) / width + eps);
+        if constexpr (OP == RMSNORM || OP == ADD_RMSNORM) scale = rsqrtf(over_row<false>(total, calls++) / width + eps);
         if constexpr (OP == LAYERNORM || OP == SOFTMAX) {
-            shift = OP == LAYERNORM ? over_row<false>(total, turn++) / width : over_row<true>(total, turn++);
+            shift = OP == LAYERNORM ? over_row<false>(total, calls++) / width : over_row<true>(total, calls++);
             total = 0;
 #pragma unroll
             for (int i = 0; i < VECTORS; ++i)
@@ -264,7 +267,7 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
                     const float v = get(held[i], j) - shift;
                     if (j < width - (column + i * STRIDE)) total += OP == LAYERNORM ? v * v : expf(v);
                 }
-            total = over_row<false>(total, turn++);
+            total = over_row<false>(total, calls++);
             scale = OP == LAYERNORM ? rsqrtf(total / width + eps) : 1.0f / total;
         }
         auto result = [&](int i, int j) {
@@ -284,11 +287,11 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) largest = fmaxf(largest, fabsf(value[i][j] = result(i, j)));
         }
-        largest = over_row<true>(largest, turn++);
+        largest = over_row<true>(largest, calls++);
         // At least fp32's least normal number, so that its inverse is finite.
-        const float unit = largest > 0 ? fmaxf(largest / (QUANTIZE == 1 ? 127.0f : 448.0f), 0x1p-126f) : 1.0f;
-        const float inverse = 1.0f / unit;
-        if (rank == 0 && lane == 0 && row < T_rows) scales[row] = unit;
+        const float quant_scale = largest > 0 ? fmaxf(largest / (QUANTIZE == 1 ? 127.0f : 448.0f), 0x1p-126f) : 1.0f;
+        const float inverse = 1.0f / quant_scale;
+        if (rank == 0 && lane == 0 && row < T_rows) scales[row] = quant_scale;
 #endif
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {

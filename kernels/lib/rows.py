@@ -19,8 +19,9 @@ from rooflab.reference.spec import Case, Scheme
 
 SOURCE = (_cuda.LIB / "rows.cu").read_text()
 OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
+"""The numbers by which the source knows the ops."""
 QUANTIZED = {None: 0, "int8": 1, "fp8_e4m3": 2}
-"""The numbers by which the source knows ops and codes."""
+"""Those of the dtypes of quantised results."""
 TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
 WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
 """Vectors of a weight or bias beside each vector of a row."""
@@ -33,7 +34,7 @@ CTA_THREADS = 256
 VECTORS = 4
 """Vectors of a thread where many rows are under way: 64 bytes asked for before the first is used."""
 RESIDENT_THREADS = 768
-"""Threads of an SM in a persistent grid, with 80 registers each."""
+"""Threads of an SM in a persistent grid; with up to 80 registers each, all of them run at once."""
 MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
 """Values of a row that the registers of a cluster hold; half as many of each of two rows in fp32."""
 
@@ -105,8 +106,8 @@ def tuning(op: str) -> Tuning:
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
 
-        The last are read from compiled code: 28 and six a vector of fp32's size, and twelve more for two sums or a
-        quantisation.
+        The last are read from compiled code: 28, and 1.5 for each value of a thread (6 * vectors / itemsize); 12
+        more for two sums or a quantisation.
         """
         heavy = op == "layernorm" or scheme.output.itemsize == 1
         weights = WEIGHTS.get(op, 0) if config.vectors <= VECTORS else 0
@@ -125,7 +126,8 @@ def tuning(op: str) -> Tuning:
         many, cluster = T > HOPPER_SMS, 1
         vectors = min(VECTORS // inputs if many else 1, next_power_of_2(needed))
         while needed > MOST_LANES * vectors * cluster:
-            # A row is split before a thread takes more of it, where no SM waits for the other CTAs or a thread is full.
+            # More CTAs share a row before a thread takes more vectors: where there are many rows, where SMs would be
+            # idle, and where a thread has the most vectors.
             full = vectors == most_vectors(op, scheme.activation.itemsize)
             if cluster < MOST_CLUSTER and (many or full or T * 2 * cluster <= HOPPER_SMS):
                 cluster *= 2
@@ -138,8 +140,9 @@ def tuning(op: str) -> Tuning:
         return dataclasses.replace(config, persistent=more and may_persist(config))
 
     def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """It covers the row and fits an SM without a spill."""
+        """It covers the row and fits an SM without a spill; a CTA of a cluster has one row."""
         covered = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
+        covered = covered and (config.cluster == 1 or config.rows == 1)
         held = config.vectors <= most_vectors(op, scheme.activation.itemsize)
         return covered and held and config.persistent <= may_persist(config) and footprint(config, case, scheme).fits
 

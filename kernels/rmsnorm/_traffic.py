@@ -8,6 +8,6 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """x is read and the result written; the weight comes from L2 or a cache after the first row."""
+    """x is read and the result written; the weight comes from L1 or L2 after the first row."""
     x = inputs.x
     return Traffic(nbytes(x, inputs.weight), written_bytes(x, x.numel(), inputs.quantize))

@@ -1,8 +1,8 @@
-"""Over fused: rows of any width in the registers of up to eight CTAs, short rows side by side, and a persistent grid.
+"""Over fused: a row of up to 262,144 values in the registers of up to eight CTAs; short rows share a CTA.
 
-The device code is that of `lib/rows.cu`: a thread has several vectors of 16 bytes under way, a row that is
-too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second launch, and
-the output may be quantised in the same pass.
+The device code is that of `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  A row
+that is too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second
+launch.  Where there are many rows, the grid is persistent.  The same pass may quantise the output.
 """
 
 from __future__ import annotations

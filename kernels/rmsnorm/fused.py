@@ -1,4 +1,4 @@
-"""Over naive: one pass that keeps rows in registers between their sums of squares and their scaling."""
+"""Over naive: a program reads its rows once, and keeps them in registers while it sums and scales them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def _rmsnorm(
     columns = tl.arange(0, BLOCK_H)[None, :]
     inside = (rows < T) & (columns < H)
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32) + weight_offset
-    # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+    # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
+    # memory twice.  The barrier does not wait for the load.
     tl.debug_barrier()
     x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
+    # tl.sum exchanges the sums of warps through shared memory, behind two barriers of the CTA.
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / H + eps)
     normed = x * scale[:, None]
     if ROUND_FIRST:
@@ -43,7 +45,7 @@ def _rmsnorm(
 def fused(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, config: Config
 ) -> None:
-    """x / rms(x) * (weight + weight_offset), whole rows per program, in fp32, rounded once."""
+    """x / rms(x) * (weight + weight_offset) in fp32, rounded once; with `round_first`, x / rms is rounded too."""
     T, H = x.shape
     _rmsnorm[(cdiv(T, config.block_t),)](
         x, weight, out, T, H, x.stride(0), out.stride(0), eps, weight_offset,

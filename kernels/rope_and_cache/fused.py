@@ -119,7 +119,8 @@ def _turn(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     elif norm_ptr is not None:
-        # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+        # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
+        # memory twice.  The barrier does not wait for the load.
         tl.debug_barrier()
     v = 0.0
     if v_ptr is not None:
