@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LOG2E, capped, get_scale, strides_of
+from rooflab.kernels._attention import LOG2E, get_scale, strides_of
 from rooflab.kernels._attention_configs import Config, padded
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import capped
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._configs import CHUNKED, tiles_at_most
 from rooflab.reference.spec import Arguments
