@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rooflab.kernels._attention_configs import padded
-from rooflab.kernels._tma import MapMaker
-from rooflab.kernels.lib import attention
 from rooflab.reference.spec import Arguments
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
-capped = attention.capped
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLaunch:
-    """What a launch passes in addition to tensors; a kernel's `bind` works it out once for a layout."""
-
-    ctas: int
-    """The grid: one axis, because only x may exceed 65,535 programs."""
-    sizes: tuple[int, ...]
-    """Lengths and heads."""
-    scores: tuple[float | None, ...]
-    """The window, and the numbers that turn a product into an exponent."""
-    strides: tuple[int, ...]
-    flags: dict[str, Any]
-    """The constants of the device code, and launch options."""
-    maps: tuple[MapMaker, ...] = ()
-    """What makes the tensor maps of the tensors that TMA loads."""
 
 
 def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
@@ -62,27 +41,16 @@ def never_zero(softmax_scale: float | None) -> float | None:
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
-def softmax_numbers(
-    q: torch.Tensor, softmax_scale: float | None, softcap: float | None
-) -> tuple[float, float, float, bool]:
-    """`scale`, `factor`, `cap` and `NEGATED` for `lib.attention.weigh`; the factor is never negative."""
-    scale = get_scale(q, softmax_scale)
-    if softcap is not None:
-        return scale, LOG2E, float(softcap), False
-    return scale, max(abs(scale), SMALLEST_SCALE) * LOG2E, 0.0, scale < 0
-
-
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap`, and its constants.
-
-    keys: the most keys of a sequence.
+    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap` for `lib.attention.weigh`,
+    and its constants.  The factor is never negative.  keys: the most keys of a sequence.
     """
-    D = of.q.shape[-1]
+    D, scale, capped = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     windowed = of.window is not None and of.window < keys  # a wider window hides nothing
-    scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
+    factor = LOG2E * (1.0 if capped else max(abs(scale), SMALLEST_SCALE))
     constants = {
-        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": of.softcap is not None, "NEGATED": negated,
+        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": capped, "NEGATED": scale < 0 and not capped,
         "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
         **of.config.launch_arguments,
     }  # fmt: skip
-    return (of.window if windowed else 0, scale, factor, cap), constants
+    return (of.window if windowed else 0, scale, factor, float(of.softcap or 0.0)), constants

@@ -5,7 +5,6 @@ A causal mask makes programs differ in their work, so no footprint gives `tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,17 +54,24 @@ def registers(config: Config, head_dim: int, weights: bool = False, others: int 
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
 
-def by_pointers(
-    *defaults: tuple[Mapping[str, int], Config], weights: bool = True, others: int = ADDRESS_REGISTERS
-) -> Tuning:
-    """The tuning of a rung that loads by pointers; `weights` and `others` are those of `registers`."""
+def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
+    """The tuning of a rung that loads by pointers; `weights` and `others` are those of `registers`, `widest` is for the
+    widest heads of fp32."""
+    defaults = (
+        ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
+        ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
+        ({"itemsize": 2}, Config(64, 64, 8, 2)),
+        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
+        ({"D": 64}, Config(32, 32, 4, 1)),
+        ({"D": 128}, Config(32, 32, 8, 1)),
+        ({}, widest),
+    )
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         if scheme.activation != torch.float32:
             return TILES(case)
         columns = padded(int(case["D"]))
-        fits = (c for c in FMA_TILES(case) if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
-        return tuple(fits)
+        return tuple(c for c in FMA_TILES(case) if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """In shared memory the queries, and staged keys and values."""

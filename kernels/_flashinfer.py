@@ -12,7 +12,7 @@ may change the lengths in place, which the host cannot see without a wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -22,6 +22,7 @@ import torch
 
 from rooflab.kernels._attention import LN2, Returned, get_scale
 from rooflab.kernels._tma import ALIGNMENT, address_of
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 PACKAGE = "flashinfer"
@@ -31,14 +32,13 @@ WORKSPACE_BYTES = 512 * 2**20
 """For partial results where it splits keys: FlashInfer recommends a quarter of this, and raises if it is too small."""
 
 
-def why_not(tensors: Mapping[str, torch.Tensor], head_dims: tuple[int, ...] = HEAD_DIMS) -> str | None:
-    """Why FlashInfer cannot take `tensors` (q, then k and v): dtype, head_dim, strides or addresses; or None."""
-    name, q = next(iter(tensors.items()))
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"{name}: expected torch.float16 or torch.bfloat16, got {q.dtype}"
-    if q.shape[-1] not in head_dims:
-        return f"{name}: expected a head_dim of {' or '.join(map(str, head_dims))}, got {q.shape[-1]}"
-    for name, tensor in tensors.items():
+def why_not(inputs: Arguments) -> str | None:
+    """Why FlashInfer cannot take the strides or addresses of these inputs, dense, ragged or in pages; or None."""
+    names = [name for name in ("q", "k", "v", "k_cache", "v_cache", "kv_cache") if name in vars(inputs)]
+    for name, tensor in ((name, getattr(inputs, name)) for name in names):
+        if inputs.q.ndim == 4 and tensor.shape[0] > 1 < tensor.shape[1]:  # a dense batch
+            if tensor.stride(0) != tensor.shape[1] * tensor.stride(1):
+                return f"{name}: expected sequences one after another in memory, got strides {tensor.stride()}"
         address = address_of(tensor) % ALIGNMENT
         steps = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False) if size > 1]
         if tensor.numel() and (address or any(step * tensor.element_size() % ALIGNMENT for step in steps)):
@@ -46,72 +46,58 @@ def why_not(tensors: Mapping[str, torch.Tensor], head_dims: tuple[int, ...] = HE
                 f"{name}: expected an address and strides of whole {ALIGNMENT} bytes, got address % {ALIGNMENT} = "
                 f"{address} and strides {tensor.stride()}"
             )
-    if len(tensors) == 3:
-        (_, _), (key, k), (value, v) = tensors.items()
+    if len(names) == 3:
+        k, v = (getattr(inputs, name) for name in names[1:])
         if k.numel() and k.stride() != v.stride():
-            return f"{value}: expected the strides of {key}, {k.stride()}, got {v.stride()}"
+            return f"{names[2]}: expected the strides of {names[1]}, {k.stride()}, got {v.stride()}"
     return None
 
 
-def with_base_e(traffic: Traffic, q: torch.Tensor, return_lse: bool) -> Traffic:
-    """`traffic`; with `return_lse` plus one launch that changes the base of the log-sum-exp of q (..., D)."""
-    if not return_lse:
-        return traffic
-    lse = 4 * math.prod(q.shape[:-1])
-    return replace(
-        traffic,
-        read_bytes=traffic.read_bytes + lse,
-        write_bytes=traffic.write_bytes + lse,
-        launches=traffic.launches + 1,
-    )
+def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:
+    """`model`, and with `return_lse` one more launch, which changes the base of the log-sum-exp of q (..., D)."""
+
+    def traffic(inputs: Arguments) -> Traffic:
+        moved, lse = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
+        if not inputs.return_lse:
+            return moved
+        read, written = moved.read_bytes + lse, moved.write_bytes + lse
+        return replace(moved, read_bytes=read, write_bytes=written, launches=moved.launches + 1)
+
+    return traffic
 
 
-def make_wrapper(name: str, device: torch.device, *layout: str, **options: Any) -> Any:
-    """A new wrapper of the class `name` with its own workspace; `layout` is NHD for classes that take a layout."""
+def make_wrapper(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
+) -> Any:
+    """A new wrapper of the class `name` with its own workspace; `layout` is NHD for classes that take a layout.  It
+    serves one dtype and head_dim, because its first plan fixes its backend."""
     # Zeros, because the first launch reads counters there.
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(import_module(PACKAGE), name)(workspace, *layout, **options)
 
 
-@lru_cache(maxsize=4)
-def kept_wrapper(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
-) -> Any:
-    """The one wrapper of all calls without a plan; each call plans again, as an engine does in each step.
-
-    There is one per dtype and head_dim, because the first plan fixes a wrapper's backend.  Reading the lengths waits
-    for the copies of the plan before, so a plan never overwrites data that is still being copied.
-    """
-    return make_wrapper(name, device, *layout, **options)
+kept_wrapper = lru_cache(maxsize=4)(make_wrapper)
+"""The wrapper of all calls without a plan; each call plans again, as an engine does in each step.  Reading the lengths
+waits for the copies of the plan before, so a plan never overwrites data that is still being copied."""
 
 
 @dataclass(frozen=True)
 class FlashInferPlan:
     """What a call runs, made by `plan`."""
 
-    wrapper: Any
+    wrapper: Any = None
     """It has a plan; None if no query sees a key."""
-    unseeing: torch.Tensor | None
+    unseeing: torch.Tensor | None = None
     """Indices of the queries that see no key."""
 
 
-def wrapper_for(
-    kept: bool, name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
-) -> Any:
-    """The shared wrapper of calls without a plan (`kept`), or a new one for a plan that its owner keeps."""
-    if kept:
-        return kept_wrapper(name, device, dtype, head_dim, *layout, **options)
-    return make_wrapper(name, device, *layout, **options)
-
-
-def plan_options(
-    q: torch.Tensor, softmax_scale: float | None, window: int | None, softcap: float | None
-) -> dict[str, Any]:
+def plan_options(inputs: Arguments) -> dict[str, Any]:
     """The options of every `plan`; FlashInfer's window counts the keys to the left of the query's own position."""
+    q, window = inputs.q, inputs.window
     return {
-        "sm_scale": get_scale(q, softmax_scale),
+        "sm_scale": get_scale(q, inputs.softmax_scale),
         "window_left": -1 if window is None else window - 1,
-        "logits_soft_cap": softcap,
+        "logits_soft_cap": inputs.softcap,
         "q_data_type": q.dtype,
         "kv_data_type": q.dtype,
     }

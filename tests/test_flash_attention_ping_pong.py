@@ -7,9 +7,9 @@ import torch
 from compiled import compile_kernel
 from op_kernels import python_without_interpreter
 
-from rooflab.kernels.flash_attention import _order_device as device
+from rooflab.kernels.flash_attention import ping_pong as device
 from rooflab.kernels.flash_attention._launch import section_heads
-from rooflab.kernels.flash_attention.ping_pong import DEFAULTS, PingPongConfig, is_legal
+from rooflab.kernels.flash_attention.ping_pong import PingPongConfig
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
@@ -148,7 +148,7 @@ def test_configs_are_what_a_consumer_can_hold():
     legal = lambda D: {(c.block_n, c.stages, c.consumers) for c in KERNEL.tunable.legal_configs(case.but(D=D), BF16)}
     assert legal(64) == {(n, s, c) for n in (64, 128) for s in (2, 3, 4, 5) for c in (2, 3)}
     assert legal(128) == {(64, 2, 2), (64, 3, 2), (64, 4, 2), (64, 5, 2), (128, 2, 2)} and legal(256) == {(64, 2, 2)}
-    assert DEFAULTS(case.but(D=192), is_legal=is_legal) == PingPongConfig(64, 2, 2)
+    assert KERNEL.tunable.heuristic(case.but(D=192), BF16) == PingPongConfig(64, 2, 2)
 
 
 @pytest.mark.more

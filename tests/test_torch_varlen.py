@@ -151,15 +151,12 @@ def test_what_the_signature_lacks_is_refused_by_name(installed: Any) -> None:
     )
     with pytest.raises(ValueError, match="has no varlen_attn with block_table"):
         kernel.fn(**paged)
-    installed(lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False: None)
-    reason = get_kernel("flash_attention_varlen", "torch_varlen").why_not_args(dense)
-    assert str(reason).endswith("has no varlen_attn with window_size")
 
 
 def test_refusals(installed: Any) -> None:
     for text, scheme, active, message in [
         (PAGED, "fp32", None, "q: expected torch.float16 or torch.bfloat16, got torch.float32"),
-        (PAGED.replace("D=64", "D=68"), "bf16", None, "q: expected a head_dim of at most 256 in multiples of 8, got 6"),
+        (PAGED.replace("D=64", "D=68"), "bf16", None, "q: expected D of at most 256 in multiples of 8, got 68"),
         (PAGED.replace("256", "64"), "bf16", None, "pages of a multiple of 256 tokens for FlashAttention-2, got 64"),
         (PAGED, "bf16", "FA4", "expected FlashAttention-2 or FA3, got FA4 activated"),
     ]:

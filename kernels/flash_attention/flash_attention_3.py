@@ -24,9 +24,8 @@ PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
 def why_not_taken(inputs: Arguments) -> str | None:
     """Why the package cannot take these inputs, or None."""
     q, q_scale = inputs.q, inputs.q_scale
-    whole = 16 // q.element_size()
-    if q.shape[-1] > 256 or q.shape[-1] % whole:
-        return f"q: expected a head_dim of at most 256 in multiples of {whole}, got {q.shape[-1]}"
+    if q.dtype == E4M3 and q.shape[-1] % 16:
+        return f"q: expected D of at most 256 in multiples of 16, got {q.shape[-1]}"
     group = q.shape[2] // inputs.k.shape[2]
     if q_scale is not None and group > 1 and q_scale.stride(1) != 0:
         return (
@@ -52,7 +51,7 @@ def window_sizes(window: int | None) -> tuple[int, int]:
 
 @kernel(
     role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,), dtypes={"q": (*HALVES, E4M3)},
-    unsupported=why_not_taken, traffic=traffic,
+    limits={"D": range(0, 257, 8)}, unsupported=why_not_taken, traffic=traffic,
 )  # fmt: skip
 def flash_attention_3(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,

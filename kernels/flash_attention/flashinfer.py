@@ -17,25 +17,10 @@ from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, unseen
-from rooflab.kernels.flash_attention._launch import traffic as in_one_launch
+from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, because L2 keeps a sequence's keys for its tiles of queries."""
-    return adapter.with_base_e(in_one_launch(inputs), inputs.q, inputs.return_lse)
-
-
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why FlashInfer cannot take these inputs, or None."""
-    tensors = {name: getattr(inputs, name) for name in "qkv"}
-    for name, tensor in tensors.items():
-        B, length = tensor.shape[:2]
-        if B > 1 and length > 1 and tensor.stride(0) != length * tensor.stride(1):
-            return f"{name}: expected sequences one after another in memory, got strides {tensor.stride()}"
-    return adapter.why_not(tensors)
 
 
 @lru_cache(maxsize=4)
@@ -48,14 +33,18 @@ def _planned(
 ) -> adapter.FlashInferPlan:
     """A plan with its own wrapper, for sequences of equal length; `lengths`: B, T and S; `heads`: H, H_kv and D."""
     B, T, S = lengths
-    wrapper = adapter.make_wrapper("BatchPrefillWithRaggedKVCacheWrapper", device, "NHD")
+    named = dict(options)
+    wrapper = adapter.make_wrapper(
+        "BatchPrefillWithRaggedKVCacheWrapper", device, named["q_data_type"], heads[2], "NHD"
+    )
     bounds = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()
-    return adapter.plan_ragged(wrapper, bounds, heads, causal, device, dict(options))
+    return adapter.plan_ragged(wrapper, bounds, heads, causal, device, named)
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), unsupported=why_not_taken,
-    aligned=("q", "k", "v"), traffic=traffic,
+    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), dtypes={"q": HALVES},
+    limits={"D": adapter.HEAD_DIMS}, unsupported=adapter.why_not, aligned=("q", "k", "v"),
+    traffic=adapter.with_base_e(traffic),
 )  # fmt: skip
 def flashinfer(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,
@@ -66,7 +55,7 @@ def flashinfer(
     S = k.shape[1]
     if not B * T * S:
         return unseen(q, return_lse)
-    options = adapter.plan_options(q, softmax_scale, window, softcap)
+    options = adapter.plan_options(Arguments(q=q, softmax_scale=softmax_scale, window=window, softcap=softcap))
     unseeing = None
     if B == 1 and not (causal and T > S):
         del options["q_data_type"], options["kv_data_type"]

@@ -24,15 +24,7 @@ from rooflab.kernels.lib.attention import finish, key_tiles, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
-TUNING = by_pointers(
-    ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
-    ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
-    ({"itemsize": 2}, Config(64, 64, 8, 2)),
-    # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-    ({"D": 64}, Config(32, 32, 4, 1)),
-    ({"D": 128}, Config(32, 32, 8, 1)),
-    ({}, Config(32, 16, 8, 1)),
-)
+TUNING = by_pointers()
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.

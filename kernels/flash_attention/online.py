@@ -15,15 +15,7 @@ from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 
-TUNING = by_pointers(
-    ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
-    ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
-    ({"itemsize": 2}, Config(64, 64, 8, 2)),
-    # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-    ({"D": 64}, Config(32, 32, 4, 1)),
-    ({}, Config(32, 32, 8, 1)),
-    weights=False,
-)
+TUNING = by_pointers(weights=False, widest=Config(32, 32, 8, 1))
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.

@@ -19,7 +19,7 @@ from torch import Tensor
 from rooflab.kernels._attention import options, strides_of
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import configs, footprint
+from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
 from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, weigh
@@ -46,9 +46,7 @@ DEFAULTS = Defaults(
         ({"rows": 64, "D": 64}, Config(64, 64, 4, 3)),
         ({"rows": 64, "D": 128}, Config(64, 128, 4, 2)),
         ({"rows": 64}, Config(64, 64, 4, 2)),
-        ({"D": 64}, Config(128, 64, 8, 3)),
-        ({"D": 128}, Config(128, 128, 8, 2)),
-        ({}, Config(128, 64, 8, 2)),
+        *ROWS_OF_DEFAULTS,
     ),
     grouped_rows,
 )

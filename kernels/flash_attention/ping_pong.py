@@ -11,7 +11,6 @@ Tried, predicted, not built: docs/notes/flash_attention.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -27,76 +26,55 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import globaltimer
 
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._attention import get_scale, strides_of
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._launch import section_heads, traffic
-from rooflab.kernels.flash_attention._maps import nothing_seen
-from rooflab.kernels.flash_attention._order_device import count_tiles, nth_tile, place
+from rooflab.kernels._tma import map_maker
+from rooflab.kernels.flash_attention._configs import PING_PONG, PingPongConfig
+from rooflab.kernels.flash_attention._launch import nothing_seen, section_heads, traffic
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import attention_gluon as shared
-from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, map_maker, new_barriers, reinterpret
+from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, new_barriers, reinterpret
 from rooflab.kernels.takes import HALVES, why_not_mapped
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
-from rooflab.reference.spec import Arguments, Case, Scheme
+from rooflab.reference.spec import Arguments
 
 ROWS: gl.constexpr = shared.ROWS
-CONSUMER_REGISTERS = {2: 240, 3: 160}
-"""Registers per thread after setmaxnreg, by the number of consumers."""
-
-
-@dataclass(frozen=True)
-class PingPongConfig(LaunchConfig):
-    """Keys per block, slots of each ring, and consumers."""
-
-    block_n: int
-    stages: int
-    consumers: int
-    lazy: bool = False
-    """Whether earlier sums are rescaled only when a row's peak has grown by more than 8 in log2."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows of queries per CTA."""
-        return 64 * self.consumers
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
-    """Two consumers, for a narrow head also three."""
-    consumers = (2, 3) if shared.tile_columns(int(case["D"])) == 64 else (2,)
-    return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers, lazy=(False, True))(case)
-
-
-def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Queries, rings, and the staged result, which with a wide head lies in the queries' memory."""
-    B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
-    return shared.footprint(
-        config.consumers, D, config.block_n, config.stages, rows=config.block_m * (1 if D > 128 else 2),
-        barriers=3 * config.consumers + 4 * config.stages, ctas=min(cdiv(T, config.block_m) * B * H, HOPPER_SMS),
-    )  # fmt: skip
-
-
-def is_legal(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and each of its consumers."""
-    held = shared.consumer_registers(int(case["D"]), config.block_n)
-    return footprint(config, case, scheme).fits and held <= CONSUMER_REGISTERS[config.consumers]
-
-
-DEFAULTS = Defaults(
-    (
-        ({"D": 64, "tiles": HOPPER_SMS}, PingPongConfig(128, 4, 2)),  # three consumers would have fewer CTAs
-        ({"D": 64}, PingPongConfig(128, 4, 3)),
-        ({"D": 128}, PingPongConfig(128, 2, 2)),
-        ({"D": 256}, PingPongConfig(64, 2, 2)),
-    ),
-    lambda case, scheme: {"tiles": cdiv(int(case["T"]), 128) * int(case["B"]) * int(case["H"])},
-)
-"""The widest block that consumers and two slots can hold, more slots if they are small; a guess, unmeasured."""
 
 
 # Device code.  Keys and values have a ring of slots each.  A slot is `full` when the producer's bytes have arrived, and
 # `empty` when the products of all consumers have read it; a consumer's queries have one slot.  Two consumers pass
 # `turn` to each other: its holder starts its two products of a step, then passes it on and computes its exponentials.
+
+
+@gluon.jit
+def nth_tile(turn, cta, ctas):
+    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
+    tile of one round has the shortest of the next."""
+    return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
+
+
+@gluon.jit
+def count_tiles(tiles, cta, ctas):
+    """The number of tiles of a CTA."""
+    rounds = tiles // ctas
+    position = cta if rounds % 2 == 0 else ctas - 1 - cta
+    return rounds + (1 if position < tiles % ctas else 0)
+
+
+@gluon.jit
+def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
+    """Row of a tile (in tiles) and its head.  In the last section long tiles come first, in the one before it short
+    ones, and so on, so lengths change slowly."""
+    index = tile // (section * tiles_m)
+    first = index * section
+    size = min(heads - first, section)
+    inside = tile - first * tiles_m
+    tile_m = inside // size
+    if CAUSAL:
+        falls = ((heads - 1) // section - index) % 2 == 0
+        tile_m = tiles_m - 1 - tile_m if falls else tile_m
+    return tile_m, first + inside % size
 
 
 @gluon.jit
@@ -372,13 +350,22 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
     heads, group = B * H, H // of.k.shape[2]
     window = of.window if of.window is not None and of.window < S else None  # a wider window hides nothing
-    strides = (0, 0, 0) if of.lse is None else of.lse.stride()
-    sinks_stride = 0 if of.sinks is None else of.sinks.stride(0)
-    scales = shared.exponents(shared.get_scale(of.q, of.softmax_scale), of.softcap)
+    scales = shared.exponents(get_scale(of.q, of.softmax_scale), of.softcap)
     return (
         min(cdiv(T, config.block_m) * heads, sm_count(of.q.device)),
         (_map(of.q, 64), _map(of.k, config.block_n), _map(of.v, config.block_n), _map(of.out, 64)),
-        (*strides, sinks_stride, T, S, H, group, heads, min(heads, section_heads(of.k, group)), window, *scales),
+        (
+            *strides_of(of.lse, 3),
+            *strides_of(of.sinks, 1),
+            T,
+            S,
+            H,
+            group,
+            heads,
+            min(heads, section_heads(of.k, group)),
+            window,
+            *scales,
+        ),
         {"D": shared.tile_columns(D), "CAUSAL": of.causal, "num_warps": 4, **config.launch_arguments},
     )
 
@@ -386,7 +373,7 @@ def bind(of: Arguments) -> tuple[Any, ...]:
 @kernel(
     backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
     mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", unsupported=why_not_scaled, traffic=traffic,
-    tuning=Tuning(PingPongConfig, configs, DEFAULTS, footprint, is_legal), bind=bind, empty=nothing_seen,
+    tuning=PING_PONG, bind=bind, empty=nothing_seen,
     over="online", shows={"": (
         r'not below.uses_warp_specialization and uses_warp_specialization and threads == 384; '
         r'in_ptx(r"wait_group\.sync\.aligned 1") and tma > 0 and in_ptx("setmaxnreg"); '

@@ -3,6 +3,8 @@ attention, the memory-efficient one (xFormers), and torch's build of FlashAttent
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,21 +16,20 @@ from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 
-def why_not(inputs: Arguments) -> str | None:
-    """Why no fused backend can take these inputs, or None."""
-    q, k = inputs.q, inputs.k
-    if inputs.causal and q.shape[1] != k.shape[1]:
-        sizes = f"{q.shape[1]} queries and {k.shape[1]} keys"
+def why_not(inputs: Arguments, grouped: bool = True) -> str | None:
+    """Why no fused backend, or none without `grouped` heads, can take these inputs, or None."""
+    (_, T, H, _), (_, S, H_kv, _) = inputs.q.shape, inputs.k.shape
+    if H != H_kv and not grouped:
+        return f"k: expected q's {H} heads, as this backend takes no groups, got {H_kv}"
+    if inputs.causal and T != S:
+        sizes = f"{T} queries and {S} keys"
         return f"q: expected as many queries as keys, as the causal mask is upper-left, got {sizes}; library takes them"
     return None
 
 
-def why_not_grouped(inputs: Arguments) -> str | None:
-    """Why the backend that takes no groups of heads cannot take these inputs, or None."""
-    H, H_kv = inputs.q.shape[2], inputs.k.shape[2]
-    if H != H_kv:
-        return f"k: expected q's {H} heads, as this backend takes no groups, got {H_kv}"
-    return why_not(inputs)
+peer = partial(
+    kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic
+)
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
@@ -46,28 +47,19 @@ def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_
     return result.transpose(1, 2)
 
 
-@kernel(
-    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not,
-    traffic=traffic,
-)  # fmt: skip
+@peer(unsupported=why_not)
 def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """cuDNN's fused attention."""
     return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@kernel(
-    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not_grouped,
-    traffic=traffic,
-)  # fmt: skip
+@peer(unsupported=partial(why_not, grouped=False))
 def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """The memory-efficient backend, which does not group heads."""
     return attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@kernel(
-    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not,
-    traffic=traffic,
-)  # fmt: skip
+@peer(unsupported=why_not)
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """torch's build of FlashAttention-2."""
     return attend("FLASH_ATTENTION", q, k, v, causal, softmax_scale)

@@ -18,7 +18,7 @@ from triton.language.extra.cuda import globaltimer
 from rooflab.kernels._attention import options, strides_of
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import configs, footprint
+from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
 from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.launcher import kernel
@@ -27,14 +27,7 @@ from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import Arguments
 
-DEFAULTS = Defaults(
-    (
-        # Two CTAs of a narrow head fit on an SM together, and their products and exponentials overlap.
-        ({"D": 64}, Config(128, 64, 8, 3)),
-        ({"D": 128}, Config(128, 128, 8, 2)),
-        ({}, Config(128, 64, 8, 2)),
-    )
-)
+TUNING = Tuning(Config, configs, Defaults(ROWS_OF_DEFAULTS), footprint())
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -105,7 +98,7 @@ def bind(of: Arguments) -> Any:
 @kernel(
     backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)},
     mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
-    tuning=Tuning(Config, configs, DEFAULTS, footprint()), bind=bind, empty=nothing_seen,
+    tuning=TUNING, bind=bind, empty=nothing_seen,
     over="masked_tiles", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (
             "len(products) == 2 and all(loop.spill_load + loop.spill_store == 0 for loop in products); "

@@ -1,8 +1,7 @@
 """`torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or the kernel that the caller has activated for
 the process with `activate_flash_attention_impl`.
 
-Its arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.  An argument that its signature lacks
-is refused by name.
+Its arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.
 """
 
 from __future__ import annotations
@@ -39,15 +38,6 @@ def parameters() -> frozenset[str]:
     return frozenset(inspect.signature(import_module(MODULE).varlen_attn).parameters)
 
 
-def why_not(q: Tensor, *needed: str) -> str | None:
-    """Why torch's kernel cannot take these queries, or its `varlen_attn` lacks one of `needed`; or None."""
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
-    if q.shape[-1] > 256 or q.shape[-1] % 8:
-        return f"q: expected a head_dim of at most 256 in multiples of 8, got {q.shape[-1]}"
-    return why_lacking(*needed)
-
-
 def why_lacking(*needed: str) -> str | None:
     """Which of the `needed` arguments this torch's `varlen_attn` lacks, in a sentence, or None."""
     missing = [name for name in needed if name not in parameters()]
@@ -81,14 +71,9 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read + 2 * lse + mask, nbytes(q) + 2 * lse + mask, launches=3)
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why this torch's function cannot take any inputs, or None."""
-    return why_lacking("window_size", "scale")
-
-
 @kernel(
     role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, limits={"D": range(0, 257, 8)},
-    unsupported=unsupported, traffic=traffic,
+    traffic=traffic,
 )  # fmt: skip
 def torch_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,

@@ -7,13 +7,13 @@ scaled), so one multiply-add turns a score into an exponent, and the sums are re
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 
-LN2: tl.constexpr = tl.constexpr(math.log(2))
-LOG2E: tl.constexpr = tl.constexpr(math.log2(math.e))
+from rooflab.kernels import _attention
+
+LN2: tl.constexpr = tl.constexpr(_attention.LN2)
+LOG2E: tl.constexpr = tl.constexpr(_attention.LOG2E)
 
 
 @triton.jit

@@ -6,26 +6,23 @@ the exponent (base 2, scaled), so one multiply-add turns a score into an exponen
 
 from __future__ import annotations
 
-import math
-
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from rooflab.kernels import _attention
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.tuning import Footprint
 
 ROWS: gl.constexpr = gl.constexpr(64)
 """Queries of a consumer: the rows of one wgmma."""
 LAZY_LOG2: gl.constexpr = gl.constexpr(8.0)
 """A lazy m_i stays until a score is 2**8 times as heavy: weights are at most 256, and sums far from fp32's limit."""
-LOG2E: gl.constexpr = gl.constexpr(math.log2(math.e))
-LN2: gl.constexpr = gl.constexpr(math.log(2))
-SMALLEST_SCALE = 2.0**-100
-"""Replaces a scale of 0, with which a masked score of -inf would become NaN; every weight is still 1."""
+LOG2E: gl.constexpr = gl.constexpr(_attention.LOG2E)
+LN2: gl.constexpr = gl.constexpr(_attention.LN2)
 WARPGROUP = 128
 """Threads of a consumer, and of the producer warp's warpgroup: setmaxnreg moves registers between warpgroups."""
-PRODUCER_REGISTERS = 24
-"""Registers per thread of the producer's warpgroup after setmaxnreg, the least."""
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = {2: 240, 3: 160}, 24
+"""Registers per thread after setmaxnreg: of each of so many consumers, and of the producer's warpgroup, the least."""
 ADDRESS_REGISTERS = 24
 """For peak, sum, descriptors and loop counters, in addition to accumulator, scores and weights."""
 
@@ -43,30 +40,25 @@ def consumer_registers(head_dim: int, block_n: int) -> int:
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Average registers of the threads; in shared memory both rings, `rows` more rows of a head, and barriers.
+    """Average registers of the threads, or, where a consumer holds more than it may have, that number, which no CTA
+    has; in shared memory both rings, `rows` more rows of a head, and barriers.
 
     Causal programs differ in their work, so `tensor_flops` is 0.
     """
-    registers = consumers * consumer_registers(head_dim, block_n) + PRODUCER_REGISTERS
+    held = consumer_registers(head_dim, block_n)
+    average = (consumers * held + PRODUCER_REGISTERS) // (consumers + 1)
     return Footprint(
         threads=(consumers + 1) * WARPGROUP,
-        registers=registers // (consumers + 1),
-        shared_bytes=(rows + 2 * stages * block_n) * tile_columns(head_dim) * 2 + barriers * 8,
+        registers=average if held <= CONSUMER_REGISTERS[consumers] else held,
+        shared_bytes=(rows + 2 * stages * block_n) * tile_columns(head_dim) * 2 + barriers * BARRIER_BYTES,
         ctas=ctas,
     )
 
 
-def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """`softmax_scale`, or head_dim**-0.5 if that is None."""
-    return float(q.shape[-1] ** -0.5) if softmax_scale is None else float(softmax_scale)
-
-
 def exponents(scale: float, softcap: float | None) -> tuple[float, float | None, float | None]:
     """The `scales` of `softmax`, which turn a score into an exponent: its scale, and for a soft cap two more."""
-    scale = max(scale, SMALLEST_SCALE)
-    if not softcap:
-        return scale * LOG2E.value, None, None
-    return 1.0, 2 * LOG2E.value * scale / softcap, softcap * LOG2E.value
+    scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
+    return (1.0, 2 * scale / softcap, softcap * LOG2E.value) if softcap else (scale, None, None)
 
 
 @gluon.constexpr_function

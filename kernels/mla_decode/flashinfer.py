@@ -7,6 +7,9 @@ takes one more launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,28 +30,18 @@ def traffic(inputs: Arguments) -> Traffic:
     B, H, D = q.shape
     slots, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
     result = B * H * inputs.latent_dim * q.element_size() + 4 * return_lse * B * H
-    moved = Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
-    return adapter.with_base_e(moved, q, return_lse)
+    return Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why FlashInfer cannot take these inputs, or None; pages may have any size."""
-    q, latent_dim = inputs.q, inputs.latent_dim
-    if (latent_dim, q.shape[-1] - latent_dim) != (LATENT, ROTARY):
-        return f"latent_dim: expected {LATENT} of {LATENT + ROTARY} dimensions, got {latent_dim} of {q.shape[-1]}"
-    return adapter.why_not({"q": q, "kv_cache": inputs.kv_cache}, (LATENT + ROTARY,))
-
-
-def plan_of(
-    kept: bool, q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
-) -> adapter.FlashInferPlan:
-    """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and kv_cache may be on `meta`."""
+def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
+    """Work that an engine does once per step for all layers; waits for the device.  q and kv_cache may be on `meta`."""
+    q, kv_cache, device = inputs.q, inputs.kv_cache, inputs.block_table.device
     B, H, _ = q.shape
-    pages = adapter.read_pages(block_table, seq_lens, kv_cache.shape[1])
+    pages = adapter.read_pages(inputs.block_table, inputs.seq_lens, kv_cache.shape[1])
     if not B or not len(pages.indices):
-        return adapter.FlashInferPlan(None, None)
+        return adapter.FlashInferPlan()
     bounds = torch.arange(B + 1, dtype=torch.int32)
-    wrapper = adapter.wrapper_for(kept, "BatchMLAPagedAttentionWrapper", block_table.device, q.dtype, LATENT)
+    wrapper = wrapper_of("BatchMLAPagedAttentionWrapper", device, q.dtype, LATENT)
     wrapper.plan(
         qo_indptr=bounds,
         kv_indptr=pages.indptr,
@@ -59,21 +52,17 @@ def plan_of(
         head_dim_kpe=ROTARY,
         page_size=kv_cache.shape[1],
         causal=False,  # the one query sees its whole sequence
-        sm_scale=scale,
+        sm_scale=inputs.softmax_scale,
         q_data_type=q.dtype,
         kv_data_type=kv_cache.dtype,
     )
-    return adapter.FlashInferPlan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, block_table.device))
-
-
-def plan(inputs: Arguments) -> adapter.FlashInferPlan:
-    """Work that an engine does once per step for all layers; waits for the device."""
-    return plan_of(False, inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens, inputs.softmax_scale)
+    return adapter.FlashInferPlan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, device))
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), unsupported=why_not_taken,
-    aligned=("q", "kv_cache"), traffic=traffic, plan=plan,
+    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,),
+    limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)}, unsupported=adapter.why_not, aligned=("q", "kv_cache"),
+    traffic=adapter.with_base_e(traffic), plan=plan_of,
 )  # fmt: skip
 def flashinfer(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float,
@@ -81,7 +70,9 @@ def flashinfer(
 ) -> Returned:  # fmt: skip
     """`BatchMLAPagedAttentionWrapper`, which writes rows without gaps.  Without a plan it makes one, and waits for the
     device to read the lengths and the table."""
-    plan = plan or plan_of(True, q, kv_cache, block_table, seq_lens, softmax_scale)
+    if plan is None:
+        pages = {"kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+        plan = plan_of(Arguments(q=q, softmax_scale=softmax_scale, **pages), adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q[..., :latent_dim], return_lse)
     result = plan.wrapper.run(

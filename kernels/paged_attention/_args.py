@@ -35,10 +35,14 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
 
 
-def unaligned(cache: Tensor) -> bool:
-    """Whether a key of the cache begins at an address that is not a multiple of 16 bytes."""
-    strides = [stride for size, stride in zip(cache.shape[:-1], cache.stride(), strict=False) if size > 1]
-    return any(offset % 16 for offset in (address_of(cache), *(s * cache.element_size() for s in strides)))
+def why_unaligned(inputs: Arguments) -> str | None:
+    """Why a key or a value begins at an address that is not a multiple of 16 bytes, or None."""
+    for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
+        steps = [stride for size, stride in zip(cache.shape[:-1], cache.stride(), strict=False) if size > 1]
+        if any(place % 16 for place in (address_of(cache), *(step * cache.element_size() for step in steps))):
+            wanted = f"keys and values at multiples of 16 bytes, got strides {cache.stride()}"
+            return f"{name}: expected {wanted}; paged_attention/chunked takes any"
+    return None
 
 
 def check_all_pages(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 
 from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded, registers, staged_tiles
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Case, Scheme
 
 
@@ -22,13 +21,17 @@ class StepConfig(LaunchConfig):
     num_stages: int
 
 
+STEPS = space(StepConfig, block_n=(16, 32, 64, 128), num_warps=(1, 2, 4, 8), num_stages=(1, 2, 3, 4, 5))
+TILES = space(Config, block_m=(16, 32, 64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(1, 2, 3, 4))
+FMA_TILES = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8), num_stages=(1, 2))
+
+
 def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
     """Steps of keys with pipelines of several depths, because a decode step needs bytes in flight.  At most 32 keys per
     warp, and 8 in fp32, whose FMAs hold their operands in registers: more spill up to 15 KB per thread (read in the
     compiled kernels)."""
     most = 8 if scheme.activation == torch.float32 else 32
-    all_configs = itertools.starmap(StepConfig, itertools.product((16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4, 5)))
-    return tuple(config for config in all_configs if config.block_n <= most * config.num_warps)
+    return tuple(config for config in STEPS(case) if config.block_n <= most * config.num_warps)
 
 
 def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -56,11 +59,9 @@ def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Tiles of up to 16 rows per warp, with pipelines of several depths; 8 warps from 64 rows on.  In fp32 8 warps from
     32 keys on for a wide head: 4 warps spill 0.5 to 1.2 KB per thread (read in the compiled kernels)."""
     if scheme.activation == torch.float32:
-        all_configs = itertools.starmap(Config, itertools.product((16, 32), (16, 32), (4, 8), (1, 2)))
         narrow = int(case["D"]) <= 64
-        return tuple(config for config in all_configs if narrow or (config.block_n, config.num_warps) != (32, 4))
-    sides = itertools.product(((16, 4), (32, 4), (64, 4), (64, 8), (128, 8)), (32, 64, 128), (1, 2, 3, 4))
-    return tuple(Config(block_m, block_n, warps, stages) for (block_m, warps), block_n, stages in sides)
+        return tuple(c for c in FMA_TILES(case) if narrow or (c.block_n, c.num_warps) != (32, 4))
+    return tuple(c for c in TILES(case) if c.block_m <= 16 * c.num_warps and (c.num_warps == 4 or c.block_m >= 64))
 
 
 def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:

@@ -10,14 +10,14 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._tma import address_of
+from rooflab.kernels._tma import map_maker
 from rooflab.kernels.lib import attention_gluon as shared
-from rooflab.kernels.lib.tma import PAGES, map_maker
+from rooflab.kernels.lib.tma import PAGES
+from rooflab.kernels.paged_attention._args import why_unaligned
+from rooflab.kernels.paged_attention._configs import tiles_at_most
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
-CONSUMER_REGISTERS = 240
-"""Registers per thread of a consumer after setmaxnreg."""
 LEAST_PAGE = 8
 """Rows after which the swizzle repeats; a box begins at a multiple of them."""
 MOST_UNITS = 2**31
@@ -35,14 +35,8 @@ class PagesConfig(LaunchConfig):
 def footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Queries and both rings; two consumers."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
-    ctas = min(tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv) * H_kv, HOPPER_SMS)
+    ctas = min(tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, 2 * 64) * H_kv, HOPPER_SMS)
     return shared.footprint(2, D, config.block_n, config.stages, rows=2 * 64, barriers=1 + 4 * config.stages, ctas=ctas)
-
-
-def is_legal(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and each of its consumers."""
-    held = shared.consumer_registers(int(case["D"]), config.block_n)
-    return footprint(config, case, scheme).fits and held <= CONSUMER_REGISTERS
 
 
 TMA_PAGES = Tuning(
@@ -51,25 +45,20 @@ TMA_PAGES = Tuning(
     # The widest block that consumers and two slots can hold; more slots if they are small.  A guess, unmeasured.
     Defaults((({"D": 64}, PagesConfig(128, 4)), ({"D": 128}, PagesConfig(128, 2)), ({}, PagesConfig(64, 2)))),
     footprint,
-    is_legal,
 )
 
 
 def why_not_taken(inputs: Arguments) -> str | None:
     """Why TMA cannot load the cache or wgmma cannot multiply, or None."""
-    k_cache, v_cache = inputs.k_cache, inputs.v_cache
-    block_size, other = k_cache.shape[1], "; paged_attention/chunked takes any"
+    block_size, other = inputs.k_cache.shape[1], "; paged_attention/chunked takes any"
     if block_size < LEAST_PAGE or block_size & (block_size - 1):
         wanted = f"pages of a power of two of at least {LEAST_PAGE} tokens"
         return f"k_cache: expected {wanted}, got {block_size}{other}"
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        steps = [stride for size, stride in zip(cache.shape[:-1], cache.stride(), strict=False) if size > 1]
-        if any(place % 16 for place in (address_of(cache), *(step * cache.element_size() for step in steps))):
-            return f"{name}: expected keys and values at multiples of 16 bytes, got strides {cache.stride()}{other}"
+    for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if _units(cache)[1] > MOST_UNITS:
             wanted = "strides of pages and heads with a larger common factor"
             return f"{name}: expected {wanted}, got {cache.stride()}{other}"
-    return None
+    return why_unaligned(inputs)
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:
@@ -95,8 +84,3 @@ def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
     shape = [units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
     boxes = [1, box // 8, shared.tile_columns(D) // 64 if whole else 1, 8, 64]
     return map_maker(TensorDescriptor, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head
-
-
-def tiles_at_most(T: int, B: int, group: int) -> int:
-    """The most tiles of T queries in B sequences: each sequence may have one tile that is not full."""
-    return T * group // (2 * 64) + B

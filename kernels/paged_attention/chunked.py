@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LOG2E, capped, get_scale, strides_of
+from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._attention_configs import Config, padded
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import LN2, LOG2E, capped
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._configs import CHUNKED, tiles_at_most
 from rooflab.reference.spec import Arguments
@@ -86,7 +87,7 @@ def _steps(
             v = tl.load(v_ptr + v_offsets).to(q.dtype)
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if SOFTCAP:
-            scores = capped(scores, cap) * 1.4426950408889634
+            scores = capped(scores, cap) * LOG2E
         if MASKED:
             seen = keys[None, :] <= positions[:, None]
             if WINDOW:
@@ -150,25 +151,16 @@ def chunked_kernel(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_PAD), tl.float32)
-    if WINDOW:
+    ends = (first, near, plain, end)
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
         acc, m_i, l_i = _steps(
-            acc, m_i, l_i, q, first, near, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
-            k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
-            True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
+            acc, m_i, l_i, q, ends[part], ends[part + 1], positions, length, k_ptr, v_ptr, table_ptr, scale, window,
+            cap, k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
+            part != 1, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
         )  # fmt: skip
-    acc, m_i, l_i = _steps(
-        acc, m_i, l_i, q, near, plain, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
-        k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
-        False, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
-    )  # fmt: skip
-    acc, m_i, l_i = _steps(
-        acc, m_i, l_i, q, plain, end, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
-        k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
-        True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
-    )  # fmt: skip
 
     if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + head, mask=mask, other=float("-inf")) * 1.4426950408889634  # log2(e)
+        sink = tl.load(sinks_ptr + head, mask=mask, other=float("-inf")) * LOG2E
         most = tl.maximum(m_i, sink)
         shift = tl.where(most == float("-inf"), 0.0, most)
         l_i = l_i * tl.exp2(m_i - shift) + tl.exp2(sink - shift)
@@ -182,7 +174,7 @@ def chunked_kernel(
         out_ptr + out_offsets[:, None] + dims[None, :], (acc * over[:, None]).to(out_ptr.dtype.element_ty), mask=both
     )
     if lse_ptr is not None:
-        lse = (m_i + tl.log2(tl.where(l_i == 0.0, 1.0, l_i))) * 0.6931471805599453  # ln(2)
+        lse = (m_i + tl.log2(tl.where(l_i == 0.0, 1.0, l_i))) * LN2
         lse = tl.where(l_i == 0.0, float("-inf"), lse)
         tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=mask)
 
@@ -196,7 +188,7 @@ def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     """A CTA for each tile that there may be of each head of keys; sizes and strides; constants."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
-    scale = get_scale(of.q, of.softmax_scale) * (1.0 if of.softcap else LOG2E)
+    scale = get_scale(of.q, of.softmax_scale) * (1.0 if of.softcap else LOG2E.value)
     numbers = (
         B, H_kv, tiles, scale, seen_at_most(of.window, of.block_table, of.k_cache), of.softcap or 0.0,
         *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0),

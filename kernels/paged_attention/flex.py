@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import Returned, get_scale, unseen
+from rooflab.kernels._peers import compiled
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
 from rooflab.kernels.takes import HALVES
@@ -30,8 +30,6 @@ from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16
 """Keys of the smallest matrix product; a page is a step of its loop, so it must be a power of two."""
-SHAPES = 512
-"""Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
 QUERY_BLOCK = 128
 """Queries that share a row of the block mask; here only one of them exists."""
 
@@ -151,11 +149,7 @@ def _merged(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> t
     return one * shares[0] + other * shares[1], lse
 
 
-@cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    # fullgraph, so that nothing runs uncompiled; not dynamic, because the kernel for decoding is not.
-    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(attend, fullgraph=True, dynamic=False)
-    return compiled
+COMPILED = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -195,6 +189,8 @@ def flex(
         raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)
-    with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
-        out, lse = _compiled()(q, k_cache, v_cache, block_table, seq_lens, get_scale(q, softmax_scale), window, softcap)
+    out, lse = COMPILED(
+        q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens,
+        scale=get_scale(q, softmax_scale), window=window, softcap=softcap,
+    )  # fmt: skip
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)

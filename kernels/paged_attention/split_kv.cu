@@ -15,9 +15,9 @@
 //
 // No warp waits for a part: a warp that is not the last one at a counter goes on.
 
+#include "hopper.h"
+
 using i64 = long long;
-using u64 = unsigned long long;
-using u32 = unsigned int;
 using u16 = unsigned short;
 using u8 = unsigned char;
 
@@ -38,26 +38,6 @@ constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 #define KIND "f16"
 #endif
 #define INFINITE __int_as_float(0x7f800000)
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-#if BULK
-// Barriers in shared memory, by their addresses.  A barrier's phase ends when all that it counts have arrived, and, for
-// `full`, when the bytes that `expect` announced are there; `wait` returns when the phase of this parity has ended.
-__device__ __forceinline__ void init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-__device__ __forceinline__ void arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void expect(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait(u32 bar, u32 parity) {
-    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
-                 "@done bra over; bra again; over:}" ::"r"(bar), "r"(parity) : "memory");
-}
-#endif
 
 // ---- Instructions --------------------------------------------------------------------------------------------------
 
@@ -243,8 +223,7 @@ __device__ __forceinline__ void fill(const Keys& keys, Cursor at, const int* len
                     for (int which = 0; which < 2; ++which)
                         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};"
                                      ::"r"(tile + (which * UNIT + row) * PITCH + byte), "r"(0) : "memory");
-            // Orders these stores before later copies to the same place and before products that read it.
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            fence_async();  // before later copies to the same place and products that read it
         }
         __syncwarp();
         if (lane == 0) expect(bar, there * (2 * ROW_BYTES));
@@ -584,7 +563,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         // A stage is full when the copying warp's lane 0 has announced its bytes and they are there, and empty when
         // each of the WARPS has read it.
         for (int stage = 0; stage < STAGES; ++stage) init(full + 8 * stage, 1), init(empty + 8 * stage, WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        publish_inits();
     }
     __syncthreads();  // the only barrier of the CTA: no warp waits at a barrier that is not there yet
     if (warp == WARPS) return fill(keys, first, lens, B, window, count, ring, full, empty, policy);

@@ -27,7 +27,7 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.paged_attention._args import unaligned
+from rooflab.kernels.paged_attention._args import why_unaligned
 from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
@@ -179,11 +179,7 @@ def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
     if (inputs.k_scale is None) != (inputs.v_scale is None):
         return "v_scale: expected k_scale and v_scale together, got one; paged_attention/chunked takes one"
-    for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
-        if unaligned(cache):
-            wanted = f"keys and values at multiples of 16 bytes, got strides {cache.stride()}"
-            return f"{name}: expected {wanted}; paged_attention/chunked takes any"
-    return None
+    return why_unaligned(inputs)
 
 
 @kernel(

@@ -23,12 +23,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import attention_gluon as shared
 from rooflab.kernels.lib.tma import advance, async_load, new_barriers, reinterpret
 from rooflab.kernels.paged_attention._args import traffic
-from rooflab.kernels.paged_attention._pages_args import TMA_PAGES, PagesConfig, cache_map, tiles_at_most, why_not_taken
+from rooflab.kernels.paged_attention._configs import tiles_at_most
+from rooflab.kernels.paged_attention._pages_args import TMA_PAGES, PagesConfig, cache_map, why_not_taken
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -342,17 +344,16 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     """What a launch passes in addition to tensors: the grid, maps, numbers and constants.  As many CTAs as SMs, or as
     there may be tiles."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
-    tiles, columns = tiles_at_most(T, B, H // H_kv), shared.tile_columns(D)
+    tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), shared.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
     window = None if of.window is None else min(of.window, of.block_table.shape[1] * block_size)
-    scale = shared.get_scale(of.q, of.softmax_scale)
+    scale = get_scale(of.q, of.softmax_scale)
     box, whole = min(block_size, of.config.block_n), D % 64 == 0
     (keys, *k_units), (values, *v_units) = cache_map(of.k_cache, box, whole), cache_map(of.v_cache, box, whole)
-    lse_strides = (0, 0) if of.lse is None else of.lse.stride()
     numbers = (
         B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box, window,
         *shared.exponents(abs(scale), of.softcap),
-        *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *lse_strides,
+        *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2),
     )  # fmt: skip
     flags = {
         "HEAD_DIM": D, "D": columns, "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box, "NEGATED": scale < 0,

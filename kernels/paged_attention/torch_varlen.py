@@ -18,10 +18,11 @@ from torch import Tensor
 
 from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
-from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, why_not
+from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, why_lacking
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages
 from rooflab.kernels.paged_attention._args import traffic as in_pages
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
@@ -47,21 +48,22 @@ def traffic(inputs: Arguments) -> Traffic:
 
 def why_not_taken(inputs: Arguments) -> str | None:
     """Why torch's function cannot take these inputs, or None."""
-    q, k_cache = inputs.q, inputs.k_cache
-    reason = why_not(q, *NEEDED)
+    block_size = inputs.k_cache.shape[1]
+    reason = why_lacking(*NEEDED)
     if reason or _active() == ANY_PAGE:
         return reason
     if _active() is not None:
         return f"kernel: expected FlashAttention-2 or {ANY_PAGE}, got {_active()} activated"
-    if k_cache.shape[1] % PAGE_MULTIPLE:
-        return (
-            f"k_cache: expected pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2, got "
-            f"{k_cache.shape[1]}; {ANY_PAGE}, which is not activated, takes any"
-        )
+    if block_size % PAGE_MULTIPLE:
+        wanted = f"pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2"
+        return f"k_cache: expected {wanted}, got {block_size}; {ANY_PAGE}, which is not activated, takes any"
     return None
 
 
-@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not_taken, traffic=traffic)
+@kernel(
+    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, limits={"D": range(0, 257, 8)},
+    unsupported=why_not_taken, traffic=traffic,
+)  # fmt: skip
 def torch_varlen(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, return_lse: bool,
@@ -69,7 +71,7 @@ def torch_varlen(
     """`varlen_attn` with a block table, which allocates the result.  Does not read the lengths: the longest lengths
     that it passes are the most that q and the table can hold."""
     # At each call, because what is activated may have changed.
-    if reason := why_not_taken(Arguments(q=q, k_cache=k_cache)):
+    if reason := why_not_taken(Arguments(k_cache=k_cache)):
         raise ValueError(reason)
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     slots = block_table.shape[1] * k_cache.shape[1]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.flash_attention import _order_device
+from rooflab.kernels.flash_attention import persistent
 from rooflab.kernels.flash_attention._launch import section_heads
 from rooflab.kernels.flash_attention._timeline import NEVER, kept_in, new_timeline
 from rooflab.kernels.registry import get_kernel, get_op
@@ -155,9 +155,9 @@ def _dealt(shape: _Shape) -> Iterable[Tile]:
     for cta in range(ctas):
         now = 0.0
         for turn in range(-(-count // ctas)):
-            tile = _order_device.nth_tile.fn(turn, cta, ctas)
+            tile = persistent.nth_tile.fn(turn, cta, ctas)
             if tile < count:
-                row, head = _order_device.place.fn(
+                row, head = persistent.place.fn(
                     tile, shape.tiles_m, shape.heads, shape.section, bool(shape.case["causal"])
                 )
                 end = now + shape.work(row)
