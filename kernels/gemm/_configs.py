@@ -1,4 +1,4 @@
-"""The tiles of gemm's Triton rungs: what a CTA needs, what is legal, and at the end a row of defaults for each rung."""
+"""The tiles of gemm's Triton and Gluon rungs: what a CTA needs, what is legal, and at the end a row of each rung."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._tiles import (
-    RING_THREADS,
+from rooflab.kernels.lib import product_tiles as shared
+from rooflab.kernels.lib.product_tiles import (
     ROW_BYTES,
     Config,
     Sides,
@@ -20,11 +19,10 @@ from rooflab.kernels.gemm._tiles import (
     by_fma,
     one_wave,
     space,
-    staged,
     tensor_cores,
     tile_footprint,
 )
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Defaults, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 LEAST_STORE_COLUMNS = 64
@@ -33,15 +31,14 @@ MOST_EXCHANGED = 128 * 128
 """Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
 WARP_ROWS = 16
 """Rows of a warp, of the 64 of a wgmma."""
-CONSUMER_WARPS = 8
 SPECIALIZED_BARRIERS = 6
 """A stage's: full and empty, for both halves of a and for b (read in the compiled kernels)."""
 LEAST_CTAS = 3 * HOPPER_SMS // 4
 """With fewer CTAs too many SMs are idle; with this many the busy SMs use the bandwidth of the idle ones."""
 LEAST_STEPS = 4
 """Tiles of K per share: with fewer, a CTA ends before its loads overlap."""
-BYTES_IN_FLIGHT = 64 * 1024
-"""Per CTA: three times what HBM's latency needs per SM (3.35 TB/s times 0.7 us are 18 KB for each of 132 SMs)."""
+DEEP_K = 2048
+"""From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +56,33 @@ class TileInParts(Config):
     """Parts of a tile's columns that are stored one after another: 1, 2 or 4."""
 
 
-def by_pointers(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+@dataclass(frozen=True)
+class RingTile(shared.Ring):
+    """And how two consumers share the tensor cores."""
+
+    lead: int = 0
+    """Steps of K that the first consumer is ahead of the second, so that one stores while the other multiplies; each
+    step costs a slot of the ring, which both hold."""
+    turns: bool = False
+    """Whether each consumer has whole tiles, and they multiply in turn."""
+
+
+def tile_count(config: Any, case: Case) -> int:
+    """Tiles of the result."""
+    return cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
+
+
+def by_pointers(config: StreamTile, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """Tiles of a and b for every allocated stage."""
-    blocks = config.block_m, config.block_n, config.block_k
-    return tile_footprint(blocks, config.num_warps, staged(config, scheme), case, scheme)
+    return tile_footprint(config, config.block_n, tile_count(config, case), int(case["K"]), scheme, barriers=barriers)
 
 
-def by_tma(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier per stage."""
-    blocks, stages = (config.block_m, config.block_n, config.block_k), config.num_stages
-    return tile_footprint(blocks, config.num_warps, stages, case, scheme, more_shared_bytes=stages * BARRIER_BYTES)
+by_tma = partial(by_pointers, barriers=1)
+"""And a barrier per stage."""
 
 
 def in_parts(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier per stage, and a part of the result; at most one CTA per SM.
+    """And a part of the result; at most one CTA per SM.
 
     Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
     also exchange a whole tile that is divided into parts if several warps share its rows.
@@ -82,17 +92,15 @@ def in_parts(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprin
     exchanged = min(part, MOST_EXCHANGED * size) if case.get("residual") else 0
     if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
         exchanged = max(exchanged, outputs * size)
-    needs = by_tma(config, case, scheme)
-    return one_wave(replace(needs, shared_bytes=needs.shared_bytes + part + exchanged))
+    return one_wave(by_tma(config, case, scheme), part + exchanged)
 
 
 def specialized(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Accumulators of the consumers; tiles of a and b, their barriers, and the result; at most one CTA per SM."""
-    result = config.block_m * config.block_n * scheme.output.itemsize
-    blocks = config.block_m, config.block_n, config.block_k
-    more = config.num_stages * SPECIALIZED_BARRIERS * BARRIER_BYTES + result
-    needs = tile_footprint(blocks, CONSUMER_WARPS, config.num_stages, case, scheme, more_shared_bytes=more)
-    return replace(one_wave(needs), threads=RING_THREADS)
+    """Accumulators of the consumers; tiles of a and b, their barriers, and the result."""
+    return shared.ring_footprint(
+        config, config.block_n, config.num_stages, tile_count(config, case), int(case["K"]), scheme,
+        kept=config.block_m * config.block_n, barriers=SPECIALIZED_BARRIERS,
+    )  # fmt: skip
 
 
 def is_specialized(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
@@ -100,55 +108,9 @@ def is_specialized(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
     return config.num_warps == 4 and config.block_m >= 128 and specialized(config, case, scheme).fits
 
 
-def _by_rows(decode: int, small: int, large: int, exact: int) -> Defaults:
-    """One of four tiles by the rows of a, with these stages."""
-    return Defaults((
-        # FMAs hold both tiles in registers, and larger tiles spill.
-        ({"tensor_cores": 0}, Config(32, 64, 16, 4, exact)),
-        # A decode batch fits 16 rows, the least of mma.sync; then only the bytes in flight matter.
-        ({"M": 16}, Config(16, 64, 128, 4, decode)),
-        ({"M": 64}, Config(64, 128, 64, 4, small)),  # the least rows of wgmma
-        ({}, Config(128, 128, 64, 8, large)),
-    ), tensor_cores)  # fmt: skip
-
-
-def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """And the outputs."""
-    return {"outputs": int(case["M"]) * int(case["N"]), **tensor_cores(case, scheme)}
-
-
-def _or_fewer_stages(*rows: tuple[dict[str, int], TileInParts]) -> list[tuple[dict[str, int], TileInParts]]:
-    """Each row also with one and two stages less, whose memory a residual takes."""
-    return [(most, replace(c, num_stages=c.num_stages - fewer)) for most, c in rows for fewer in range(3)]
-
-
-def skinny_tile(M: int, scheme: Scheme) -> Sides:
-    """Sides near the heuristic's, which is the second of the columns and the last along K: the least rows of a product,
-    and 256 bytes of each row of the weight (128 bytes if the tile of a is as large as the weight's)."""
-    if by_fma(scheme):
-        return (16 if M <= 16 else 32,), (16, 32, 64), (16, 32)
-    block_m = min(max(next_power_of_2(M), 16), 64)
-    block_k = (256 if block_m < 64 else 128) // scheme.activation.itemsize
-    return (block_m,), (32, 64, 128), (block_k // 2, block_k)
-
-
-def skinny_space(of: type, **options: tuple[int, ...]) -> Callable[..., tuple[Any, ...]]:
-    """Tiles near the heuristic's, for few rows of a."""
-
-    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
-        return space(of, skinny_tile(int(case["M"]), scheme), None, in_bytes=False, **options)(case, scheme)
-
-    return configs
-
-
 def share_steps(K: int, config: SplitTile) -> int:
     """Tiles of K per share; the last share may have fewer."""
     return cdiv(cdiv(K, config.block_k), config.split)
-
-
-def tile_steps(K: int, config: StreamTile) -> int:
-    """Tiles of K; one empty tile if K is 0."""
-    return max(cdiv(K, config.block_k), 1)
 
 
 def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -164,18 +126,9 @@ def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
     return whole and shared_k(config, case, scheme).fits
 
 
-def _least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
-    """The least split that fills the SMs, with `BYTES_IN_FLIGHT` of the weight, or fewer: two CTAs fit on an SM."""
-    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    (block_m,), (_, block_n, _), (*_, block_k) = skinny_tile(M, scheme)
-    tiles, split = cdiv(M, block_m) * cdiv(N, block_n), 1
-    while tiles * split < LEAST_CTAS and split < 16 and (split + 1) * LEAST_STEPS * block_k <= K:
-        split += 1
-    stages = 3 if by_fma(scheme) else 1 + BYTES_IN_FLIGHT // (block_n * block_k * scheme.activation.itemsize)
-    config = SplitTile(block_m, block_n, block_k, 4, stages, split)
-    while not by_fma(scheme) and by_pointers(config, case, scheme).shared_bytes > SHARED_BYTES_PER_CTA // 2 - 1024:
-        config = replace(config, num_stages=config.num_stages - 1)
-    return config
+def tile_steps(K: int, config: StreamTile) -> int:
+    """Tiles of K; one empty tile if K is 0."""
+    return max(cdiv(K, config.block_k), 1)
 
 
 def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -192,28 +145,97 @@ def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint
     return replace(needs, shared_bytes=needs.shared_bytes + more, ctas=ctas, tensor_flops=flops)
 
 
-def _whole_sm(case: Case, scheme: Scheme = BF16) -> StreamTile:
-    """split_k's tile, twice as wide, with the memory of a whole SM, because each SM has one CTA.
+def ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged part of a tile, of both consumers with turns."""
+    return shared.ring_footprint(
+        config, config.block_n, config.stages, tile_count(config, case), int(case["K"]), scheme,
+        kept=config.block_m * config.store_n * (1 + config.turns), turns=config.turns,
+    )  # fmt: skip
 
-    The number of tiles need not fit the SMs, so tiles are wide: the loop then finds the place of fewer steps.
-    """
-    (block_m,), columns, (*_, block_k) = skinny_tile(int(case["M"]), scheme)
-    config = StreamTile(block_m, columns[1 if by_fma(scheme) else 2], block_k, 4, 3)
-    while config.num_stages < 8 and streamed(replace(config, num_stages=config.num_stages + 1), case, scheme).fits:
-        config = replace(config, num_stages=config.num_stages + 1)
-    return config
+
+def is_ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and the ring has at least two slots more than the lead; with `turns` the lead is 0."""
+    leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
+    return leads and ring(config, case, scheme).fits
+
+
+def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """And the outputs; and K where a fourth slot of the ring may gain more than staging a whole tile: not with a
+    residual, which would make the consumer wait."""
+    deep = 0 if case.get("residual") else int(case["K"])
+    return {"outputs": int(case["M"]) * int(case["N"]), "deep": deep, **tensor_cores(case, scheme)}
+
+
+def _or_fewer_stages(*rows: tuple[dict[str, int], TileInParts]) -> list[tuple[dict[str, int], TileInParts]]:
+    """Each row also with one and two stages less, whose memory a residual takes."""
+    return [(most, replace(c, num_stages=c.num_stages - fewer)) for most, c in rows for fewer in range(3)]
+
+
+def _by_rows(decode: int, small: int, large: int, exact: int) -> Defaults:
+    """One of four tiles by the rows of a, with these stages."""
+    return Defaults((
+        # FMAs hold both tiles in registers, and larger tiles spill.
+        ({"tensor_cores": 0}, Config(32, 64, 16, 4, exact)),
+        # A decode batch fits 16 rows, the least of mma.sync; then only the bytes in flight matter.
+        ({"M": 16}, Config(16, 64, 128, 4, decode)),
+        ({"M": 64}, Config(64, 128, 64, 4, small)),  # the least rows of wgmma
+        ({}, Config(128, 128, 64, 8, large)),
+    ), tensor_cores)  # fmt: skip
+
+
+def _few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
+    """For few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 bytes if the tile of
+    a is as large as the weight's), with these stages."""
+    return Defaults((
+        ({"tensor_cores": 0, "M": 16}, of(16, 32, 32, 4, exact)), ({"tensor_cores": 0}, of(32, 32, 32, 4, exact)),
+        *at_both_widths(
+            ({"M": 16}, of(16, columns, 128, 4, stages[0])), ({"M": 32}, of(32, columns, 128, 4, stages[1])),
+            ({}, of(64, columns, 64, 4, stages[2])),
+        ),
+    ), tensor_cores)  # fmt: skip
+
+
+def _of_least_rows(of: type, **options: tuple[int, ...]) -> Callable[..., tuple[Any, ...]]:
+    """Tiles of the least rows that hold all rows of a, if any do."""
+    sides, exact = ((16, 32, 64), (32, 64, 128), (128, 256)), ((16, 32), (16, 32, 64), (64, 128))
+    every = space(of, sides, exact, in_bytes=True, **options)
+
+    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
+        rows = min(max(next_power_of_2(int(case["M"])), 16), 32 if by_fma(scheme) else 64)
+        return tuple(config for config in every(case, scheme) if config.block_m == rows)
+
+    return configs
+
+
+def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
+    """The least split that fills the SMs, if shares keep `LEAST_STEPS` tiles of K."""
+    config: SplitTile = _few_rows(SplitTile, 64, (5, 5, 7), 3)(case, scheme, is_legal=is_shared_k)
+    wanted, most = cdiv(LEAST_CTAS, max(tile_count(config, case), 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
+    return replace(config, split=max(min(wanted, most, 16), 1))
 
 
 _SIDES: Sides = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 _EXACT: Sides = (16, 32, 64), (32, 64, 128), (16, 32)
 _BY_TMA: Sides = (64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES)
-_tma_space = partial(space, in_bytes=True, num_warps=(4, 8), num_stages=(2, 3, 4, 6))
+_tma_space = partial(space, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16))
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
     """Parts have 128 bytes per row in 16 bits, if there are several."""
-    every = _tma_space(TileInParts, _BY_TMA, store_parts=(1, 2, 4), group_m=(1, 8, 16))(case, scheme)
+    every = _tma_space(TileInParts, _BY_TMA, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
     return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
+
+
+def _rings(case: Case, scheme: Scheme = BF16) -> tuple[RingTile, ...]:
+    """Tiles that two consumers can hold in registers, staged whole or by halves, with rings of several depths."""
+    tiles = space(
+        RingTile, ((128, 256), (64, 128, 256), (64, 128)), in_bytes=True, stages=(0,), group_m=(8, 16), store_n=(1, 2)
+    )
+    rings = (*((*ring, False) for ring in shared.RINGS), (4, 0, True), (6, 0, True))
+    return tuple(
+        replace(tile, store_n=tile.block_n // tile.store_n, stages=stages, lead=lead, turns=turns)
+        for tile in tiles(case, scheme) for stages, lead, turns in rings
+    )  # fmt: skip
 
 
 # Through pointers: stages of a decode batch, of few rows, of many rows, and of exact fp32.
@@ -225,11 +247,22 @@ PIPELINED = Tuning(
     Config, space(Config, _SIDES, _EXACT, num_warps=(4, 8), num_stages=(2, 3, 4, 5), group_m=(1, 8)),
     _by_rows(4, 3, 3, 2), by_pointers,
 )  # fmt: skip
+# For few rows of a.  split_k keeps 64 KB of the weight on their way, or fewer, so that two CTAs fit on an SM.
+SPLIT_K = Tuning(
+    SplitTile, _of_least_rows(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8)),
+    least_split, shared_k, is_shared_k,
+)  # fmt: skip
+# Each SM has one CTA, with all of its memory.  The number of tiles need not fit the SMs, so tiles are wide: the loop
+# then finds the place of fewer steps.
+STREAM_K = Tuning(
+    StreamTile, _of_least_rows(StreamTile, num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8, 12)),
+    _few_rows(StreamTile, 128, (7, 6, 8), 8), streamed,
+)  # fmt: skip
 # By TMA, 128 bytes along K; unmeasured.  Few rows of a take narrow tiles, so that more SMs have one.
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
 TMA = Tuning(
-    Config, _tma_space(Config, _BY_TMA, group_m=(1, 8, 16)),
+    Config, _tma_space(Config, _BY_TMA, num_warps=(4, 8)),
     Defaults(at_both_widths(
         ({"M": 256, "N": 4096}, Config(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, Config(64, 64, 64, 4, 6, 32)),
         ({"M": 256, "N": 32768}, Config(64, 256, 64, 4, 5, 32)),
@@ -242,12 +275,12 @@ TMA = Tuning(
 PERSISTENT = Tuning(
     TileInParts, _stored_in_parts,
     Defaults(at_both_widths(*_or_fewer_stages(
-        ({"M": 256, "N": 4096}, TileInParts(64, 32, 64, 4, 8, 32, 1)),
-        ({"M": 256, "N": 6144}, TileInParts(64, 64, 64, 4, 8, 32, 1)),
+        ({"M": 256, "N": 4096}, TileInParts(64, 32, 64, 4, 8, 32)),
+        ({"M": 256, "N": 6144}, TileInParts(64, 64, 64, 4, 8, 32)),
         ({"M": 256, "N": 32768}, TileInParts(64, 256, 64, 4, 4, 32, 2)),
-        ({"M": 256, "N": 65536}, TileInParts(64, 128, 64, 4, 8, 32, 1)),
+        ({"M": 256, "N": 65536}, TileInParts(64, 128, 64, 4, 8, 32)),
         ({"M": 256}, TileInParts(64, 256, 64, 4, 4, 32, 2)),
-        ({"outputs": 524288}, TileInParts(64, 64, 64, 4, 8, 32, 1)),
+        ({"outputs": 524288}, TileInParts(64, 64, 64, 4, 8, 32)),
         ({"outputs": 2097152}, TileInParts(128, 128, 64, 8, 6, 16, 2)),
         ({}, TileInParts(128, 256, 64, 8, 4, 16, 4)),
     )), _sizes), in_parts,
@@ -255,7 +288,7 @@ PERSISTENT = Tuning(
 # As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
 _NARROWER = Config(128, 128, 64, 4, 4, 16)
 WARP_SPECIALIZED = Tuning(
-    Config, _tma_space(Config, ((128, 256), *_BY_TMA[1:]), num_warps=(4,), group_m=(1, 8, 16)),
+    Config, _tma_space(Config, ((128, 256), *_BY_TMA[1:]), num_warps=(4,)),
     Defaults(at_both_widths(
         ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
         ({"M": 256}, Config(128, 256, 64, 4, 3, 16)), ({"M": 256}, _NARROWER),
@@ -263,11 +296,17 @@ WARP_SPECIALIZED = Tuning(
         ({}, Config(128, 256, 64, 4, 3, 16)), ({}, _NARROWER),
     ), _sizes), specialized, is_specialized,
 )  # fmt: skip
-# For few rows of a.
-SPLIT_K = Tuning(
-    SplitTile, skinny_space(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8)),
-    _least_split, shared_k, is_shared_k,
+# The most slots that fit, fewer in 32 bits.
+_WHOLE = RingTile(128, 256, 64, 3, 16, 256)
+_HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
+COOPERATIVE = Tuning(
+    RingTile, _rings,
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 6144}, RingTile(128, 64, 64, 8, 16, 64)),
+        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), *(({"M": 256}, half) for half in _HALF),
+        ({"outputs": 524288}, RingTile(128, 64, 64, 8, 16, 64)),
+        ({"outputs": 2097152}, RingTile(128, 128, 64, 6, 16, 128)),
+        ({"outputs": 2097152}, RingTile(128, 128, 64, 5, 16, 128)),
+        ({"deep": DEEP_K - 1}, _WHOLE), *(({}, half) for half in _HALF),
+    ), _sizes), ring, is_ring,
 )  # fmt: skip
-STREAM_K = Tuning(
-    StreamTile, skinny_space(StreamTile, num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8, 12)), _whole_sm, streamed
-)

@@ -21,6 +21,7 @@ Tried, predicted, not built: docs/notes/gemm.md.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,14 +38,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._gluon import async_load, async_store
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
-from rooflab.kernels.gemm._tiled import traffic
-from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
+from rooflab.kernels.gemm._configs import COOPERATIVE, RingTile
+from rooflab.kernels.gemm._operands import epilogue_alone, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_as, stored_operands, stored_output, why_not_by_tma
 from rooflab.kernels.lib.ring import next_slot
+from rooflab.kernels.lib.tma import async_load, async_store
 from rooflab.reference.spec import Arguments
 
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
@@ -272,7 +272,7 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b, c and the residual, the grid, sizes, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    (a, b), c = stored_operands(of.a, of.b), stored_output(of.c, "pipelined")
+    (a, b), c = stored_operands(of.a, of.b), stored_output(of.c, "gemm/pipelined")
     residual = None if of.residual is None else stored_as(of.residual, False)
     half = config.block_m if config.turns else config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
@@ -288,8 +288,9 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=why_not_moved, aligned=("a", "b", "residual"), empty=epilogue_alone,
-    bind=by_maps, traffic=traffic, tuning=COOPERATIVE,
+    backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=epilogue_alone, bind=by_maps,
+    unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
+    traffic=tiles_traffic, tuning=COOPERATIVE,
     over="warp_specialized", shows={"": (
         r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '
         r'in_ptx(r"wait_group\.sync\.aligned 1") == in_ptx(r"wait_group\.sync\.aligned 0") == 2; '

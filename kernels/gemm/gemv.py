@@ -15,6 +15,7 @@ kernel before; `swap_ab` says what that can hide.  The loads are no `ld.global.n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import row_stride, traffic
-from rooflab.kernels.gemm._skinny_operands import VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
+from rooflab.kernels.gemm._operands import (
+    VECTOR_BYTES,
+    alignment_bytes,
+    row_stride,
+    traffic,
+    weight_stride,
+    why_not_along_k,
+)
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -106,7 +113,7 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
-    instead="gemm/swap_ab", unsupported=lambda of: not_transposed(of.a, of.b, "split_k"), aligned=("a", "b"),
+    instead="gemm/swap_ab", unsupported=partial(why_not_along_k, instead="gemm/split_k"), aligned=("a", "b"),
     bind=divided, traffic=traffic, tuning=TUNING,
     over="naive", shows={
         "": "below.LDG__128 == 0",

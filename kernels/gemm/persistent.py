@@ -9,6 +9,7 @@ stream_k.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import triton
@@ -18,10 +19,9 @@ from torch import Tensor
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import PERSISTENT, TileInParts
-from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import constants, traffic
-from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
+from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
 from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
@@ -87,7 +87,7 @@ def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps, the grid, sizes and a stride, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = stored_operands(of.a, of.b)
-    c = stored_output(of.c, "tma").map(config.block_m, config.block_n // config.store_parts)
+    c = stored_output(of.c, "gemm/tma").map(config.block_m, config.block_n // config.store_parts)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     numbers = M, N, K, row_stride(of.residual)
@@ -95,8 +95,9 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_maps, traffic=traffic, tuning=PERSISTENT,
+    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    aligned=("a", "b"), empty=epilogue_alone,
+    bind=by_maps, traffic=tiles_traffic, tuning=PERSISTENT,
     over="tma", shows={"": (
         "below.grid[0] > 132 == grid[0] and stack_bytes == 0; len([loop for loop in loops if not loop.waits]) == 1; "
         "loop.wgmma > 0 and loop.tma == below.loop.tma + 4; global_store == 0"

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import SPLIT_K, SplitTile, share_steps
-from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._tiled import constants
+from rooflab.kernels.gemm._operands import constants, panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic

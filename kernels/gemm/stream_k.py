@@ -21,10 +21,9 @@ from torch import Tensor
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import STREAM_K, tile_steps
-from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._tiled import constants
-from rooflab.kernels.gemm._tiles import StreamTile
+from rooflab.kernels.gemm._operands import constants, panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_tiles import StreamTile
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 

@@ -22,8 +22,14 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._skinny_operands import VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
+from rooflab.kernels.gemm._operands import (
+    VECTOR_BYTES,
+    alignment_bytes,
+    panels_traffic,
+    row_stride,
+    weight_stride,
+    why_not_along_k,
+)
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -127,7 +133,7 @@ def unsupported(inputs: Arguments) -> str | None:
     a, b = inputs.a, inputs.b
     if a.dtype == torch.float32 and inputs.precision == "ieee":
         return "precision: expected tf32, to which wgmma rounds fp32, got ieee; gemm/split_k takes it"
-    reason = not_transposed(a, b, "split_k")
+    reason = why_not_along_k(inputs, "gemm/split_k")
     if reason is None and alignment_bytes(a, b, whole_k=False) < VECTOR_BYTES:
         return "a, b: expected rows at multiples of 16 bytes for cp.async, got others; gemm/split_k takes any"
     return reason

@@ -15,6 +15,7 @@ the epilogue into parts, so a whole tile of the result waits in shared memory.
 from __future__ import annotations
 
 import contextvars
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,10 @@ from torch import Tensor
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import WARP_SPECIALIZED
-from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import constants, traffic
-from rooflab.kernels.gemm._tiles import Config
-from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
+from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.lib.product_tiles import Config
 from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
@@ -80,7 +80,7 @@ def by_pointers(of: Arguments) -> Any:
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = stored_operands(of.a, of.b)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    numbers = M, N, K, a.stride, b.stride, row_stride(of.residual), stored_output(of.c, "tma").stride
+    numbers = M, N, K, a.stride, b.stride, row_stride(of.residual), stored_output(of.c, "gemm/tma").stride
     return grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
 
 
@@ -90,8 +90,9 @@ def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_pointers, traffic=traffic, tuning=WARP_SPECIALIZED,
+    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    aligned=("a", "b"), empty=epilogue_alone,
+    bind=by_pointers, traffic=tiles_traffic, tuning=WARP_SPECIALIZED,
     over="persistent", shows={"": (
         'not below.uses_warp_specialization and uses_warp_specialization; '
         'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '

@@ -33,7 +33,7 @@ def unsupported(inputs: Arguments) -> str | None:
     if K % MULTIPLE or N % MULTIPLE:
         return f"b: expected N and K in multiples of {MULTIPLE} for cuBLASLt, got {N} and {K}"
     # cuBLASLt needs of fp8 operands what TMA needs, and torch passes a view without a copy.
-    reason = why_no_tma(a, b)
+    reason = why_no_tma(inputs)
     if reason is None and block_scaled(a_scale):
         reason = _why_no_blocks(a, b, a_scale, inputs.b_scale, inputs.bias)
     return reason

@@ -24,15 +24,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._gluon import async_load, async_store
-from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import map_maker
+from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED_WS, ConsumerTile
-from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
-from rooflab.kernels.gemm_fp8._tiles import scale_strides, traffic, unsupported
+from rooflab.kernels.gemm_fp8._operands import block_scaled, scale_strides, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.tma import async_load, async_store, layout_of, map_maker
 from rooflab.reference.spec import Arguments
 
 PRODUCER_REGISTERS = 32
@@ -185,7 +183,7 @@ def arranged(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b.mT and c, whether TMA stores c, the grid, numbers, and constants."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N = a.shape, b.shape[1]
-    by_tma = c.stride(0) * c.itemsize % TMA_ALIGNMENT == 0 and c.data_ptr() % TMA_ALIGNMENT == 0
+    by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
     target = ([M, N], [c.stride(0), 1]) if by_tma else ([1, 8], [8, 1])
     matrices = (
         ([M, K], [a.stride(0), 1], [64, BLOCK_K]),
@@ -207,8 +205,8 @@ def arranged(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
-    traffic=traffic, tuning=PROMOTED_WS,
+    backend="gluon", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
+    traffic=tiles_traffic, tuning=PROMOTED_WS,
     over="promoted", shows={
         "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
             r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; '

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._tiles import (
-    ROW_BYTES,
+from rooflab.kernels.lib.product_tiles import (
+    RINGS,
     at_both_widths,
     one_wave,
     ring_footprint,
     space,
-    staged,
     tensor_cores,
     tile_footprint,
 )
@@ -35,31 +34,6 @@ class Config(LaunchConfig):
     """Row panels of tiles that share their columns of B in L2."""
 
 
-def by_pointers(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """gemm's footprint for 2 I columns."""
-    product = Case(M=case["M"], N=2 * int(case["I"]), K=case["K"])
-    blocks = config.block_m, 2 * config.block_i, config.block_k
-    return tile_footprint(blocks, config.num_warps, staged(config, scheme), product, scheme)
-
-
-def by_tma(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """And a barrier per stage."""
-    needs = by_pointers(config, case, scheme)
-    return replace(needs, shared_bytes=needs.shared_bytes + config.num_stages * BARRIER_BYTES)
-
-
-def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """And a tile of the result; at most one CTA per SM."""
-    needs = by_tma(config, case, scheme)
-    result = config.block_m * config.block_i * scheme.output.itemsize
-    return one_wave(replace(needs, shared_bytes=needs.shared_bytes + result))
-
-
-def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """And the outputs."""
-    return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
-
-
 @dataclass(frozen=True)
 class PairRing(LaunchConfig):
     """A tile and the ring."""
@@ -78,22 +52,29 @@ class PairRing(LaunchConfig):
     step costs a slot of the ring, which both hold."""
 
 
-def _rings(case: Case, scheme: Scheme = BF16) -> tuple[PairRing, ...]:
-    """Tiles that two consumers can hold in registers, with rings of several depths."""
-    depth = ROW_BYTES // scheme.activation.itemsize
-    tiles = itertools.product((128, 256), (32, 64, 128), (depth // 2, depth), (4, 8, 16))
-    return tuple(
-        PairRing(block_m, block_i, block_k, stages, group_m, lead)
-        for block_m, block_i, block_k, group_m in tiles
-        for stages, lead in ((3, 0), (4, 0), (4, 1), (6, 0), (6, 2), (8, 0), (8, 4))
-    )
+def _tiles(config: Config | PairRing, case: Case) -> int:
+    return cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
+
+
+def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
+    """gemm's footprint for 2 I columns."""
+    columns = 2 * config.block_i
+    return tile_footprint(config, columns, _tiles(config, case), int(case["K"]), scheme, barriers=barriers)
+
+
+by_tma = partial(by_pointers, barriers=1)
+"""And a barrier per stage."""
+
+
+def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """And a tile of the result; at most one CTA per SM."""
+    return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 
 def _ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged result."""
-    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
-    blocks, result = (config.block_m, 2 * config.block_i, config.block_k), config.block_m * config.block_i
-    return ring_footprint(blocks, config.stages, result, tiles, int(case["K"]), scheme)
+    kept, tiles = config.block_m * config.block_i, _tiles(config, case)
+    return ring_footprint(config, 2 * config.block_i, config.stages, tiles, int(case["K"]), scheme, kept=kept)
 
 
 def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
@@ -101,14 +82,26 @@ def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
     return _ring(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
 
 
+def _rings(case: Case, scheme: Scheme = BF16) -> tuple[PairRing, ...]:
+    """Tiles that two consumers can hold in registers, with rings of several depths."""
+    tiles = space(PairRing, ((128, 256), (32, 64, 128), (64, 128)), in_bytes=True, stages=(0,), group_m=(4, 8, 16))
+    return tuple(replace(tile, stages=n, lead=lead) for tile in tiles(case, scheme) for n, lead in RINGS)
+
+
+def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """And the outputs."""
+    return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
+
+
 # Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 _EXACT = {"tensor_cores": 0}
+_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 # By the rows of a and the columns of gate; unmeasured.  Smaller tiles where large ones would leave SMs without one.
 FUSED = Tuning(
     Config,
     space(
         Config, ((16, 32, 64, 128, 256), (16, 32, 64, 128), (32, 64, 128, 256)), ((16, 32, 64), (16, 32, 64), (16, 32)),
-        num_warps=(4, 8), num_stages=(2, 3, 4, 5), group_m=(1, 8, 16),
+        num_stages=(2, 3, 4, 5), **_OPTIONS,
     ),
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2)),
@@ -119,12 +112,12 @@ FUSED = Tuning(
         ({"outputs": 132 * 128 * 128 - 1}, Config(64, 64, 64, 4, 4)), ({}, Config(128, 128, 64, 8, 4, 16)),
     ), _sizes), by_pointers,
 )  # fmt: skip
+_tma_space = partial(
+    space, Config, ((64, 128, 256), (16, 32, 64, 128), (128, 256)), ((32, 64), (16, 32, 64), (64, 128)),
+    in_bytes=True, **_OPTIONS,
+)  # fmt: skip
 TMA = Tuning(
-    Config,
-    space(
-        Config, ((64, 128, 256), (16, 32, 64, 128), (64, 128, 256)), ((32, 64), (16, 32, 64), (64, 128)), in_bytes=True,
-        num_warps=(4, 8), num_stages=(2, 3, 4, 6, 8), group_m=(1, 8, 16),
-    ),
+    Config, _tma_space(num_stages=(2, 3, 4, 6, 8)),
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2)),
         ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
@@ -133,11 +126,7 @@ TMA = Tuning(
     ), _sizes), by_tma,
 )  # fmt: skip
 PERSISTENT = Tuning(
-    Config,
-    space(
-        Config, ((64, 128, 256), (16, 32, 64, 128), (128, 256)), ((32, 64), (16, 32, 64), (64, 128)), in_bytes=True,
-        num_warps=(4, 8), num_stages=(2, 3, 4, 5, 6, 8), group_m=(1, 8, 16),
-    ),
+    Config, _tma_space(num_stages=(2, 3, 4, 5, 6, 8)),
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2, 16)),
         ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),

@@ -24,12 +24,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._gluon import async_load, async_store, reinterpret
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_silu_and_mul._configs import COOPERATIVE, PairRing
-from rooflab.kernels.gemm_silu_and_mul._maps import stored, traffic, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no_maps, zeros
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output
 from rooflab.kernels.lib.ring import next_slot
+from rooflab.kernels.lib.tma import async_load, async_store, reinterpret
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -157,7 +158,7 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, the weight and out, the grid, and sizes."""
     config = of.config
-    a, weight, out = stored(of)
+    (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out, ANY_STRIDES)
     boxes = ((a, config.block_m // 2, config.block_k), (out, config.block_m // 2, config.block_i))
     rows = weight._replace(transposed=False), config.block_i, config.block_k
     kind = KINDS[of.a.dtype]

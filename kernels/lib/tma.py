@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -12,8 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import shared_memory_descriptor
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from rooflab.kernels._tma import MapMaker
+
 Map = TypeVar("Map")
-MapMaker = Callable[[torch.Tensor], Any]
 
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 """From global to shared memory; an mbarrier counts the bytes.  Triton has this name, and the next two, since 3.9."""
