@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.lib import product_tiles as shared
 from rooflab.kernels.lib.product_tiles import (
@@ -33,19 +32,8 @@ WARP_ROWS = 16
 """Rows of a warp, of the 64 of a wgmma."""
 SPECIALIZED_BARRIERS = 6
 """A stage's: full and empty, for both halves of a and for b (read in the compiled kernels)."""
-LEAST_CTAS = 3 * HOPPER_SMS // 4
-"""With fewer CTAs too many SMs are idle; with this many the busy SMs use the bandwidth of the idle ones."""
-LEAST_STEPS = 4
-"""Tiles of K per share: with fewer, a CTA ends before its loads overlap."""
 DEEP_K = 2048
 """From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
-
-
-@dataclass(frozen=True)
-class SplitTile(StreamTile):
-    """And the number of CTAs that share its K."""
-
-    split: int = 1
 
 
 @dataclass(frozen=True)
@@ -108,43 +96,6 @@ def is_specialized(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
     return config.num_warps == 4 and config.block_m >= 128 and specialized(config, case, scheme).fits
 
 
-def share_steps(K: int, config: SplitTile) -> int:
-    """Tiles of K per share; the last share may have fewer."""
-    return cdiv(cdiv(K, config.block_k), config.split)
-
-
-def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of split_k's first launch, where each CTA takes a share of a tile's K."""
-    needs = by_pointers(config, case, scheme)
-    depth = share_steps(int(case["K"]), config) * config.block_k
-    return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * depth)
-
-
-def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits and every share of K has a tile of K."""
-    whole = config.split == 1 or config.split * config.block_k <= int(case["K"])
-    return whole and shared_k(config, case, scheme).fits
-
-
-def tile_steps(K: int, config: StreamTile) -> int:
-    """Tiles of K; one empty tile if K is 0."""
-    return max(cdiv(K, config.block_k), 1)
-
-
-def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of stream_k's first launch, where each CTA takes a share of all steps.
-
-    A tile from tensor cores passes through more shared memory when it is stored, in parts or whole (read in the
-    compiled kernels; tests/test_gemm_hopper.py compares them).
-    """
-    needs, outputs = by_pointers(config, case, scheme), config.block_m * config.block_n
-    steps = needs.ctas * tile_steps(int(case["K"]), config)
-    ctas = max(min(HOPPER_SMS, steps), 1)
-    more = 0 if by_fma(scheme) else 4 * outputs
-    flops = 2.0 * outputs * config.block_k * steps / ctas
-    return replace(needs, shared_bytes=needs.shared_bytes + more, ctas=ctas, tensor_flops=flops)
-
-
 def ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged part of a tile, of both consumers with turns."""
     return shared.ring_footprint(
@@ -154,9 +105,10 @@ def ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and the ring has at least two slots more than the lead; with `turns` the lead is 0."""
+    """Whether a CTA fits, tiles are staged whole or by halves, and the ring has at least two slots more than the lead,
+    which is 0 with `turns`."""
     leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
-    return leads and ring(config, case, scheme).fits
+    return leads and config.store_n in (config.block_n, config.block_n // 2) and ring(config, case, scheme).fits
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
@@ -183,7 +135,7 @@ def _by_rows(decode: int, small: int, large: int, exact: int) -> Defaults:
     ), tensor_cores)  # fmt: skip
 
 
-def _few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
+def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
     """For few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 bytes if the tile of
     a is as large as the weight's), with these stages."""
     return Defaults((
@@ -195,7 +147,7 @@ def _few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) 
     ), tensor_cores)  # fmt: skip
 
 
-def _of_least_rows(of: type, **options: tuple[int, ...]) -> Callable[..., tuple[Any, ...]]:
+def of_least_rows(of: type, **options: tuple[int, ...]) -> Callable[..., tuple[Any, ...]]:
     """Tiles of the least rows that hold all rows of a, if any do."""
     sides, exact = ((16, 32, 64), (32, 64, 128), (128, 256)), ((16, 32), (16, 32, 64), (64, 128))
     every = space(of, sides, exact, in_bytes=True, **options)
@@ -205,13 +157,6 @@ def _of_least_rows(of: type, **options: tuple[int, ...]) -> Callable[..., tuple[
         return tuple(config for config in every(case, scheme) if config.block_m == rows)
 
     return configs
-
-
-def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
-    """The least split that fills the SMs, if shares keep `LEAST_STEPS` tiles of K."""
-    config: SplitTile = _few_rows(SplitTile, 64, (5, 5, 7), 3)(case, scheme, is_legal=is_shared_k)
-    wanted, most = cdiv(LEAST_CTAS, max(tile_count(config, case), 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
-    return replace(config, split=max(min(wanted, most, 16), 1))
 
 
 _SIDES: Sides = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
@@ -226,18 +171,6 @@ def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ..
     return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
 
-def _rings(case: Case, scheme: Scheme = BF16) -> tuple[RingTile, ...]:
-    """Tiles that two consumers can hold in registers, staged whole or by halves, with rings of several depths."""
-    tiles = space(
-        RingTile, ((128, 256), (64, 128, 256), (64, 128)), in_bytes=True, stages=(0,), group_m=(8, 16), store_n=(1, 2)
-    )
-    rings = (*((*ring, False) for ring in shared.RINGS), (4, 0, True), (6, 0, True))
-    return tuple(
-        replace(tile, store_n=tile.block_n // tile.store_n, stages=stages, lead=lead, turns=turns)
-        for tile in tiles(case, scheme) for stages, lead, turns in rings
-    )  # fmt: skip
-
-
 # Through pointers: stages of a decode batch, of few rows, of many rows, and of exact fp32.
 TENSOR_CORE = Tuning(
     Config, space(Config, _SIDES, _EXACT, num_warps=(4, 8), num_stages=(1,), group_m=(1, 8)),
@@ -246,17 +179,6 @@ TENSOR_CORE = Tuning(
 PIPELINED = Tuning(
     Config, space(Config, _SIDES, _EXACT, num_warps=(4, 8), num_stages=(2, 3, 4, 5), group_m=(1, 8)),
     _by_rows(4, 3, 3, 2), by_pointers,
-)  # fmt: skip
-# For few rows of a.  split_k keeps 64 KB of the weight on their way, or fewer, so that two CTAs fit on an SM.
-SPLIT_K = Tuning(
-    SplitTile, _of_least_rows(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8)),
-    least_split, shared_k, is_shared_k,
-)  # fmt: skip
-# Each SM has one CTA, with all of its memory.  The number of tiles need not fit the SMs, so tiles are wide: the loop
-# then finds the place of fewer steps.
-STREAM_K = Tuning(
-    StreamTile, _of_least_rows(StreamTile, num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8, 12)),
-    _few_rows(StreamTile, 128, (7, 6, 8), 8), streamed,
 )  # fmt: skip
 # By TMA, 128 bytes along K; unmeasured.  Few rows of a take narrow tiles, so that more SMs have one.
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
@@ -300,7 +222,11 @@ WARP_SPECIALIZED = Tuning(
 _WHOLE = RingTile(128, 256, 64, 3, 16, 256)
 _HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
 COOPERATIVE = Tuning(
-    RingTile, _rings,
+    RingTile,
+    space(
+        RingTile, ((128, 256), (64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(8, 16),
+        store_n=(32, 64, 128, 256), lead=(0, 1, 2, 4), turns=(False, True),
+    ),
     Defaults(at_both_widths(
         ({"M": 256, "N": 6144}, RingTile(128, 64, 64, 8, 16, 64)),
         ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), *(({"M": 256}, half) for half in _HALF),

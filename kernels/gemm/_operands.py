@@ -59,6 +59,11 @@ def weight_stride(operand: Tensor, row_dim: int) -> int:
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
 
+def row_strides(of: Arguments) -> tuple[int, ...]:
+    """Elements from row to row of a, of b.mT, of the residual and of c."""
+    return weight_stride(of.a, 0), weight_stride(of.b, 1), row_stride(of.residual), of.c.stride(0)
+
+
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
     """The largest power of two, at most 16, that divides the address of every row of a and of b.mT.
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -35,7 +34,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
@@ -46,8 +44,6 @@ from rooflab.kernels.lib.product_maps import stored_as, stored_operands, stored_
 from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.lib.tma import async_load, async_store
 from rooflab.reference.spec import Arguments
-
-KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
 @gluon.jit
@@ -277,7 +273,7 @@ def by_maps(of: Arguments) -> Any:
     half = config.block_m if config.turns else config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     maps = [
-        matrix and matrix.map(rows, columns, TensorDescriptor, KINDS[of.a.dtype])
+        matrix and matrix.map(rows, columns, of.a.dtype)
         for matrix, rows, columns in (
             (a, half, config.block_k), (b, config.block_k, config.block_n),
             (c, half, config.store_n), (residual, half, config.store_n),

@@ -7,7 +7,6 @@ panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough; 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,12 +44,9 @@ def _ring(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     return ring_footprint(config, config.block_n, config.stages, tiles, int(case["K"]), scheme, kept=kept)
 
 
-def _rings(case: Case, scheme: Scheme = BF16) -> tuple[Ring, ...]:
-    """Tiles that two consumers can hold in registers, staged whole or by halves, with rings of several depths."""
-    sides = (128, 256), (32, 64, 128, 256), (64, 128)
-    every = space(Ring, sides, in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16), store_n=(1, 2))(case, scheme)
-    halves = (replace(tile, store_n=tile.block_n // tile.store_n) for tile in every)
-    return tuple(tile for tile in halves if tile.store_n >= 32)
+def _is_ring(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and tiles are staged whole or by halves."""
+    return config.store_n in (config.block_n, config.block_n // 2) and _ring(config, case, scheme).fits
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
@@ -97,12 +93,16 @@ _LARGE = Ring(128, 256, 64, 4, 8, 128), Ring(128, 256, 64, 3, 8, 128)  # the sec
 _MIDDLE = Ring(128, 128, 64, 6, 8, 128), Ring(128, 128, 64, 5, 8, 128)
 _SMALL = (Ring(128, 64, 64, 8, 8, 64),)
 COOPERATIVE = Tuning(
-    Ring, _rings,
+    Ring,
+    space(
+        Ring, ((128, 256), (32, 64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
+        store_n=(32, 64, 128, 256),
+    ),
     Defaults(at_both_widths(*(
         (most, ring) for most, rings in (
             ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE),
             ({"T": 8, "N": 2048}, _MIDDLE), ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL),
             ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE), ({}, _LARGE),
         ) for ring in rings
-    )), _sizes), _ring,
+    )), _sizes), _ring, _is_ring,
 )  # fmt: skip

@@ -17,7 +17,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -28,7 +27,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
@@ -44,7 +42,6 @@ from rooflab.reference.spec import Arguments
 
 LEAST_EXPERTS = 32
 """Least experts that are looked up together: one per thread of a warp."""
-KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
@@ -221,7 +218,7 @@ def by_maps(of: Arguments) -> Any:
     (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out, "gemm_grouped/tma")
     experts, half = expert._replace(rows=E * N, transposed=False), config.block_m // 2
     matrices = (a, half, config.block_k), (experts, config.block_n, config.block_k), (out, half, config.store_n)
-    maps = [stored.map(rows, columns, TensorDescriptor, KINDS[of.a.dtype]) for stored, rows, columns in matrices]
+    maps = [stored.map(rows, columns, of.a.dtype) for stored, rows, columns in matrices]
     grid = (min(panels(T, E, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     experts_at_once = max(LEAST_EXPERTS, next_power_of_2(E))
     constants = {"BLOCK_E": experts_at_once, "num_warps": 4, **config.launch_arguments}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.lib.product_tiles import (
-    RINGS,
     at_both_widths,
     one_wave,
     ring_footprint,
@@ -82,12 +81,6 @@ def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
     return _ring(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
 
 
-def _rings(case: Case, scheme: Scheme = BF16) -> tuple[PairRing, ...]:
-    """Tiles that two consumers can hold in registers, with rings of several depths."""
-    tiles = space(PairRing, ((128, 256), (32, 64, 128), (64, 128)), in_bytes=True, stages=(0,), group_m=(4, 8, 16))
-    return tuple(replace(tile, stages=n, lead=lead) for tile in tiles(case, scheme) for n, lead in RINGS)
-
-
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
     """And the outputs."""
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
@@ -135,7 +128,11 @@ PERSISTENT = Tuning(
     ), _sizes), with_result,
 )  # fmt: skip
 COOPERATIVE = Tuning(
-    PairRing, _rings,
+    PairRing,
+    space(
+        PairRing, ((128, 256), (32, 64, 128), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
+        lead=(0, 1, 2, 4),
+    ),
     Defaults(at_both_widths(
         ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, PairRing(128, 128, 64, 4)),
         ({"M": 256}, PairRing(128, 128, 64, 3)), ({"I": 1536}, PairRing(128, 64, 64, 6)),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,7 +20,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
@@ -33,8 +31,6 @@ from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.lib.tma import async_load, async_store, reinterpret
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
-
-KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
@@ -161,8 +157,7 @@ def by_maps(of: Arguments) -> Any:
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out, ANY_STRIDES)
     boxes = ((a, config.block_m // 2, config.block_k), (out, config.block_m // 2, config.block_i))
     rows = weight._replace(transposed=False), config.block_i, config.block_k
-    kind = KINDS[of.a.dtype]
-    maps = [matrix.map(high, wide, TensorDescriptor, kind) for matrix, high, wide in (boxes[0], rows, boxes[1])]
+    maps = [matrix.map(high, wide, of.a.dtype) for matrix, high, wide in (boxes[0], rows, boxes[1])]
     (M, K), I = of.a.shape, of.out.shape[1]
     grid = (min(cdiv(M, config.block_m) * cdiv(I, config.block_i), sm_count(of.a.device)),)
     return *maps, grid, (M, I, K)

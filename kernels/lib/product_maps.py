@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of
 from rooflab.kernels.lib.tma import layout_of, map_maker
 from rooflab.reference.spec import Arguments
+
+KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
 class Stored(NamedTuple):
@@ -23,11 +27,13 @@ class Stored(NamedTuple):
     transposed: bool
     """Whether these rows are the operand's columns."""
 
-    def map(self, rows: int, columns: int, kind: Any = TensorDescriptor, dtype: Any = None) -> MapMaker:
-        """Makes maps for tiles of the operand, `rows` by `columns`; Gluon's name the layout of a `dtype`."""
+    def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
+        """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's of this dtype."""
         box = [columns, rows] if self.transposed else [rows, columns]
-        layout = () if dtype is None else (layout_of(tuple(box), dtype),)
-        return map_maker(kind, [self.rows, self.columns], [self.stride, 1], box, *layout)
+        shape, strides = [self.rows, self.columns], [self.stride, 1]
+        if gluon is None:
+            return map_maker(TensorDescriptor, shape, strides, box)
+        return map_maker(GluonDescriptor, shape, strides, box, layout_of(tuple(box), KINDS[gluon]))
 
 
 def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:

@@ -21,8 +21,6 @@ WGMMA_ROWS = 64
 """Rows of a wgmma product; in smaller tiles warps multiply 16 rows by mma.sync."""
 ROW_BYTES = 128
 """Bytes of a tile along K: the widest swizzle, with which wgmma reads shared memory without bank conflicts."""
-RINGS = (3, 0), (4, 0), (4, 1), (6, 0), (6, 2), (8, 0), (8, 4)
-"""Stages worth a try, and steps of K that the first consumer may be ahead of the second."""
 RING_THREADS = 384
 """Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
 
