@@ -9,18 +9,7 @@ from typing import Any
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.lib import product_tiles as shared
-from rooflab.kernels.lib.product_tiles import (
-    ROW_BYTES,
-    Config,
-    Sides,
-    StreamTile,
-    at_both_widths,
-    by_fma,
-    one_wave,
-    space,
-    tensor_cores,
-    tile_footprint,
-)
+from rooflab.kernels.lib.product_tiles import Config, StreamTile, at_both_widths, by_fma, one_wave, space, tensor_cores
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -62,7 +51,7 @@ def tile_count(config: Any, case: Case) -> int:
 
 def by_pointers(config: StreamTile, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """Tiles of a and b for every allocated stage."""
-    return tile_footprint(config, config.block_n, tile_count(config, case), int(case["K"]), scheme, barriers=barriers)
+    return shared.tile_footprint(config, config.block_n, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 by_tma = partial(by_pointers, barriers=1)
@@ -86,7 +75,7 @@ def in_parts(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprin
 def specialized(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Accumulators of the consumers; tiles of a and b, their barriers, and the result."""
     return shared.ring_footprint(
-        config, config.block_n, config.num_stages, tile_count(config, case), int(case["K"]), scheme,
+        config, config.block_n, tile_count(config, case), case, scheme, stages=config.num_stages,
         kept=config.block_m * config.block_n, barriers=SPECIALIZED_BARRIERS,
     )  # fmt: skip
 
@@ -98,10 +87,8 @@ def is_specialized(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 
 def ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged part of a tile, of both consumers with turns."""
-    return shared.ring_footprint(
-        config, config.block_n, config.stages, tile_count(config, case), int(case["K"]), scheme,
-        kept=config.block_m * config.store_n * (1 + config.turns), turns=config.turns,
-    )  # fmt: skip
+    kept, tiles = config.block_m * config.store_n * (1 + config.turns), tile_count(config, case)
+    return shared.ring_footprint(config, config.block_n, tiles, case, scheme, kept=kept, turns=config.turns)
 
 
 def is_ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
@@ -118,9 +105,10 @@ def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
     return {"outputs": int(case["M"]) * int(case["N"]), "deep": deep, **tensor_cores(case, scheme)}
 
 
-def _or_fewer_stages(*rows: tuple[dict[str, int], TileInParts]) -> list[tuple[dict[str, int], TileInParts]]:
-    """Each row also with one and two stages less, whose memory a residual takes."""
-    return [(most, replace(c, num_stages=c.num_stages - fewer)) for most, c in rows for fewer in range(3)]
+def _parts(*tile: int) -> tuple[TileInParts, ...]:
+    """A tile, and with one and two stages less, whose memory a residual takes."""
+    most = TileInParts(*tile)
+    return tuple(replace(most, num_stages=most.num_stages - fewer) for fewer in range(3))
 
 
 def _by_rows(decode: int, small: int, large: int, exact: int) -> Defaults:
@@ -159,9 +147,9 @@ def of_least_rows(of: type, **options: tuple[int, ...]) -> Callable[..., tuple[A
     return configs
 
 
-_SIDES: Sides = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
-_EXACT: Sides = (16, 32, 64), (32, 64, 128), (16, 32)
-_BY_TMA: Sides = (64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES)
+_SIDES: shared.Sides = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
+_EXACT: shared.Sides = (16, 32, 64), (32, 64, 128), (16, 32)
+_BY_TMA: shared.Sides = (64, 128, 256), (32, 64, 128, 256), (128, 256)
 _tma_space = partial(space, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16))
 
 
@@ -196,26 +184,22 @@ TMA = Tuning(
 # As many stages as fit with a part of the result.
 PERSISTENT = Tuning(
     TileInParts, _stored_in_parts,
-    Defaults(at_both_widths(*_or_fewer_stages(
-        ({"M": 256, "N": 4096}, TileInParts(64, 32, 64, 4, 8, 32)),
-        ({"M": 256, "N": 6144}, TileInParts(64, 64, 64, 4, 8, 32)),
-        ({"M": 256, "N": 32768}, TileInParts(64, 256, 64, 4, 4, 32, 2)),
-        ({"M": 256, "N": 65536}, TileInParts(64, 128, 64, 4, 8, 32)),
-        ({"M": 256}, TileInParts(64, 256, 64, 4, 4, 32, 2)),
-        ({"outputs": 524288}, TileInParts(64, 64, 64, 4, 8, 32)),
-        ({"outputs": 2097152}, TileInParts(128, 128, 64, 8, 6, 16, 2)),
-        ({}, TileInParts(128, 256, 64, 8, 4, 16, 4)),
-    )), _sizes), in_parts,
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 4096}, _parts(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, _parts(64, 64, 64, 4, 8, 32)),
+        ({"M": 256, "N": 32768}, _parts(64, 256, 64, 4, 4, 32, 2)),
+        ({"M": 256, "N": 65536}, _parts(64, 128, 64, 4, 8, 32)), ({"M": 256}, _parts(64, 256, 64, 4, 4, 32, 2)),
+        ({"outputs": 524288}, _parts(64, 64, 64, 4, 8, 32)), ({"outputs": 2097152}, _parts(128, 128, 64, 8, 6, 16, 2)),
+        ({}, _parts(128, 256, 64, 8, 4, 16, 4)),
+    ), _sizes), in_parts,
 )  # fmt: skip
 # As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
-_NARROWER = Config(128, 128, 64, 4, 4, 16)
+_WIDE = Config(128, 256, 64, 4, 3, 16), Config(128, 128, 64, 4, 4, 16)
 WARP_SPECIALIZED = Tuning(
     Config, _tma_space(Config, ((128, 256), *_BY_TMA[1:]), num_warps=(4,)),
     Defaults(at_both_widths(
         ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
-        ({"M": 256}, Config(128, 256, 64, 4, 3, 16)), ({"M": 256}, _NARROWER),
-        ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)), ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)),
-        ({}, Config(128, 256, 64, 4, 3, 16)), ({}, _NARROWER),
+        ({"M": 256}, _WIDE), ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
+        ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)), ({}, _WIDE),
     ), _sizes), specialized, is_specialized,
 )  # fmt: skip
 # The most slots that fit, fewer in 32 bits.
@@ -229,10 +213,9 @@ COOPERATIVE = Tuning(
     ),
     Defaults(at_both_widths(
         ({"M": 256, "N": 6144}, RingTile(128, 64, 64, 8, 16, 64)),
-        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), *(({"M": 256}, half) for half in _HALF),
+        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), ({"M": 256}, _HALF),
         ({"outputs": 524288}, RingTile(128, 64, 64, 8, 16, 64)),
-        ({"outputs": 2097152}, RingTile(128, 128, 64, 6, 16, 128)),
-        ({"outputs": 2097152}, RingTile(128, 128, 64, 5, 16, 128)),
-        ({"deep": DEEP_K - 1}, _WHOLE), *(({}, half) for half in _HALF),
+        ({"outputs": 2097152}, (RingTile(128, 128, 64, 6, 16, 128), RingTile(128, 128, 64, 5, 16, 128))),
+        ({"deep": DEEP_K - 1}, _WHOLE), ({}, _HALF),
     ), _sizes), ring, is_ring,
 )  # fmt: skip

@@ -45,7 +45,7 @@ class ConsumerTile:
 def by_warps(config: Config, case: Case, scheme: Scheme = BF16, sums: int = 1) -> Footprint:
     """Needs of one or two warpgroups with this number of fp32 registers per output."""
     ctas = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
-    return tile_footprint(config, config.block_n, ctas, int(case["K"]), scheme, sums=sums)
+    return tile_footprint(config, config.block_n, ctas, case, scheme, sums=sums)
 
 
 def by_consumers(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:

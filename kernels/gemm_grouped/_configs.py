@@ -11,15 +11,8 @@ from functools import partial
 from typing import Any
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib.product_tiles import (
-    Config,
-    Ring,
-    at_both_widths,
-    ring_footprint,
-    space,
-    tensor_cores,
-    tile_footprint,
-)
+from rooflab.kernels.lib import product_tiles as shared
+from rooflab.kernels.lib.product_tiles import Config, Ring, at_both_widths, space, tensor_cores
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -35,13 +28,13 @@ def _tiles(config: Config | Ring, case: Case) -> int:
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint, with a CTA for each possible tile."""
-    return tile_footprint(config, config.block_n, _tiles(config, case), int(case["K"]), scheme, barriers=barriers)
+    return shared.tile_footprint(config, config.block_n, _tiles(config, case), case, scheme, barriers=barriers)
 
 
 def _ring(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged result."""
-    kept, tiles = config.block_m * config.store_n, _tiles(config, case)
-    return ring_footprint(config, config.block_n, config.stages, tiles, int(case["K"]), scheme, kept=kept)
+    kept = config.block_m * config.store_n
+    return shared.ring_footprint(config, config.block_n, _tiles(config, case), case, scheme, kept=kept)
 
 
 def _is_ring(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
@@ -91,18 +84,16 @@ TMA = Tuning(
 )  # fmt: skip
 _LARGE = Ring(128, 256, 64, 4, 8, 128), Ring(128, 256, 64, 3, 8, 128)  # the second in 32 bits
 _MIDDLE = Ring(128, 128, 64, 6, 8, 128), Ring(128, 128, 64, 5, 8, 128)
-_SMALL = (Ring(128, 64, 64, 8, 8, 64),)
+_SMALL = Ring(128, 64, 64, 8, 8, 64)
 COOPERATIVE = Tuning(
     Ring,
     space(
         Ring, ((128, 256), (32, 64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
         store_n=(32, 64, 128, 256),
     ),
-    Defaults(at_both_widths(*(
-        (most, ring) for most, rings in (
-            ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE),
-            ({"T": 8, "N": 2048}, _MIDDLE), ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL),
-            ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE), ({}, _LARGE),
-        ) for ring in rings
-    )), _sizes), _ring, _is_ring,
+    Defaults(at_both_widths(
+        ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
+        ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
+        ({}, _LARGE),
+    ), _sizes), _ring, _is_ring,
 )  # fmt: skip

@@ -31,9 +31,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm_grouped._configs import COOPERATIVE, panels
-from rooflab.kernels.gemm_grouped._operands import traffic, zeros
+from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma, zeros
 from rooflab.kernels.lib.product_tiles import Ring
 from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.lib.tma import async_load, async_store

@@ -16,9 +16,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm_grouped._configs import TMA, panels
-from rooflab.kernels.gemm_grouped._operands import traffic, zeros
+from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, why_not_by_tma
+from rooflab.kernels.lib.product_maps import stored_operands, why_not_by_tma, zeros
 from rooflab.kernels.lib.product_tiles import Config
 from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.kernels.lib.tma import map_maker

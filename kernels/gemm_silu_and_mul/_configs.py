@@ -7,14 +7,8 @@ from functools import partial
 from typing import Any
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib.product_tiles import (
-    at_both_widths,
-    one_wave,
-    ring_footprint,
-    space,
-    tensor_cores,
-    tile_footprint,
-)
+from rooflab.kernels.lib import product_tiles as shared
+from rooflab.kernels.lib.product_tiles import at_both_widths, one_wave, space, tensor_cores
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -57,8 +51,7 @@ def _tiles(config: Config | PairRing, case: Case) -> int:
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint for 2 I columns."""
-    columns = 2 * config.block_i
-    return tile_footprint(config, columns, _tiles(config, case), int(case["K"]), scheme, barriers=barriers)
+    return shared.tile_footprint(config, 2 * config.block_i, _tiles(config, case), case, scheme, barriers=barriers)
 
 
 by_tma = partial(by_pointers, barriers=1)
@@ -72,8 +65,8 @@ def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 def _ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged result."""
-    kept, tiles = config.block_m * config.block_i, _tiles(config, case)
-    return ring_footprint(config, 2 * config.block_i, config.stages, tiles, int(case["K"]), scheme, kept=kept)
+    kept = config.block_m * config.block_i
+    return shared.ring_footprint(config, 2 * config.block_i, _tiles(config, case), case, scheme, kept=kept)
 
 
 def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
@@ -127,6 +120,7 @@ PERSISTENT = Tuning(
         ({"I": 1536}, Config(128, 64, 64, 8, 6, 16)), ({}, Config(128, 128, 64, 8, 4, 16)),
     ), _sizes), with_result,
 )  # fmt: skip
+_LARGE = PairRing(128, 128, 64, 4), PairRing(128, 128, 64, 3)  # the second in 32 bits
 COOPERATIVE = Tuning(
     PairRing,
     space(
@@ -134,8 +128,7 @@ COOPERATIVE = Tuning(
         lead=(0, 1, 2, 4),
     ),
     Defaults(at_both_widths(
-        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, PairRing(128, 128, 64, 4)),
-        ({"M": 256}, PairRing(128, 128, 64, 3)), ({"I": 1536}, PairRing(128, 64, 64, 6)),
-        ({}, PairRing(128, 128, 64, 4)), ({}, PairRing(128, 128, 64, 3)),
+        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, _LARGE),
+        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, _LARGE),
     )), _ring, _is_ring,
 )  # fmt: skip

@@ -29,11 +29,6 @@ def by_maps(of: Arguments) -> Any:
     return *maps, (a.rows, half, weight.columns)
 
 
-def zeros(of: Arguments) -> None:
-    """Writes zeros to out, for K = 0: `empty` of kernels that need a k."""
-    of.out.zero_()
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """a once, b once per group of row panels without reuse from L2, and the result."""
     a, b, config = inputs.a, inputs.b, inputs.config

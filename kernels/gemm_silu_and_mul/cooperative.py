@@ -24,9 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_silu_and_mul._configs import COOPERATIVE, PairRing
-from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, zeros
 from rooflab.kernels.lib.ring import next_slot
 from rooflab.kernels.lib.tma import async_load, async_store, reinterpret
 from rooflab.kernels.takes import HALVES

@@ -69,6 +69,11 @@ def stored_output(out: torch.Tensor, instead: str) -> Stored:
     return matrix
 
 
+def zeros(of: Arguments) -> None:
+    """Writes zeros to out, for K = 0: `empty` of kernels that need a k."""
+    of.out.zero_()
+
+
 def _refusal(name: str, matrix: torch.Tensor, instead: str, along: str = "") -> str:
     strides = " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
     address = address_of(matrix) % ALIGNMENT

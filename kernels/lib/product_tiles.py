@@ -71,9 +71,11 @@ def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
-    """Rows of defaults for 16 bits, and the same for 32 bits, where a tile along K has half as many values."""
-    wide = [(most, replace(config, block_k=config.block_k // 2)) for most, config in rows]
-    return (*(({**most, "itemsize": 2}, config) for most, config in rows), *wide)
+    """Rows of defaults for 16 bits, and the same for 32 bits, where a tile along K has half as many values; a row with
+    several configs stands for one row with each."""
+    each = [(most, config) for most, found in rows for config in (found if isinstance(found, tuple) else (found,))]
+    wide = [(most, replace(config, block_k=config.block_k // 2)) for most, config in each]
+    return (*(({**most, "itemsize": 2}, config) for most, config in each), *wide)
 
 
 Sides = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -108,20 +110,16 @@ def staged(config: Any, scheme: Scheme) -> int:
 
 
 def tile_footprint(
-    config: Any, columns: int, ctas: int, K: int, scheme: Scheme, *, barriers: int = 0, sums: int = 1
+    config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """Needs of a tile of `columns` columns: its staged tiles of a and b, and `barriers` for each stage; `sums` fp32
-    values for each output in registers, and without tensor cores both tiles."""
+    """Needs of a CTA for each of so many tiles of `columns` columns: its staged tiles of a and b, and `barriers` for
+    each stage; `sums` fp32 values for each output in registers, and without tensor cores both tiles."""
     threads, outputs = 32 * config.num_warps, config.block_m * columns
-    tiles = (config.block_m + columns) * config.block_k
-    return Footprint(
-        threads=threads,
-        registers=cdiv(sums * outputs + (tiles if by_fma(scheme) else 0), threads) + ADDRESS_REGISTERS,
-        shared_bytes=staged(config, scheme) * tiles * scheme.activation.itemsize
-        + config.num_stages * barriers * BARRIER_BYTES,
-        ctas=ctas,
-        tensor_flops=2.0 * outputs * cdiv(K, config.block_k) * config.block_k,
-    )
+    values = (config.block_m + columns) * config.block_k
+    held = sums * outputs + (values if by_fma(scheme) else 0)
+    shared = staged(config, scheme) * values * scheme.activation.itemsize + config.num_stages * barriers * BARRIER_BYTES
+    flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
+    return Footprint(threads, cdiv(held, threads) + ADDRESS_REGISTERS, shared, tiles, flops)
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
@@ -132,22 +130,17 @@ def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
 
 
 def ring_footprint(
-    config: Any, columns: int, stages: int, tiles: int, K: int, scheme: Scheme, *,
-    kept: int, turns: bool = False, barriers: int = 3,
+    config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, kept: int,
+    stages: int | None = None, turns: bool = False, barriers: int = 3,
 ) -> Footprint:  # fmt: skip
-    """Needs of a producer and two consumers, at most one CTA per SM, which walks over `tiles` of `columns` columns.
+    """Needs of a producer and two consumers, at most one CTA per SM, for so many tiles of `columns` columns.
 
     A consumer has an fp32 accumulator of half a tile, or with `turns` of a whole one.  Shared memory holds the ring, of
     which a stage has one `full` barrier and one `empty` barrier for each consumer, and `kept` values of the result.
     """
-    outputs = config.block_m * columns
-    values = stages * (config.block_m + columns) * config.block_k + kept
-    return one_wave(
-        Footprint(
-            threads=RING_THREADS,
-            registers=outputs // (128 if turns else 256) + ADDRESS_REGISTERS,
-            shared_bytes=values * scheme.activation.itemsize + stages * barriers * BARRIER_BYTES,
-            ctas=tiles,
-            tensor_flops=2.0 * outputs * cdiv(K, config.block_k) * config.block_k,
-        )
-    )
+    slots, outputs = stages or config.stages, config.block_m * columns
+    values = slots * (config.block_m + columns) * config.block_k + kept
+    registers = outputs // (128 if turns else 256) + ADDRESS_REGISTERS
+    shared = values * scheme.activation.itemsize + slots * barriers * BARRIER_BYTES
+    flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
+    return one_wave(Footprint(RING_THREADS, registers, shared, tiles, flops))
