@@ -27,8 +27,9 @@ from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.gemm import split_k, stream_k
-from rooflab.kernels.gemm._configs import COOPERATIVE, RingTile
 from rooflab.kernels.gemm._operands import alignment_bytes
+from rooflab.kernels.gemm.cooperative import TUNING as COOPERATIVE
+from rooflab.kernels.gemm.cooperative import RingTile
 from rooflab.kernels.gemm.swap_ab import TUNING as SWAP_AB
 from rooflab.kernels.gemm.swap_ab import SwapAbConfig
 from rooflab.kernels.registry import get_kernel, get_op

@@ -1,47 +1,16 @@
-"""The tiles of gemm's Triton and Gluon rungs: what a CTA needs, what is legal, and at the end a row of each rung."""
+"""Tiles of gemm's Triton rungs: what a CTA needs, tables and spaces that several share, and those of three rungs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.lib import product_tiles as shared
-from rooflab.kernels.lib.product_tiles import Config, StreamTile, at_both_widths, by_fma, one_wave, space, tensor_cores
+from rooflab.kernels.lib.product_tiles import Config, StreamTile, at_both_widths, by_fma, space, tensor_cores
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
-
-LEAST_STORE_COLUMNS = 64
-"""Least columns of a part, if there are several: 128 bytes per row in 16 bits."""
-MOST_EXCHANGED = 128 * 128
-"""Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
-WARP_ROWS = 16
-"""Rows of a warp, of the 64 of a wgmma."""
-SPECIALIZED_BARRIERS = 6
-"""A stage's: full and empty, for both halves of a and for b (read in the compiled kernels)."""
-DEEP_K = 2048
-"""From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
-
-
-@dataclass(frozen=True)
-class TileInParts(Config):
-    """And how it is stored."""
-
-    store_parts: int = 1
-    """Parts of a tile's columns that are stored one after another: 1, 2 or 4."""
-
-
-@dataclass(frozen=True)
-class RingTile(shared.Ring):
-    """And how two consumers share the tensor cores."""
-
-    lead: int = 0
-    """Steps of K that the first consumer is ahead of the second, so that one stores while the other multiplies; each
-    step costs a slot of the ring, which both hold."""
-    turns: bool = False
-    """Whether each consumer has whole tiles, and they multiply in turn."""
 
 
 def tile_count(config: Any, case: Case) -> int:
@@ -58,57 +27,9 @@ by_tma = partial(by_pointers, barriers=1)
 """And a barrier per stage."""
 
 
-def in_parts(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """And a part of the result; at most one CTA per SM.
-
-    Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
-    also exchange a whole tile that is divided into parts if several warps share its rows.
-    """
-    outputs, size = config.block_m * config.block_n, scheme.output.itemsize
-    part = outputs // config.store_parts * size
-    exchanged = min(part, MOST_EXCHANGED * size) if case.get("residual") else 0
-    if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
-        exchanged = max(exchanged, outputs * size)
-    return one_wave(by_tma(config, case, scheme), part + exchanged)
-
-
-def specialized(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Accumulators of the consumers; tiles of a and b, their barriers, and the result."""
-    return shared.ring_footprint(
-        config, config.block_n, tile_count(config, case), case, scheme, stages=config.num_stages,
-        kept=config.block_m * config.block_n, barriers=SPECIALIZED_BARRIERS,
-    )  # fmt: skip
-
-
-def is_specialized(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits and has 4 warps: with another number Triton ignores `warp_specialize`."""
-    return config.num_warps == 4 and config.block_m >= 128 and specialized(config, case, scheme).fits
-
-
-def ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """With the staged part of a tile, of both consumers with turns."""
-    kept, tiles = config.block_m * config.store_n * (1 + config.turns), tile_count(config, case)
-    return shared.ring_footprint(config, config.block_n, tiles, case, scheme, kept=kept, turns=config.turns)
-
-
-def is_ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, tiles are staged whole or by halves, and the ring has at least two slots more than the lead,
-    which is 0 with `turns`."""
-    leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
-    return leads and config.store_n in (config.block_n, config.block_n // 2) and ring(config, case, scheme).fits
-
-
-def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """And the outputs; and K where a fourth slot of the ring may gain more than staging a whole tile: not with a
-    residual, which would make the consumer wait."""
-    deep = 0 if case.get("residual") else int(case["K"])
-    return {"outputs": int(case["M"]) * int(case["N"]), "deep": deep, **tensor_cores(case, scheme)}
-
-
-def _parts(*tile: int) -> tuple[TileInParts, ...]:
-    """A tile, and with one and two stages less, whose memory a residual takes."""
-    most = TileInParts(*tile)
-    return tuple(replace(most, num_stages=most.num_stages - fewer) for fewer in range(3))
+def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """And the outputs."""
+    return {"outputs": int(case["M"]) * int(case["N"]), **tensor_cores(case, scheme)}
 
 
 def _by_rows(decode: int, small: int, large: int, exact: int) -> Defaults:
@@ -149,14 +70,8 @@ def of_least_rows(of: type, **options: tuple[int, ...]) -> Callable[..., tuple[A
 
 _SIDES: shared.Sides = (16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)
 _EXACT: shared.Sides = (16, 32, 64), (32, 64, 128), (16, 32)
-_BY_TMA: shared.Sides = (64, 128, 256), (32, 64, 128, 256), (128, 256)
-_tma_space = partial(space, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16))
-
-
-def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
-    """Parts have 128 bytes per row in 16 bits, if there are several."""
-    every = _tma_space(TileInParts, _BY_TMA, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
-    return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
+BY_TMA: shared.Sides = (64, 128, 256), (32, 64, 128, 256), (128, 256)
+tma_space = partial(space, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16))
 
 
 # Through pointers: stages of a decode batch, of few rows, of many rows, and of exact fp32.
@@ -172,50 +87,12 @@ PIPELINED = Tuning(
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
 TMA = Tuning(
-    Config, _tma_space(Config, _BY_TMA, num_warps=(4, 8)),
+    Config, tma_space(Config, BY_TMA, num_warps=(4, 8)),
     Defaults(at_both_widths(
         ({"M": 256, "N": 4096}, Config(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, Config(64, 64, 64, 4, 6, 32)),
         ({"M": 256, "N": 32768}, Config(64, 256, 64, 4, 5, 32)),
         ({"M": 256, "N": 65536}, Config(64, 128, 64, 4, 4, 32)), ({"M": 256}, Config(64, 256, 64, 4, 5, 32)),
         ({"outputs": 524288}, Config(64, 64, 64, 4, 6, 32)), ({"outputs": 2097152}, Config(128, 128, 64, 8, 3, 16)),
         ({}, Config(128, 256, 64, 8, 4, 16)),
-    ), _sizes), by_tma,
-)  # fmt: skip
-# As many stages as fit with a part of the result.
-PERSISTENT = Tuning(
-    TileInParts, _stored_in_parts,
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 4096}, _parts(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, _parts(64, 64, 64, 4, 8, 32)),
-        ({"M": 256, "N": 32768}, _parts(64, 256, 64, 4, 4, 32, 2)),
-        ({"M": 256, "N": 65536}, _parts(64, 128, 64, 4, 8, 32)), ({"M": 256}, _parts(64, 256, 64, 4, 4, 32, 2)),
-        ({"outputs": 524288}, _parts(64, 64, 64, 4, 8, 32)), ({"outputs": 2097152}, _parts(128, 128, 64, 8, 6, 16, 2)),
-        ({}, _parts(128, 256, 64, 8, 4, 16, 4)),
-    ), _sizes), in_parts,
-)  # fmt: skip
-# As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
-_WIDE = Config(128, 256, 64, 4, 3, 16), Config(128, 128, 64, 4, 4, 16)
-WARP_SPECIALIZED = Tuning(
-    Config, _tma_space(Config, ((128, 256), *_BY_TMA[1:]), num_warps=(4,)),
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
-        ({"M": 256}, _WIDE), ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
-        ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)), ({}, _WIDE),
-    ), _sizes), specialized, is_specialized,
-)  # fmt: skip
-# The most slots that fit, fewer in 32 bits.
-_WHOLE = RingTile(128, 256, 64, 3, 16, 256)
-_HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
-COOPERATIVE = Tuning(
-    RingTile,
-    space(
-        RingTile, ((128, 256), (64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(8, 16),
-        store_n=(32, 64, 128, 256), lead=(0, 1, 2, 4), turns=(False, True),
-    ),
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, RingTile(128, 64, 64, 8, 16, 64)),
-        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), ({"M": 256}, _HALF),
-        ({"outputs": 524288}, RingTile(128, 64, 64, 8, 16, 64)),
-        ({"outputs": 2097152}, (RingTile(128, 128, 64, 6, 16, 128), RingTile(128, 128, 64, 5, 16, 128))),
-        ({"deep": DEEP_K - 1}, _WHOLE), ({}, _HALF),
-    ), _sizes), ring, is_ring,
+    ), sizes), by_tma,
 )  # fmt: skip

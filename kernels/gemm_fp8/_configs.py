@@ -1,21 +1,19 @@
-"""The tiles of gemm_fp8: what a CTA needs, and at the end a row of defaults for each rung."""
+"""The tiles of gemm_fp8's Triton rungs: what a CTA needs, and a table of defaults for each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib.product_tiles import one_wave, tile_footprint
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, LaunchConfig, Tuning, space
+from rooflab.kernels.lib.product_tiles import tile_footprint
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Case, Scheme
 
 BLOCK_K = 128
 """K of a stage: 128 bytes are the widest swizzle of TMA and wgmma, and 128 values share a block scale."""
-SUM_REGISTERS = 16
-"""Least registers of a consumer for addresses, barriers and scales, in addition to its accumulators."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +29,10 @@ class Config(LaunchConfig):
     """Row panels of tiles that share their columns of b in L2."""
 
 
-@dataclass(frozen=True)
-class ConsumerTile:
-    """Tile sizes and depth of the ring; the tile's K is 128, and each 64 rows belong to a consumer."""
-
-    block_m: int
-    block_n: int
-    num_stages: int
-    group_m: int = 8
-    """Row panels of tiles that share their columns of b in L2."""
-
-
 def by_warps(config: Config, case: Case, scheme: Scheme = BF16, sums: int = 1) -> Footprint:
     """Needs of one or two warpgroups with this number of fp32 registers per output."""
     ctas = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return tile_footprint(config, config.block_n, ctas, case, scheme, sums=sums)
-
-
-def by_consumers(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers at launch, which the kernel redistributes; the ring, and the tile that is stored; at most one CTA per
-    SM.
-
-    The producer is one warp, but counts as four, because registers are given to warpgroups.
-    """
-    warps = 4 * (config.block_m // 64 + 1)
-    ring = by_warps(Config(config.block_m, config.block_n, warps, config.num_stages), case, scheme)
-    registers = min(REGISTERS_PER_SM // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
-    return one_wave(replace(ring, registers=registers), 2 * config.block_m * config.block_n)
 
 
 def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
@@ -68,7 +43,8 @@ def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
     return lambda case, scheme=BF16: tuple(c for c in every(case, scheme) if 16 * c.num_warps <= c.block_m)
 
 
-def _outputs(case: Case, scheme: Scheme) -> dict[str, int]:
+def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
+    """`sizes` of a table of defaults: values of the result."""
     return {"outputs": int(case["M"]) * int(case["N"])}
 
 
@@ -84,7 +60,7 @@ FAST_ACCUM = Tuning(
         ({"N": 4096, "outputs": 524288}, Config(128, 16, 8, 4)), ({"outputs": 917504}, Config(128, 32, 8, 4)),
         ({"M": 128}, Config(128, 128, 8, 4)), ({"outputs": 2097152}, Config(128, 64, 8, 4)),
         ({"N": 4096}, Config(128, 256, 8, 4)), ({"M": 512}, Config(128, 128, 8, 4)), ({}, Config(128, 256, 8, 4)),
-    ), _outputs), by_warps,
+    ), outputs), by_warps,
 )  # fmt: skip
 PROMOTED = Tuning(
     # Up to the columns of one block scale, for which two accumulators fit: fp8's for this 128 of K, and the fp32 one.
@@ -94,20 +70,5 @@ PROMOTED = Tuning(
         ({"N": 4096, "outputs": 524288}, Config(128, 16, 8, 5)), ({"K": 512}, Config(128, 128, 8, 5)),
         ({"outputs": 917504}, Config(128, 32, 8, 5)), ({"outputs": 2097152}, Config(128, 64, 8, 5)),
         ({}, Config(128, 128, 8, 5)),
-    ), _outputs), partial(by_warps, sums=2),
-)  # fmt: skip
-PROMOTED_WS = Tuning(
-    ConsumerTile,  # of one to three consumers, with tiles up to the columns of one block scale
-    space(
-        ConsumerTile, block_m=(64, 128, 192), block_n=(16, 32, 64, 128), num_stages=(3, 4, 5, 6, 8), group_m=(1, 4, 8)
-    ),
-    Defaults((
-        ({"M": 64, "N": 4096}, ConsumerTile(64, 16, 8)), ({"M": 64, "N": 7168}, ConsumerTile(64, 32, 8)),
-        ({"M": 64}, ConsumerTile(64, 128, 8)),
-        ({"N": 4096, "outputs": 524288}, ConsumerTile(128, 16, 5)), ({"K": 512}, ConsumerTile(128, 128, 5)),
-        ({"outputs": 917504}, ConsumerTile(128, 32, 5)), ({"outputs": 2097152}, ConsumerTile(128, 64, 5)),
-        ({"outputs": 8388608}, ConsumerTile(128, 128, 5)),
-        ({"outputs": 12582912}, ConsumerTile(192, 128, 4)),  # three consumers fill the last wave better
-        ({}, ConsumerTile(128, 128, 5)),
-    ), _outputs), by_consumers,
+    ), outputs), partial(by_warps, sums=2),
 )  # fmt: skip

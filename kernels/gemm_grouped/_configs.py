@@ -1,4 +1,4 @@
-"""The tiles of gemm_grouped: how many the host launches, what a CTA needs, and a row of defaults for each rung.
+"""The tiles of gemm_grouped: how many the host launches, what a CTA needs, and defaults of the Triton rungs.
 
 The host knows neither the rows of an expert nor its row panels.  Expert e may use the panels from
 floor(offsets[e] / BLOCK_M) + e on.  It needs at most floor(offsets[e + 1] / BLOCK_M) - floor(offsets[e] / BLOCK_M) + 1
@@ -12,7 +12,7 @@ from typing import Any
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.lib import product_tiles as shared
-from rooflab.kernels.lib.product_tiles import Config, Ring, at_both_widths, space, tensor_cores
+from rooflab.kernels.lib.product_tiles import Config, space, tensor_cores
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -22,27 +22,17 @@ def panels(T: int, E: int, block_m: int) -> int:
     return T // block_m + E
 
 
-def _tiles(config: Config | Ring, case: Case) -> int:
+def tile_count(config: Any, case: Case) -> int:
+    """Possible tiles of the result."""
     return panels(int(case["T"]), int(case["E"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint, with a CTA for each possible tile."""
-    return shared.tile_footprint(config, config.block_n, _tiles(config, case), case, scheme, barriers=barriers)
+    return shared.tile_footprint(config, config.block_n, tile_count(config, case), case, scheme, barriers=barriers)
 
 
-def _ring(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """With the staged result."""
-    kept = config.block_m * config.store_n
-    return shared.ring_footprint(config, config.block_n, _tiles(config, case), case, scheme, kept=kept)
-
-
-def _is_ring(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and tiles are staged whole or by halves."""
-    return config.store_n in (config.block_n, config.block_n // 2) and _ring(config, case, scheme).fits
-
-
-def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
     """And the average rows of an expert, the values of the result, and all columns of b."""
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
     return {"rows": cdiv(T, max(1, E)), "outputs": T * N, "columns": E * N, **tensor_cores(case, scheme)}
@@ -63,7 +53,7 @@ GROUPED = Tuning(
         ({"rows": 12}, Config(16, 64, 128, 4, 5)), ({"rows": 32}, Config(32, 64, 128, 4, 5)),
         ({"N": 1024}, Config(64, 128, 64, 4, 4)), ({"N": 2048}, Config(128, 256, 64, 8, 4)),
         ({"N": 3072}, Config(128, 128, 64, 8, 3)), ({}, Config(128, 256, 64, 8, 4)),
-    ), _sizes), by_pointers,
+    ), sizes), by_pointers,
 )  # fmt: skip
 TMA = Tuning(
     Config,
@@ -80,20 +70,5 @@ TMA = Tuning(
         ({"outputs": 294912}, Config(64, 64, 64, 4, 6)), ({"T": 128}, Config(64, 256, 64, 4, 2)),
         ({"K": 576}, Config(128, 128, 64, 8, 3)), ({"K": 1024}, Config(128, 256, 64, 8, 4)),
         ({"T": 512}, Config(64, 128, 64, 4, 4)), ({}, Config(128, 256, 64, 8, 4)),
-    ), _sizes), partial(by_pointers, barriers=1),
-)  # fmt: skip
-_LARGE = Ring(128, 256, 64, 4, 8, 128), Ring(128, 256, 64, 3, 8, 128)  # the second in 32 bits
-_MIDDLE = Ring(128, 128, 64, 6, 8, 128), Ring(128, 128, 64, 5, 8, 128)
-_SMALL = Ring(128, 64, 64, 8, 8, 64)
-COOPERATIVE = Tuning(
-    Ring,
-    space(
-        Ring, ((128, 256), (32, 64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
-        store_n=(32, 64, 128, 256),
-    ),
-    Defaults(at_both_widths(
-        ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
-        ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
-        ({}, _LARGE),
-    ), _sizes), _ring, _is_ring,
+    ), sizes), partial(by_pointers, barriers=1),
 )  # fmt: skip

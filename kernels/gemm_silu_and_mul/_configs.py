@@ -1,4 +1,4 @@
-"""The tiles of gemm_silu_and_mul: what a CTA needs, and a row of defaults for each rung."""
+"""The tiles of gemm_silu_and_mul's Triton rungs: what a CTA needs, and a table of defaults for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.lib import product_tiles as shared
-from rooflab.kernels.lib.product_tiles import at_both_widths, one_wave, space, tensor_cores
+from rooflab.kernels.lib.product_tiles import one_wave, space, tensor_cores
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -27,31 +27,14 @@ class Config(LaunchConfig):
     """Row panels of tiles that share their columns of B in L2."""
 
 
-@dataclass(frozen=True)
-class PairRing(LaunchConfig):
-    """A tile and the ring."""
-
-    block_m: int
-    """Each consumer takes half."""
-    block_i: int
-    """Columns of gate, and the same number of up."""
-    block_k: int
-    stages: int
-    """Slots of the ring."""
-    group_m: int = 16
-    """Row panels of tiles that share their columns of B in L2."""
-    lead: int = 0
-    """Steps of K that the first consumer is ahead of the second, so that one activates while the other multiplies; each
-    step costs a slot of the ring, which both hold."""
-
-
-def _tiles(config: Config | PairRing, case: Case) -> int:
+def tile_count(config: Any, case: Case) -> int:
+    """Tiles of the result."""
     return cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint for 2 I columns."""
-    return shared.tile_footprint(config, 2 * config.block_i, _tiles(config, case), case, scheme, barriers=barriers)
+    return shared.tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 by_tma = partial(by_pointers, barriers=1)
@@ -61,17 +44,6 @@ by_tma = partial(by_pointers, barriers=1)
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """And a tile of the result; at most one CTA per SM."""
     return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
-
-
-def _ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """With the staged result."""
-    kept = config.block_m * config.block_i
-    return shared.ring_footprint(config, 2 * config.block_i, _tiles(config, case), case, scheme, kept=kept)
-
-
-def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
-    return _ring(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
@@ -119,16 +91,4 @@ PERSISTENT = Tuning(
         ({"M": 256}, Config(64, 128, 64, 4, 5, 16)),
         ({"I": 1536}, Config(128, 64, 64, 8, 6, 16)), ({}, Config(128, 128, 64, 8, 4, 16)),
     ), _sizes), with_result,
-)  # fmt: skip
-_LARGE = PairRing(128, 128, 64, 4), PairRing(128, 128, 64, 3)  # the second in 32 bits
-COOPERATIVE = Tuning(
-    PairRing,
-    space(
-        PairRing, ((128, 256), (32, 64, 128), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
-        lead=(0, 1, 2, 4),
-    ),
-    Defaults(at_both_widths(
-        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, _LARGE),
-        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, _LARGE),
-    )), _ring, _is_ring,
 )  # fmt: skip
