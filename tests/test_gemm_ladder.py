@@ -14,7 +14,7 @@ from triton.runtime import _allocation
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.flow import hot_loop
 from rooflab.bench.emulate.calls import call
-from rooflab.kernels.gemm._tma import stored
+from rooflab.kernels.lib.product_maps import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm import SPEC
@@ -64,7 +64,7 @@ def test_tf32_needs_k_innermost(kernel: Kernel) -> None:
     assert kernel(a=a, b=b.mT, precision="tf32").equal(a @ b.mT)
     for name, inputs in (("a", {"a": a.mT, "b": b.mT}), ("b", {"a": a, "b": b})):
         reason = kernel.why_not_args({**inputs, "precision": "tf32"}).reason
-        assert f"{name}: expected stride 1 along K for wgmma in tf32" in reason
+        assert reason.startswith(f"gemm/{kernel.name}: {name}: ") and "stride 1 along K" in reason
 
 
 @each(STORED_BY_TMA)

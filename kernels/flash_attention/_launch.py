@@ -8,7 +8,8 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._attention_configs import padded
-from rooflab.kernels._tma import ALIGNMENT, MapMaker, map_maker
+from rooflab.kernels._tma import ALIGNMENT, MapMaker
+from rooflab.kernels.lib.tma import map_maker
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 

@@ -29,13 +29,12 @@ from triton.language.extra.cuda import globaltimer
 from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import map_maker
 from rooflab.kernels.flash_attention._configs import PING_PONG, PingPongConfig
 from rooflab.kernels.flash_attention._launch import nothing_seen, section_heads, traffic
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import attention_gluon as shared
-from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, new_barriers, reinterpret
+from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, map_maker, new_barriers, reinterpret
 from rooflab.kernels.takes import HALVES, why_not_mapped
 from rooflab.reference.spec import Arguments
 

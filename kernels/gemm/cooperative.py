@@ -21,9 +21,10 @@ Tried, predicted, not built: docs/notes/gemm.md.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -34,20 +35,71 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._gluon import async_load, async_store
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
-from rooflab.kernels.gemm._tiled import traffic
-from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
+from rooflab.kernels.gemm._configs import tile_count
+from rooflab.kernels.gemm._operands import epilogue_alone, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_as, stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
 from rooflab.kernels.lib.ring import next_slot
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.lib.tma import async_load, async_store
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
 
-KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+DEEP_K = 2048
+"""From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
+
+
+@dataclass(frozen=True)
+class RingTile(Ring):
+    """And how two consumers share the tensor cores."""
+
+    lead: int = 0
+    """Steps of K that the first consumer is ahead of the second, so that one stores while the other multiplies; each
+    step costs a slot of the ring, which both hold."""
+    turns: bool = False
+    """Whether each consumer has whole tiles, and they multiply in turn."""
+
+
+def footprint(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged part of a tile, of both consumers with turns."""
+    kept, tiles = config.block_m * config.store_n * (1 + config.turns), tile_count(config, case)
+    return ring_footprint(config, config.block_n, tiles, case, scheme, kept=kept, turns=config.turns)
+
+
+def is_legal(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, tiles are staged whole or by halves, and the ring has at least two slots more than the lead,
+    which is 0 with `turns`."""
+    leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
+    return leads and config.store_n in (config.block_n, config.block_n // 2) and footprint(config, case, scheme).fits
+
+
+def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """The outputs; and K where a fourth slot may gain more than staging a whole tile: not with a residual, which would
+    make the consumer wait."""
+    deep = 0 if case.get("residual") else int(case["K"])
+    return {"outputs": int(case["M"]) * int(case["N"]), "deep": deep}
+
+
+# Unmeasured.  Few rows of a take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
+_WHOLE = RingTile(128, 256, 64, 3, 16, 256)
+_HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
+TUNING = Tuning(
+    RingTile,
+    space(
+        RingTile, ((128, 256), (64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(8, 16),
+        store_n=(32, 64, 128, 256), lead=(0, 1, 2, 4), turns=(False, True),
+    ),
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 6144}, RingTile(128, 64, 64, 8, 16, 64)),
+        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), ({"M": 256}, _HALF),
+        ({"outputs": 524288}, RingTile(128, 64, 64, 8, 16, 64)),
+        ({"outputs": 2097152}, (RingTile(128, 128, 64, 6, 16, 128), RingTile(128, 128, 64, 5, 16, 128))),
+        ({"deep": DEEP_K - 1}, _WHOLE), ({}, _HALF),
+    ), _sizes), footprint, is_legal,
+)  # fmt: skip
 
 
 @gluon.jit
@@ -272,12 +324,12 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b, c and the residual, the grid, sizes, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    (a, b), c = stored_operands(of.a, of.b), stored_output(of.c, "pipelined")
+    (a, b), c = stored_operands(of.a, of.b), stored_output(of.c, "gemm/pipelined")
     residual = None if of.residual is None else stored_as(of.residual, False)
     half = config.block_m if config.turns else config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     maps = [
-        matrix and matrix.map(rows, columns, TensorDescriptor, KINDS[of.a.dtype])
+        matrix and matrix.map(rows, columns, of.a.dtype)
         for matrix, rows, columns in (
             (a, half, config.block_k), (b, config.block_k, config.block_n),
             (c, half, config.store_n), (residual, half, config.store_n),
@@ -288,8 +340,9 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=why_not_moved, aligned=("a", "b", "residual"), empty=epilogue_alone,
-    bind=by_maps, traffic=traffic, tuning=COOPERATIVE,
+    backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=epilogue_alone, bind=by_maps,
+    unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
+    traffic=tiles_traffic, tuning=TUNING,
     over="warp_specialized", shows={"": (
         r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '
         r'in_ptx(r"wait_group\.sync\.aligned 1") == in_ptx(r"wait_group\.sync\.aligned 0") == 2; '

@@ -2,11 +2,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "hopper.h"
 #include "pdl.h"
 
 using i64 = long long;
-using u32 = unsigned int;
-using u64 = unsigned long long;
 
 #if ELEMENT == 4
 using T = float;
@@ -42,20 +41,6 @@ __device__ __forceinline__ void multiply(const Vector (&w)[ROWS], const T* a, i6
             for (int v = 0; v < VECTOR; ++v)
                 sum[r][m] = fmaf(static_cast<float>(w[r].value[v]), static_cast<float>(x.value[v]), sum[r][m]);
     }
-}
-
-__device__ __forceinline__ float load_cluster(const float* mine, u32 rank) {
-    u32 there;
-    float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(there)
-                 : "r"((u32)__cvta_generic_to_shared(mine)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 extern "C" __global__ void
@@ -110,8 +95,10 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
     if (rank == 0 && warp % WARPS_K == 0 && m < M && row < N) {
         float total = 0;
         for (int other = 0; other < SPLIT; ++other)
-            for (int w = 0; w < WARPS_K; ++w)
-                total += SPLIT > 1 ? load_cluster(&partial[warp + w][lane], other) : partial[warp + w][lane];
+            for (int w = 0; w < WARPS_K; ++w) {
+                const float* from = &partial[warp + w][lane];
+                total += SPLIT > 1 ? load_cluster(shared_address(from), other) : *from;
+            }
         if (bias) total += static_cast<float>(bias[row]);
         if (residual) total += static_cast<float>(residual[m * stride_residual + row]);
         out[m * stride_out + row] = static_cast<T>(total);

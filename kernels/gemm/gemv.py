@@ -15,6 +15,7 @@ kernel before; `swap_ab` says what that can hide.  The loads are no `ld.global.n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import row_stride, traffic
-from rooflab.kernels.gemm._skinny_operands import VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
+from rooflab.kernels.gemm import _operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -56,7 +56,7 @@ class GemvConfig:
 
 def pieces(K: int, scheme: Scheme) -> int:
     """Loads of a whole warp per row of K, with the widest vector."""
-    return int(cdiv(K * scheme.activation.itemsize, WARP * VECTOR_BYTES))
+    return int(cdiv(K * scheme.activation.itemsize, WARP * _operands.VECTOR_BYTES))
 
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -64,7 +64,7 @@ def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprin
     sums = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,
-        registers=config.rows * config.unroll * VECTOR_BYTES // 4 + sums + 8,
+        registers=config.rows * config.unroll * _operands.VECTOR_BYTES // 4 + sums + 8,
         shared_bytes=4 * WARPS * sums,
         ctas=cdiv(int(case["N"]), config.rows * (WARPS // config.warps_k)) * config.split,
     )
@@ -96,18 +96,17 @@ def divided(of: Arguments) -> Any:
     a, b, config = of.a, of.b, of.config
     (K, N), M = b.shape, a.shape[0]
     options = _cuda.macros(
-        ELEMENT=_cuda.ELEMENTS[a.dtype], BYTES=alignment_bytes(a, b, whole_k=True), M=M, ROWS=config.rows,
+        ELEMENT=_cuda.ELEMENTS[a.dtype], BYTES=_operands.alignment_bytes(a, b, whole_k=True), M=M, ROWS=config.rows,
         UNROLL=config.unroll, WARPS=WARPS, WARPS_K=config.warps_k, SPLIT=config.split,
     )  # fmt: skip
-    strides = weight_stride(a, 0), weight_stride(b, 1), row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,)
-    return options, grid, (np.int32(N), np.int32(K), *map(np.int64, strides))
+    return options, grid, (np.int32(N), np.int32(K), *map(np.int64, _operands.row_strides(of)))
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
-    instead="gemm/swap_ab", unsupported=lambda of: not_transposed(of.a, of.b, "split_k"), aligned=("a", "b"),
-    bind=divided, traffic=traffic, tuning=TUNING,
+    instead="gemm/swap_ab", unsupported=partial(_operands.why_not_along_k, instead="gemm/split_k"), aligned=("a", "b"),
+    bind=divided, traffic=_operands.traffic, tuning=TUNING,
     over="naive", shows={
         "": "below.LDG__128 == 0",
         "M=1,N=4096,K=4096,layout=NT,bias=false": (

@@ -6,6 +6,7 @@ As in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, at l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._native import DTYPES, built, sizes
-from rooflab.kernels.gemm._operands import traffic
+from rooflab.kernels.gemm._operands import traffic, why_not_along_k
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.contract import Packed
 from rooflab.reference.rules import check_shape
@@ -49,14 +50,6 @@ def pack(b: torch.Tensor) -> Panels:
     return Panels(panels.view(count, PANEL, K).mT.contiguous(), (K, N), b.dtype)
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why these operands are not taken, or None."""
-    a = inputs.a
-    if a.stride(1) == 1 or a.shape[1] == 1:
-        return None
-    return f"a: expected stride 1 along K, got strides {a.stride()}; gemm/packed takes any"
-
-
 def shape(of: Arguments) -> Any:
     """The sizes, strides and threads of a layout."""
     (M, N), K = of.c.shape, of.a.shape[1]
@@ -70,8 +63,9 @@ def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) ->
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, unsupported=unsupported, bind=shape, traffic=traffic
-)
+    backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic,
+    unsupported=partial(why_not_along_k, instead="gemm/packed", operands=("a",)),
+)  # fmt: skip
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
     """a b + bias with a weight from `pack`, in fp32, rounded once."""
     product(a, b, bias, c, bound)

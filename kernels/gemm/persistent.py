@@ -9,6 +9,8 @@ stream_k.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import triton
@@ -17,13 +19,68 @@ from torch import Tensor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import PERSISTENT, TileInParts
-from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import constants, traffic
-from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
+from rooflab.kernels.gemm._configs import BY_TMA, by_tma, sizes, tma_space
+from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.lib.product_tiles import Config, at_both_widths, one_wave
 from rooflab.kernels.lib.tiles import grouped_tile
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
+
+LEAST_STORE_COLUMNS = 64
+"""Least columns of a part, if there are several: 128 bytes per row in 16 bits."""
+MOST_EXCHANGED = 128 * 128
+"""Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
+WARP_ROWS = 16
+"""Rows of a warp, of the 64 of a wgmma."""
+
+
+@dataclass(frozen=True)
+class TileInParts(Config):
+    """And how it is stored."""
+
+    store_parts: int = 1
+    """Parts of a tile's columns that are stored one after another: 1, 2 or 4."""
+
+
+def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Tiles of a and b, a barrier per stage, and a part of the result; at most one CTA per SM.
+
+    Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
+    also exchange a whole tile that is divided into parts if several warps share its rows.
+    """
+    outputs, size = config.block_m * config.block_n, scheme.output.itemsize
+    part = outputs // config.store_parts * size
+    exchanged = min(part, MOST_EXCHANGED * size) if case.get("residual") else 0
+    if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
+        exchanged = max(exchanged, outputs * size)
+    return one_wave(by_tma(config, case, scheme), part + exchanged)
+
+
+def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
+    """Parts have 128 bytes per row in 16 bits, if there are several."""
+    every = tma_space(TileInParts, BY_TMA, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
+    return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
+
+
+def _tiles(*tile: int) -> tuple[TileInParts, ...]:
+    """A tile, and with one and two stages less, whose memory a residual takes."""
+    most = TileInParts(*tile)
+    return tuple(replace(most, num_stages=most.num_stages - fewer) for fewer in range(3))
+
+
+# As many stages as fit with a part of the result.
+TUNING = Tuning(
+    TileInParts, _stored_in_parts,
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 4096}, _tiles(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, _tiles(64, 64, 64, 4, 8, 32)),
+        ({"M": 256, "N": 32768}, _tiles(64, 256, 64, 4, 4, 32, 2)),
+        ({"M": 256, "N": 65536}, _tiles(64, 128, 64, 4, 8, 32)), ({"M": 256}, _tiles(64, 256, 64, 4, 4, 32, 2)),
+        ({"outputs": 524288}, _tiles(64, 64, 64, 4, 8, 32)), ({"outputs": 2097152}, _tiles(128, 128, 64, 8, 6, 16, 2)),
+        ({}, _tiles(128, 256, 64, 8, 4, 16, 4)),
+    ), sizes), footprint,
+)  # fmt: skip
 
 
 @triton.jit
@@ -87,7 +144,7 @@ def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps, the grid, sizes and a stride, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = stored_operands(of.a, of.b)
-    c = stored_output(of.c, "tma").map(config.block_m, config.block_n // config.store_parts)
+    c = stored_output(of.c, "gemm/tma").map(config.block_m, config.block_n // config.store_parts)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     numbers = M, N, K, row_stride(of.residual)
@@ -95,8 +152,9 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_maps, traffic=traffic, tuning=PERSISTENT,
+    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    aligned=("a", "b"), empty=epilogue_alone,
+    bind=by_maps, traffic=tiles_traffic, tuning=TUNING,
     over="tma", shows={"": (
         "below.grid[0] > 132 == grid[0] and stack_bytes == 0; len([loop for loop in loops if not loop.waits]) == 1; "
         "loop.wgmma > 0 and loop.tma == below.loop.tma + 4; global_store == 0"

@@ -15,14 +15,13 @@ from torch import Tensor
 from rooflab.kernels._tma import ALIGNMENT, address_of
 from rooflab.kernels.gemm._operands import epilogue_alone, traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Why QuACK cannot take the operands: on Hopper 0.6.4 takes 16 bits, and rows a multiple of 16 bytes apart."""
+    """Why QuACK cannot take the operands: on Hopper 0.6.4 takes rows a multiple of 16 bytes apart."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
-    if a.dtype == torch.float32:
-        return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/pipelined takes it"
     if not a.numel() or not b.numel():
         return None
     if b.shape[1] * b.element_size() % ALIGNMENT:
@@ -50,7 +49,8 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("quack",), unsupported=unsupported,
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("quack",), dtypes={"a": HALVES},
+    instead="gemm/pipelined", unsupported=unsupported,
     aligned=("a", "b", "residual"), empty=epilogue_alone, bind=check_out, traffic=traffic,
 )  # fmt: skip
 def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:

@@ -47,16 +47,10 @@ def _kernel(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> CudaKernel:
 
 @kernel(
     backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, TILE),
-    over="one_thread", shows={
-        "": (
-            "loop.barrier == 1 and loop.shared_store > 0 and not uses_tensor_cores and stack_bytes == 0; "
-            "loop.fma == 16 * loop.shared_load and loop.fma >= 40 * loop.global_load"
-        ),
-        "in fp32": (
-            "loop.barrier == 1 and loop.shared_store > 0 and not uses_tensor_cores and stack_bytes == 0; "
-            "loop.fma == 16 * loop.shared_load and loop.fma >= 40 * loop.global_load"
-        ),
-    },
+    over="one_thread", shows={"in {bf16|fp32}": (
+        "loop.barrier == 1 and loop.shared_store > 0 and not uses_tensor_cores and stack_bytes == 0; "
+        "loop.fma == 16 * loop.shared_load and loop.fma >= 40 * loop.global_load"
+    )},
 )  # fmt: skip
 def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
     """a b + bias + residual in fp32 FMAs, from tiles in shared memory; operands of any strides."""

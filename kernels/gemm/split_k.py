@@ -8,6 +8,7 @@ launch, on every stream and in every replay of a graph, which costs a launch or 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,16 +16,64 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import SPLIT_K, SplitTile, share_steps
-from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._tiled import constants
+from rooflab.kernels.gemm._configs import by_pointers as tile_needs
+from rooflab.kernels.gemm._configs import few_rows, of_least_rows, tile_count
+from rooflab.kernels.gemm._operands import constants, panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.lib.product_tiles import StreamTile
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
 
 REDUCE_COLUMNS = 256
 """Outputs per CTA of the second launch."""
+LEAST_CTAS = 3 * HOPPER_SMS // 4
+"""With fewer CTAs too many SMs are idle; with this many the busy SMs use the bandwidth of the idle ones."""
+LEAST_STEPS = 4
+"""Tiles of K per share: with fewer, a CTA ends before its loads overlap."""
+
+
+@dataclass(frozen=True)
+class SplitTile(StreamTile):
+    """And the number of CTAs that share its K."""
+
+    split: int = 1
+
+
+def share_steps(K: int, config: SplitTile) -> int:
+    """Tiles of K per share; the last share may have fewer."""
+    return cdiv(cdiv(K, config.block_k), config.split)
+
+
+def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Needs of split_k's first launch, where each CTA takes a share of a tile's K."""
+    needs = tile_needs(config, case, scheme)
+    depth = share_steps(int(case["K"]), config) * config.block_k
+    return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * depth)
+
+
+def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits and every share of K has a tile of K."""
+    whole = config.split == 1 or config.split * config.block_k <= int(case["K"])
+    return whole and shared_k(config, case, scheme).fits
+
+
+def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
+    """The least split that fills the SMs, if shares keep `LEAST_STEPS` tiles of K.
+
+    64 KB of the weight are on their way, or fewer, so that two CTAs fit on an SM.
+    """
+    config: SplitTile = few_rows(SplitTile, 64, (5, 5, 7), 3)(case, scheme, is_legal=is_shared_k)
+    wanted, most = cdiv(LEAST_CTAS, max(tile_count(config, case), 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
+    return replace(config, split=max(min(wanted, most, 16), 1))
+
+
+TUNING = Tuning(
+    SplitTile, of_least_rows(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8)),
+    least_split, shared_k, is_shared_k,
+)  # fmt: skip
 
 
 @triton.jit
@@ -105,8 +154,7 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1",
-    tuning=SPLIT_K,
+    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1", tuning=TUNING,
     over="pipelined", shows={
         "M=16,N=4096,K=4096,layout=NT,bias=false": (
             "launched == 2 and below.ctas == grid[0] == 64 < 99 <= ctas and grid[1] > 1; "

@@ -11,6 +11,7 @@ One loop runs over tiles and steps, so the next tile's loads are in flight while
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,15 +19,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._device import sm_count
+from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import STREAM_K, tile_steps
-from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._tiled import constants
-from rooflab.kernels.gemm._tiles import StreamTile
+from rooflab.kernels.gemm._configs import by_pointers as tile_needs
+from rooflab.kernels.gemm._configs import few_rows, of_least_rows
+from rooflab.kernels.gemm._operands import constants, panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.lib.product_tiles import StreamTile, by_fma
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
+
+
+def tile_steps(K: int, config: StreamTile) -> int:
+    """Tiles of K; one empty tile if K is 0."""
+    return max(cdiv(K, config.block_k), 1)
+
+
+def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Needs of stream_k's first launch, where each CTA takes a share of all steps.
+
+    A tile from tensor cores passes through more shared memory when it is stored, in parts or whole (read in the
+    compiled kernels; tests/test_gemm_hopper.py compares them).
+    """
+    needs, outputs = tile_needs(config, case, scheme), config.block_m * config.block_n
+    steps = needs.ctas * tile_steps(int(case["K"]), config)
+    ctas = max(min(HOPPER_SMS, steps), 1)
+    more = 0 if by_fma(scheme) else 4 * outputs
+    flops = 2.0 * outputs * config.block_k * steps / ctas
+    return replace(needs, shared_bytes=needs.shared_bytes + more, ctas=ctas, tensor_flops=flops)
+
+
+TUNING = Tuning(
+    StreamTile, of_least_rows(StreamTile, num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8, 12)),
+    few_rows(StreamTile, 128, (7, 6, 8), 8), streamed,
+)  # fmt: skip
+"""Each SM has one CTA, with all of its memory.  The number of tiles need not fit the SMs, so tiles are wide: the loop
+then finds the place of fewer steps."""
 
 
 @triton.jit
@@ -142,8 +171,7 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1",
-    tuning=STREAM_K,
+    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1", tuning=TUNING,
     over="split_k", shows={
         "M=16,N={4096|6144|28672},K=4096,layout=NT,bias=false": (
             'ctas == 132 and stack_bytes == 0 and rung("split_k").ctas % 132 != 0'

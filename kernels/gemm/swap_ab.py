@@ -22,9 +22,9 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._skinny_operands import VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
+from rooflab.kernels.gemm import _operands
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_tiles import space
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
@@ -55,18 +55,6 @@ class SwapAbConfig:
     """CTAs of a cluster, which share a tile's K."""
 
 
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[SwapAbConfig, ...]:
-    """Tiles of one to four warpgroups, one or two pieces of 128 bytes deep, with rings up to an SM's memory."""
-    block_m, piece = columns(case), PIECE_BYTES // scheme.activation.itemsize
-    return tuple(
-        SwapAbConfig(block_m, block_n, block_k, num_stages, split)
-        for block_n in (64, 128, 256)
-        for block_k in (piece, 2 * piece)
-        for num_stages in (3, 4, 5, 6, 8, 12)
-        for split in (1, 2, 4, 8)
-    )
-
-
 def columns(case: Case) -> int:
     """Rows of a in a tile: all, if a tile can have them."""
     return min(max(next_power_of_2(int(case["M"])), COLUMNS[0]), COLUMNS[-1])
@@ -87,14 +75,15 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
 
 
 def is_legal(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, every share of K has a tile of K, and the ring has room for the sums.
+    """Whether a CTA fits and has all rows of a that a tile can have, every share of K has a tile of K, and the ring has
+    room for the sums.
 
     A thread's rows must be 8 or 16 apart, so that their swizzle is the same: tiles are one or two pieces deep.
     """
     needs, pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
     shares = config.split == 1 or config.split * config.block_k <= int(case["K"])
-    return config.block_m in COLUMNS and pieces in (1, 2) and room and shares and needs.fits
+    return config.block_m == columns(case) and pieces in (1, 2) and room and shares and needs.fits
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
@@ -114,12 +103,19 @@ def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
     return SwapAbConfig(block_m, block_n, block_k, min(RING_BYTES // stage, 8), split)
 
 
-TUNING = Tuning(SwapAbConfig, configs, one_wave_of_two, footprint, is_legal)
+TUNING = Tuning(
+    SwapAbConfig,
+    space(
+        SwapAbConfig, (COLUMNS, (64, 128, 256), (PIECE_BYTES, 2 * PIECE_BYTES)), in_bytes=True,
+        num_stages=(3, 4, 5, 6, 8, 12), split=(1, 2, 4, 8),
+    ),
+    one_wave_of_two, footprint, is_legal,
+)  # fmt: skip
 
 
 def traffic(inputs: Arguments) -> Traffic:
     """The weight once per tile of rows of a; sums stay in the cluster."""
-    return panels_traffic(inputs, inputs.config.block_m)
+    return _operands.panels_traffic(inputs, inputs.config.block_m)
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -127,8 +123,8 @@ def unsupported(inputs: Arguments) -> str | None:
     a, b = inputs.a, inputs.b
     if a.dtype == torch.float32 and inputs.precision == "ieee":
         return "precision: expected tf32, to which wgmma rounds fp32, got ieee; gemm/split_k takes it"
-    reason = not_transposed(a, b, "split_k")
-    if reason is None and alignment_bytes(a, b, whole_k=False) < VECTOR_BYTES:
+    reason = _operands.why_not_along_k(inputs, "gemm/split_k")
+    if reason is None and _operands.alignment_bytes(a, b, whole_k=False) < _operands.VECTOR_BYTES:
         return "a, b: expected rows at multiples of 16 bytes for cp.async, got others; gemm/split_k takes any"
     return reason
 
@@ -141,11 +137,10 @@ def divided(of: Arguments) -> Any:
         ELEMENT=_cuda.ELEMENTS[a.dtype], BLOCK_M=config.block_m, WARPGROUPS=config.block_n // 64,
         PIECES=config.block_k * size // PIECE_BYTES, STAGES=config.num_stages, SPLIT=config.split,
     )  # fmt: skip
-    strides = weight_stride(a, 0), weight_stride(b, 1), row_stride(of.residual), of.c.stride(0)
     steps = cdiv(cdiv(K, config.block_k), config.split)
     return (
         options, (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)), (LOADERS + 2 * config.block_n,),
-        (*map(np.int32, (M, N, K, steps)), *map(np.int64, strides)),
+        (*map(np.int32, (M, N, K, steps)), *map(np.int64, _operands.row_strides(of))),
         config.num_stages * (config.block_m + config.block_n) * config.block_k * size,
     )  # fmt: skip
 

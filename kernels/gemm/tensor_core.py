@@ -21,10 +21,9 @@ from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import PIPELINED, TENSOR_CORE
-from rooflab.kernels.gemm._operands import row_stride
-from rooflab.kernels.gemm._tiled import constants, traffic
-from rooflab.kernels.gemm._tiles import Config
+from rooflab.kernels.gemm._operands import constants, row_stride, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_tiles import Config
 from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
@@ -71,7 +70,7 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=TENSOR_CORE, bind=by_pointers,
+    backend="triton", traffic=tiles_traffic, tuning=TENSOR_CORE, bind=by_pointers,
     over="naive", shows={
         "": (
             "below.loop.fma > 0 and below.loop.wgmma == below.loop.mma == 0; loop.wgmma > 0 and loop.fma == 0; "
@@ -94,7 +93,7 @@ def tensor_core(
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7.1",
+    backend="triton", traffic=tiles_traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7.1",
     over="tensor_core", shows={
         "": (
             "loop.wgmma == below.loop.wgmma and loop.cp_async == below.loop.global_load; "

@@ -8,6 +8,7 @@ costs the host a driver call per launch, and needs addresses and row strides of 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import triton
@@ -16,11 +17,10 @@ from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._configs import TMA
-from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import constants, traffic
-from rooflab.kernels.gemm._tiles import Config
-from rooflab.kernels.gemm._tma import stored_operands, why_not_loaded
+from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, why_not_by_tma
+from rooflab.kernels.lib.product_tiles import Config
 from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
@@ -64,8 +64,8 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=traffic, tuning=TMA,
+    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined"),
+    aligned=("a", "b"), empty=epilogue_alone, bind=by_maps, traffic=tiles_traffic, tuning=TMA,
     over="pipelined", shows={
         "": (
             "below.loop.tma == 0 and below.loop.cp_async >= 8; "

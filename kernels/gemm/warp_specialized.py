@@ -15,6 +15,7 @@ the epilogue into parts, so a whole tile of the result waits in shared memory.
 from __future__ import annotations
 
 import contextvars
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,14 +25,42 @@ from torch import Tensor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import WARP_SPECIALIZED
-from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import constants, traffic
-from rooflab.kernels.gemm._tiles import Config
-from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
+from rooflab.kernels.gemm._configs import BY_TMA, sizes, tile_count, tma_space
+from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.lib.product_tiles import Config, at_both_widths, ring_footprint
 from rooflab.kernels.lib.tiles import grouped_tile
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
+
+SPECIALIZED_BARRIERS = 6
+"""A stage's: full and empty, for both halves of a and for b (read in the compiled kernels)."""
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Accumulators of the consumers; tiles of a and b, their barriers, and the result."""
+    return ring_footprint(
+        config, config.block_n, tile_count(config, case), case, scheme, stages=config.num_stages,
+        kept=config.block_m * config.block_n, barriers=SPECIALIZED_BARRIERS,
+    )  # fmt: skip
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits and has 4 warps: with another number Triton ignores `warp_specialize`."""
+    return config.num_warps == 4 and config.block_m >= 128 and footprint(config, case, scheme).fits
+
+
+# As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
+_WIDE = Config(128, 256, 64, 4, 3, 16), Config(128, 128, 64, 4, 4, 16)
+TUNING = Tuning(
+    Config, tma_space(Config, ((128, 256), *BY_TMA[1:]), num_warps=(4,)),
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
+        ({"M": 256}, _WIDE), ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
+        ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)), ({}, _WIDE),
+    ), sizes), footprint, is_legal,
+)  # fmt: skip
 
 
 # Triton would make K = 1 a constant and remove the loop; its pass fails on the rest.
@@ -80,7 +109,7 @@ def by_pointers(of: Arguments) -> Any:
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = stored_operands(of.a, of.b)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    numbers = M, N, K, a.stride, b.stride, row_stride(of.residual), stored_output(of.c, "tma").stride
+    numbers = M, N, K, a.stride, b.stride, row_stride(of.residual), stored_output(of.c, "gemm/tma").stride
     return grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
 
 
@@ -90,8 +119,9 @@ def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_pointers, traffic=traffic, tuning=WARP_SPECIALIZED,
+    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    aligned=("a", "b"), empty=epilogue_alone,
+    bind=by_pointers, traffic=tiles_traffic, tuning=TUNING,
     over="persistent", shows={"": (
         'not below.uses_warp_specialization and uses_warp_specialization; '
         'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '

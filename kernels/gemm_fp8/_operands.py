@@ -1,14 +1,18 @@
-"""What the kernels of gemm_fp8 ask of their operands beyond the op, and the traffic of those that read each once."""
+"""What the rungs of gemm_fp8 share on the host: traffic, scales, maps for TMA, and the operands that they refuse."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import ALIGNMENT, address_of
+from rooflab.kernels.gemm_fp8._configs import BLOCK_K
+from rooflab.kernels.lib.tma import map_maker
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
-
-TMA_ALIGNMENT = 16
-"""A tensor map's addresses and strides are multiples of this many bytes."""
 
 
 def block_scaled(a_scale: torch.Tensor) -> bool:
@@ -16,26 +20,52 @@ def block_scaled(a_scale: torch.Tensor) -> bool:
     return a_scale.ndim == 2
 
 
-def why_no_tma(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why TMA and wgmma cannot read the operands, or None."""
-    for name, tensor, matrix in (("a", a, a), ("b", b, b.mT)):
-        if matrix.stride(1) != 1:
-            return f"{name}: expected K-major storage for fp8 wgmma, got strides {tensor.stride()}; naive takes any"
-        if matrix.stride(0) % TMA_ALIGNMENT:
-            return (
-                f"{name}: expected a multiple of {TMA_ALIGNMENT} bytes between rows of K for TMA, "
-                f"got {matrix.stride(0)}; naive takes any"
-            )
-        if matrix.shape[0] > 1 and matrix.stride(0) < matrix.shape[1]:
-            return f"{name}: expected rows of K that do not overlap, got strides {tensor.stride()}; naive takes any"
-        if not matrix.is_meta and matrix.data_ptr() % TMA_ALIGNMENT:
-            return f"{name}: expected an address of a multiple of {TMA_ALIGNMENT} for TMA; naive takes any"
+def scale_strides(of: Arguments) -> tuple[int, ...]:
+    """The strides of both block scales; zeros for one scale each."""
+    return (*of.a_scale.stride(), *of.b_scale.stride()) if block_scaled(of.a_scale) else (0, 0, 0, 0)
+
+
+def why_no_tma(inputs: Arguments) -> str | None:
+    """`unsupported` of a kernel with TMA and wgmma, and what cuBLASLt and DeepGEMM ask: both operands along K."""
+    for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
+        rows, columns = matrix.shape
+        stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
+        whole = matrix.stride(1) == 1 and stride % ALIGNMENT == 0 == address
+        if not whole or (rows > 1 and stride < columns):
+            wanted = f"stride 1 along K, in rows that do not overlap, at multiples of {ALIGNMENT} bytes, for fp8 wgmma"
+            got = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
+            return f"{name}: expected {wanted}, got {got}; gemm_fp8/naive takes any"
     return None
+
+
+def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
+    """And None for empty operands, which no kernel reads; with `stores` TMA also stores a new result."""
+    a, b = inputs.a, inputs.b
+    if not a.numel() or not b.numel():
+        return None
+    if stores and len(a) > 1 and 2 * b.shape[1] % ALIGNMENT:
+        wanted = f"N of whole {ALIGNMENT} bytes of the result, so that TMA can store its rows"
+        return f"b: expected {wanted}, got {b.shape[1]}; gemm_fp8/promoted_ws takes any"
+    return why_no_tma(inputs)
+
+
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a and b.mT, the grid, sizes and strides."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    a_map = map_maker(TensorDescriptor, [M, K], [of.a.stride(0), 1], [config.block_m, BLOCK_K])
+    b_map = map_maker(TensorDescriptor, [N, K], [of.b.stride(1), 1], [config.block_n, BLOCK_K])
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
+    return a_map, b_map, grid, (M, N, K), scale_strides(of), of.c.stride(0)
 
 
 def traffic(inputs: Arguments) -> Traffic:
     """Every operand once; the best tile order comes close to this."""
     a, b = inputs.a, inputs.b
-    return Traffic(
-        read_bytes=nbytes(a, b, inputs.a_scale, inputs.b_scale, inputs.bias), write_bytes=2 * a.shape[0] * b.shape[1]
-    )
+    return Traffic(nbytes(a, b, inputs.a_scale, inputs.b_scale, inputs.bias), 2 * a.shape[0] * b.shape[1])
+
+
+def tiles_traffic(inputs: Arguments) -> Traffic:
+    """a once, b once per group of row panels without reuse from L2."""
+    config, once = inputs.config, traffic(inputs)
+    more = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
+    return Traffic(once.read_bytes + more * nbytes(inputs.b), once.write_bytes)

@@ -18,12 +18,12 @@ MULTIPLE = 8
 
 def unsupported(inputs: Arguments) -> str | None:
     """Why `fp8_gemm_nt` cannot take the operands on Hopper (its source asserts this), or None."""
-    b, b_scale = inputs.b, inputs.b_scale
+    b_scale = inputs.b_scale
     if not block_scaled(inputs.a_scale):
         return "a_scale: expected block scales for DeepGEMM, got one element"
     if not b_scale.mT.is_contiguous():
         return f"b_scale: expected the strides (1, {b_scale.shape[0]}), got {b_scale.stride()}"
-    return why_no_tma(inputs.a, b)
+    return why_no_tma(inputs)
 
 
 @kernel(

@@ -17,10 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
-from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import by_maps, traffic
+from rooflab.kernels.gemm_fp8._operands import block_scaled, by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
@@ -56,12 +54,12 @@ def unsupported(inputs: Arguments) -> str | None:
         return "a_scale: expected one element, because the sum runs over all of K; promoted takes block scales"
     if not inputs.fast_accum:
         return "fast_accum: expected True, because Hopper's fp8 accumulator keeps 14 bits; promoted takes False"
-    return _tiles.unsupported(inputs)
+    return why_not_operands(inputs)
 
 
 @kernel(
     backend="triton", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=traffic, tuning=FAST_ACCUM,
+    traffic=tiles_traffic, tuning=FAST_ACCUM,
     over="naive", shows={
         "": 'calls("naive").total >= 6',
         "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (

@@ -22,30 +22,19 @@ BLOCK_K = 4 * GROUP
 
 def unsupported(inputs: Arguments) -> str | None:
     """Why `torch._scaled_mm` (2.11 to 2.13) cannot take the inputs (as its source and meta function say), or None."""
-    a, b, a_scale = inputs.a, inputs.b, inputs.a_scale
+    a, b, a_scale, b_scale = inputs.a, inputs.b, inputs.a_scale, inputs.b_scale
+    (K, N), M, blocks = b.shape, a.shape[0], block_scaled(a_scale)
     if a.device.type == "cpu":
-        return (
-            "a_scale: expected one element, because torch has no block scales on a CPU"
-            if block_scaled(a_scale)
-            else None
-        )
-    K, N = b.shape
+        return "a_scale: expected one element, because torch has no block scales on a CPU" if blocks else None
     if K % MULTIPLE or N % MULTIPLE:
         return f"b: expected N and K in multiples of {MULTIPLE} for cuBLASLt, got {N} and {K}"
     # cuBLASLt needs of fp8 operands what TMA needs, and torch passes a view without a copy.
-    reason = why_no_tma(a, b)
-    if reason is None and block_scaled(a_scale):
-        reason = _why_no_blocks(a, b, a_scale, inputs.b_scale, inputs.bias)
-    return reason
-
-
-def _why_no_blocks(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None
-) -> str | None:
-    M, K = a.shape
+    reason = why_no_tma(inputs)
+    if reason or not blocks:
+        return reason
     if K % BLOCK_K:
         return f"a: expected K in multiples of {BLOCK_K} with block scales for cuBLASLt, got {K}"
-    if bias is not None:
+    if inputs.bias is not None:
         return "bias: expected none with block scales, for which torch documents no bias"
     groups = K // GROUP
     if (a_scale.stride(0) != 1 and M > 1) or a_scale.stride(1) != M:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED, Config
-from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import by_maps, traffic, unsupported
+from rooflab.kernels.gemm_fp8._operands import block_scaled, by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tiles import grouped_tile
 
@@ -61,8 +60,8 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=traffic, tuning=PROMOTED,
+    backend="triton", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
+    traffic=tiles_traffic, tuning=PROMOTED,
     over="fast_accum", shows={
         "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
             r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0 and loop.FADD == 16384 // threads; '

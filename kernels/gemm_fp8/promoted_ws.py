@@ -9,6 +9,7 @@ spill 136 bytes per thread with block scales, because ptxas gives the products o
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -24,22 +25,65 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._gluon import async_load, async_store
-from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import map_maker
+from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED_WS, ConsumerTile
-from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
-from rooflab.kernels.gemm_fp8._tiles import scale_strides, traffic, unsupported
+from rooflab.kernels.gemm_fp8._configs import BLOCK_K, Config, by_warps, outputs
+from rooflab.kernels.gemm_fp8._operands import block_scaled, scale_strides, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.lib.product_tiles import one_wave
+from rooflab.kernels.lib.tma import async_load, async_store, layout_of, map_maker
+from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, Tuning, space
+from rooflab.reference.spec import Arguments, Case, Scheme
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
 """By number of consumers: the 65536 of an SM less the producer's, per thread, in steps of eight and at most 255."""
 KINDS = (gl.float8e4nv, gl.float8e4nv, gl.bfloat16)
 """Gluon's dtypes of a, b and the output."""
+SUM_REGISTERS = 16
+"""Least registers of a consumer for addresses, barriers and scales, in addition to its accumulators."""
+
+
+@dataclass(frozen=True)
+class ConsumerTile:
+    """Tile sizes and depth of the ring; the tile's K is 128, and each 64 rows belong to a consumer."""
+
+    block_m: int
+    block_n: int
+    num_stages: int
+    group_m: int = 8
+    """Row panels of tiles that share their columns of b in L2."""
+
+
+def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Registers at launch, which the kernel redistributes; the ring, and the tile that is stored; at most one CTA per
+    SM.
+
+    The producer is one warp, but counts as four, because registers are given to warpgroups.
+    """
+    warps = 4 * (config.block_m // 64 + 1)
+    ring = by_warps(Config(config.block_m, config.block_n, warps, config.num_stages), case, scheme)
+    registers = min(REGISTERS_PER_SM // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
+    return one_wave(replace(ring, registers=registers), 2 * config.block_m * config.block_n)
+
+
+# By rows and columns of the result; unmeasured.
+TUNING = Tuning(
+    ConsumerTile,  # of one to three consumers, with tiles up to the columns of one block scale
+    space(
+        ConsumerTile, block_m=(64, 128, 192), block_n=(16, 32, 64, 128), num_stages=(3, 4, 5, 6, 8), group_m=(1, 4, 8)
+    ),
+    Defaults((
+        ({"M": 64, "N": 4096}, ConsumerTile(64, 16, 8)), ({"M": 64, "N": 7168}, ConsumerTile(64, 32, 8)),
+        ({"M": 64}, ConsumerTile(64, 128, 8)),
+        ({"N": 4096, "outputs": 524288}, ConsumerTile(128, 16, 5)), ({"K": 512}, ConsumerTile(128, 128, 5)),
+        ({"outputs": 917504}, ConsumerTile(128, 32, 5)), ({"outputs": 2097152}, ConsumerTile(128, 64, 5)),
+        ({"outputs": 8388608}, ConsumerTile(128, 128, 5)),
+        ({"outputs": 12582912}, ConsumerTile(192, 128, 4)),  # three consumers fill the last wave better
+        ({}, ConsumerTile(128, 128, 5)),
+    ), outputs), footprint,
+)  # fmt: skip
 
 
 @gluon.jit
@@ -185,7 +229,7 @@ def arranged(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b.mT and c, whether TMA stores c, the grid, numbers, and constants."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N = a.shape, b.shape[1]
-    by_tma = c.stride(0) * c.itemsize % TMA_ALIGNMENT == 0 and c.data_ptr() % TMA_ALIGNMENT == 0
+    by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
     target = ([M, N], [c.stride(0), 1]) if by_tma else ([1, 8], [8, 1])
     matrices = (
         ([M, K], [a.stride(0), 1], [64, BLOCK_K]),
@@ -207,8 +251,8 @@ def arranged(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
-    traffic=traffic, tuning=PROMOTED_WS,
+    backend="gluon", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
+    traffic=tiles_traffic, tuning=TUNING,
     over="promoted", shows={
         "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
             r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; '

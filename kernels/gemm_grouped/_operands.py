@@ -17,11 +17,6 @@ def group_rows(offsets: torch.Tensor) -> Iterator[int]:
     return (end - start for start, end in zip(bounds[:-1], bounds[1:], strict=True) if end > start)
 
 
-def zeros(of: Arguments) -> None:
-    """Writes zeros to out, for K = 0: `empty` of kernels that need a k."""
-    of.out.zero_()
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """a once, an expert's matrix once per group of its row panels, without reuse from L2."""
     a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config

@@ -14,9 +14,9 @@ its next tile while its last product is in flight.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,24 +27,51 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._gluon import async_load, async_store
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import ALIGNMENT
-from rooflab.kernels.gemm._tma import Stored, stored_as
-from rooflab.kernels.gemm_grouped._configs import COOPERATIVE, GroupedRing, panels
-from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
-from rooflab.kernels.gemm_grouped._operands import traffic, zeros
+from rooflab.kernels.gemm_grouped._configs import panels, sizes, tile_count
+from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma, zeros
+from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
 from rooflab.kernels.lib.ring import next_slot
+from rooflab.kernels.lib.tma import async_load, async_store
 from rooflab.kernels.takes import HALVES
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_EXPERTS = 32
 """Least experts that are looked up together: one per thread of a warp."""
-KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged result."""
+    kept = config.block_m * config.store_n
+    return ring_footprint(config, config.block_n, tile_count(config, case), case, scheme, kept=kept)
+
+
+def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and tiles are staged whole or by halves."""
+    return config.store_n in (config.block_n, config.block_n // 2) and footprint(config, case, scheme).fits
+
+
+# Unmeasured.
+_LARGE = Ring(128, 256, 64, 4, 8, 128), Ring(128, 256, 64, 3, 8, 128)  # the second in 32 bits
+_MIDDLE = Ring(128, 128, 64, 6, 8, 128), Ring(128, 128, 64, 5, 8, 128)
+_SMALL = Ring(128, 64, 64, 8, 8, 64)
+TUNING = Tuning(
+    Ring,
+    space(
+        Ring, ((128, 256), (32, 64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
+        store_n=(32, 64, 128, 256),
+    ),
+    Defaults(at_both_widths(
+        ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
+        ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
+        ({}, _LARGE),
+    ), sizes), footprint, is_legal,
+)  # fmt: skip
 
 
 @gluon.jit
@@ -212,43 +239,16 @@ def _gemm(
     )  # fmt: skip
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why wgmma or TMA cannot take the operands, or None."""
-    a, b = inputs.a, inputs.b
-    reason = why_no_maps(inputs)
-    if reason or not a.numel() or not b.numel():
-        return reason
-    experts = stored_experts(b)
-    if experts is not None and experts.strides[0] != experts.shape[1] * experts.strides[1]:
-        return f"b: expected experts that follow one another in memory, got {b.stride()}; gemm_grouped/tma takes any"
-    size = b.shape[2] * b.element_size()
-    if a.shape[0] > 1 and size % ALIGNMENT:
-        return (
-            f"b: expected N of whole {ALIGNMENT} bytes, so that TMA can store the result's rows, got {size} bytes; "
-            "gemm_grouped/tma takes any"
-        )
-    return None
-
-
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b and out, the grid, a stride and sizes, and constants.
 
     Raises `ValueError` if TMA cannot store `out`.
     """
     (T, K), (E, _, N), config = of.a.shape, of.b.shape, of.config
-    (a, experts), out = stored(of.a, of.b), stored_as(of.out, False)
-    if out is None:
-        raise ValueError(
-            f"out: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, got a stride of "
-            f"{of.out.stride(0) * of.out.element_size()} bytes; gemm_grouped/tma takes any"
-        )
-    half = config.block_m // 2
-    matrices = (
-        (a, half, config.block_k),
-        (Stored(E * N, K, experts.strides[1], False), config.block_n, config.block_k),
-        (out, half, config.store_n),
-    )
-    maps = [stored.map(rows, columns, TensorDescriptor, KINDS[of.a.dtype]) for stored, rows, columns in matrices]
+    (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out, "gemm_grouped/tma")
+    experts, half = expert._replace(rows=E * N, transposed=False), config.block_m // 2
+    matrices = (a, half, config.block_k), (experts, config.block_n, config.block_k), (out, half, config.store_n)
+    maps = [stored.map(rows, columns, of.a.dtype) for stored, rows, columns in matrices]
     grid = (min(panels(T, E, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     experts_at_once = max(LEAST_EXPERTS, next_power_of_2(E))
     constants = {"BLOCK_E": experts_at_once, "num_warps": 4, **config.launch_arguments}
@@ -256,9 +256,10 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/tma", unsupported=unsupported,
+    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/tma",
+    unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped", stored_by="gemm_grouped/tma"),
     aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=COOPERATIVE,
+    traffic=traffic, tuning=TUNING,
     over="tma", shows={
         "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
             'below.grid[0] > 132 == grid[0] and loop.wgmma == 4; '
@@ -269,7 +270,7 @@ def by_maps(of: Arguments) -> Any:
         ),
     },
 )  # fmt: skip
-def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: GroupedRing, bound: Any) -> None:
+def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Ring, bound: Any) -> None:
     """Each expert's rows times its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""
     a_map, b_map, out_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *numbers, **constants)

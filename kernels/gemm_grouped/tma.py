@@ -6,6 +6,7 @@ pointers, because a map knows the edges of the whole result, not of a group.  Wh
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import triton
@@ -14,13 +15,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import map_maker
-from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm_grouped._configs import TMA, panels
-from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
-from rooflab.kernels.gemm_grouped._operands import traffic, zeros
+from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, why_not_by_tma, zeros
+from rooflab.kernels.lib.product_tiles import Config
 from rooflab.kernels.lib.tiles import grouped_tile
+from rooflab.kernels.lib.tma import map_maker
 from rooflab.reference.spec import Arguments
 
 
@@ -69,16 +70,17 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a and b, the grid, sizes and a stride, and constants."""
     T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
-    a, experts = stored(of.a, of.b)
+    a, expert = stored_operands(of.a, of.b)
+    apart = of.b.stride(0) if E > 1 else N * expert.stride  # the stride of a single expert has no meaning
     box = [1, config.block_n, config.block_k]
-    maps = a.map(config.block_m, config.block_k), map_maker(TensorDescriptor, [*experts.shape], [*experts.strides], box)
+    maps = a.map(config.block_m, config.block_k), map_maker(TensorDescriptor, [E, N, K], [apart, expert.stride, 1], box)
     grid = (panels(T, E, config.block_m) * cdiv(N, config.block_n),)
     return *maps, grid, (E, N, K, of.out.stride(0)), {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=TMA,
+    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped"),
+    aligned=("a", "b"), empty=zeros, bind=by_maps, traffic=traffic, tuning=TMA,
     over="grouped", shows={
         "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
             "below.loop.tma == 0 and below.loop.cp_async >= 8; "

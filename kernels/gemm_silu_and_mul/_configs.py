@@ -1,22 +1,14 @@
-"""The tiles of gemm_silu_and_mul: what a CTA needs, and a row of defaults for each rung."""
+"""The tiles of gemm_silu_and_mul's Triton rungs: what a CTA needs, and a table of defaults for each."""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._tiles import (
-    ROW_BYTES,
-    at_both_widths,
-    one_wave,
-    ring_footprint,
-    space,
-    staged,
-    tensor_cores,
-    tile_footprint,
-)
+from rooflab.kernels.lib import product_tiles as shared
+from rooflab.kernels.lib.product_tiles import one_wave, space, tensor_cores
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -35,24 +27,23 @@ class Config(LaunchConfig):
     """Row panels of tiles that share their columns of B in L2."""
 
 
-def by_pointers(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+def tile_count(config: Any, case: Case) -> int:
+    """Tiles of the result."""
+    return cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
+
+
+def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint for 2 I columns."""
-    product = Case(M=case["M"], N=2 * int(case["I"]), K=case["K"])
-    blocks = config.block_m, 2 * config.block_i, config.block_k
-    return tile_footprint(blocks, config.num_warps, staged(config, scheme), product, scheme)
+    return shared.tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
-def by_tma(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """And a barrier per stage."""
-    needs = by_pointers(config, case, scheme)
-    return replace(needs, shared_bytes=needs.shared_bytes + config.num_stages * BARRIER_BYTES)
+by_tma = partial(by_pointers, barriers=1)
+"""And a barrier per stage."""
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """And a tile of the result; at most one CTA per SM."""
-    needs = by_tma(config, case, scheme)
-    result = config.block_m * config.block_i * scheme.output.itemsize
-    return one_wave(replace(needs, shared_bytes=needs.shared_bytes + result))
+    return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
@@ -60,55 +51,15 @@ def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
 
 
-@dataclass(frozen=True)
-class PairRing(LaunchConfig):
-    """A tile and the ring."""
-
-    block_m: int
-    """Each consumer takes half."""
-    block_i: int
-    """Columns of gate, and the same number of up."""
-    block_k: int
-    stages: int
-    """Slots of the ring."""
-    group_m: int = 16
-    """Row panels of tiles that share their columns of B in L2."""
-    lead: int = 0
-    """Steps of K that the first consumer is ahead of the second, so that one activates while the other multiplies; each
-    step costs a slot of the ring, which both hold."""
-
-
-def _rings(case: Case, scheme: Scheme = BF16) -> tuple[PairRing, ...]:
-    """Tiles that two consumers can hold in registers, with rings of several depths."""
-    depth = ROW_BYTES // scheme.activation.itemsize
-    tiles = itertools.product((128, 256), (32, 64, 128), (depth // 2, depth), (4, 8, 16))
-    return tuple(
-        PairRing(block_m, block_i, block_k, stages, group_m, lead)
-        for block_m, block_i, block_k, group_m in tiles
-        for stages, lead in ((3, 0), (4, 0), (4, 1), (6, 0), (6, 2), (8, 0), (8, 4))
-    )
-
-
-def _ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """With the staged result."""
-    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
-    blocks, result = (config.block_m, 2 * config.block_i, config.block_k), config.block_m * config.block_i
-    return ring_footprint(blocks, config.stages, result, tiles, int(case["K"]), scheme)
-
-
-def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
-    return _ring(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
-
-
 # Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
 _EXACT = {"tensor_cores": 0}
+_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 # By the rows of a and the columns of gate; unmeasured.  Smaller tiles where large ones would leave SMs without one.
 FUSED = Tuning(
     Config,
     space(
         Config, ((16, 32, 64, 128, 256), (16, 32, 64, 128), (32, 64, 128, 256)), ((16, 32, 64), (16, 32, 64), (16, 32)),
-        num_warps=(4, 8), num_stages=(2, 3, 4, 5), group_m=(1, 8, 16),
+        num_stages=(2, 3, 4, 5), **_OPTIONS,
     ),
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2)),
@@ -119,12 +70,12 @@ FUSED = Tuning(
         ({"outputs": 132 * 128 * 128 - 1}, Config(64, 64, 64, 4, 4)), ({}, Config(128, 128, 64, 8, 4, 16)),
     ), _sizes), by_pointers,
 )  # fmt: skip
+_tma_space = partial(
+    space, Config, ((64, 128, 256), (16, 32, 64, 128), (128, 256)), ((32, 64), (16, 32, 64), (64, 128)),
+    in_bytes=True, **_OPTIONS,
+)  # fmt: skip
 TMA = Tuning(
-    Config,
-    space(
-        Config, ((64, 128, 256), (16, 32, 64, 128), (64, 128, 256)), ((32, 64), (16, 32, 64), (64, 128)), in_bytes=True,
-        num_warps=(4, 8), num_stages=(2, 3, 4, 6, 8), group_m=(1, 8, 16),
-    ),
+    Config, _tma_space(num_stages=(2, 3, 4, 6, 8)),
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2)),
         ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
@@ -133,23 +84,11 @@ TMA = Tuning(
     ), _sizes), by_tma,
 )  # fmt: skip
 PERSISTENT = Tuning(
-    Config,
-    space(
-        Config, ((64, 128, 256), (16, 32, 64, 128), (128, 256)), ((32, 64), (16, 32, 64), (64, 128)), in_bytes=True,
-        num_warps=(4, 8), num_stages=(2, 3, 4, 5, 6, 8), group_m=(1, 8, 16),
-    ),
+    Config, _tma_space(num_stages=(2, 3, 4, 5, 6, 8)),
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2, 16)),
         ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),
         ({"M": 256}, Config(64, 128, 64, 4, 5, 16)),
         ({"I": 1536}, Config(128, 64, 64, 8, 6, 16)), ({}, Config(128, 128, 64, 8, 4, 16)),
     ), _sizes), with_result,
-)  # fmt: skip
-COOPERATIVE = Tuning(
-    PairRing, _rings,
-    Defaults(at_both_widths(
-        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, PairRing(128, 128, 64, 4)),
-        ({"M": 256}, PairRing(128, 128, 64, 3)), ({"I": 1536}, PairRing(128, 64, 64, 6)),
-        ({}, PairRing(128, 128, 64, 4)), ({}, PairRing(128, 128, 64, 3)),
-    )), _ring, _is_ring,
 )  # fmt: skip

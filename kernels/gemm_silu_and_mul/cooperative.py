@@ -8,9 +8,9 @@ the other, which a consumer reads as one operand.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,19 +21,63 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
-from rooflab.kernels._gluon import async_load, async_store, reinterpret
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm_silu_and_mul._configs import COOPERATIVE, PairRing
-from rooflab.kernels.gemm_silu_and_mul._maps import stored, traffic, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._configs import tile_count
+from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import stored_operands, stored_output, zeros
+from rooflab.kernels.lib.product_tiles import at_both_widths, ring_footprint, space
 from rooflab.kernels.lib.ring import next_slot
+from rooflab.kernels.lib.tma import async_load, async_store, reinterpret
 from rooflab.kernels.takes import HALVES
-from rooflab.reference.spec import Arguments
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
+from rooflab.reference.spec import Arguments, Case, Scheme
 
-KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+@dataclass(frozen=True)
+class PairRing(LaunchConfig):
+    """A tile and the ring."""
+
+    block_m: int
+    """Each consumer takes half."""
+    block_i: int
+    """Columns of gate, and the same number of up."""
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    group_m: int = 16
+    """Row panels of tiles that share their columns of B in L2."""
+    lead: int = 0
+    """Steps of K that the first consumer is ahead of the second, so that one activates while the other multiplies; each
+    step costs a slot of the ring, which both hold."""
+
+
+def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged result."""
+    kept = config.block_m * config.block_i
+    return ring_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, kept=kept)
+
+
+def is_legal(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
+    return footprint(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
+
+
+# By the rows of a and the columns of gate; unmeasured.
+_LARGE = PairRing(128, 128, 64, 4), PairRing(128, 128, 64, 3)  # the second in 32 bits
+TUNING = Tuning(
+    PairRing,
+    space(
+        PairRing, ((128, 256), (32, 64, 128), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
+        lead=(0, 1, 2, 4),
+    ),
+    Defaults(at_both_widths(
+        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, _LARGE),
+        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, _LARGE),
+    )), footprint, is_legal,
+)  # fmt: skip
 
 
 @gluon.jit
@@ -157,11 +201,10 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, the weight and out, the grid, and sizes."""
     config = of.config
-    a, weight, out = stored(of)
+    (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out, ANY_STRIDES)
     boxes = ((a, config.block_m // 2, config.block_k), (out, config.block_m // 2, config.block_i))
     rows = weight._replace(transposed=False), config.block_i, config.block_k
-    kind = KINDS[of.a.dtype]
-    maps = [matrix.map(high, wide, TensorDescriptor, kind) for matrix, high, wide in (boxes[0], rows, boxes[1])]
+    maps = [matrix.map(high, wide, of.a.dtype) for matrix, high, wide in (boxes[0], rows, boxes[1])]
     (M, K), I = of.a.shape, of.out.shape[1]
     grid = (min(cdiv(M, config.block_m) * cdiv(I, config.block_i), sm_count(of.a.device)),)
     return *maps, grid, (M, I, K)
@@ -170,7 +213,7 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/persistent",
     unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=COOPERATIVE,
+    traffic=traffic, tuning=TUNING,
     over="persistent", shows={
         "M=2048,I=14336,K=4096,layout=NT": (
             'not below.uses_warp_specialization and uses_warp_specialization; '

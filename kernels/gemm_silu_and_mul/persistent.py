@@ -16,8 +16,9 @@ from torch import Tensor
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_silu_and_mul._configs import PERSISTENT, Config
-from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, traffic, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import zeros
 from rooflab.kernels.lib.tiles import grouped_tile
 
 

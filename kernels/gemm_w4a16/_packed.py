@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from rooflab.kernels.gemm._operands import why_not_along_k
 from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import Arguments
@@ -37,15 +38,12 @@ PACKED = Argument("N W", (torch.int32,), "contiguous", packed=torch.Tensor)
 
 def unsupported(inputs: Arguments) -> str | None:
     """Why a kernel refuses packed codes for another K, or layouts that it does not read, or None."""
-    a, b, scale, zero = inputs.a, inputs.b, inputs.scale, inputs.zero
-    K, words = a.shape[1], -(-a.shape[1] // BLOCK_K) * WORDS
+    b, scale, zero, words = inputs.b, inputs.scale, inputs.zero, -(-inputs.a.shape[1] // BLOCK_K) * WORDS
     if b.dtype == torch.int32 and b.shape[1] != words:
         return f"b: expected shape ({b.shape[0]}, {words}), got {tuple(b.shape)}"
-    for name, tensor in (("scale", scale), ("zero", zero)):
-        if tensor is not None and tensor.shape[1] > 1 and tensor.stride(1) != 1:
-            return f"{name}: expected stride 1 along groups, got strides {tensor.stride()}; gemm_w4a16/naive takes any"
+    for name, x in (("scale", scale), ("zero", zero)):
+        if x is not None and x.shape[1] > 1 and x.stride(1) != 1:
+            return f"{name}: expected stride 1 along groups, got strides {x.stride()}; gemm_w4a16/naive takes any"
     if zero is not None and zero.shape[0] > 1 and zero.stride(0) != scale.stride(0):
         return f"zero: expected the strides of scale, got {zero.stride()}; gemm_w4a16/naive takes any"
-    if K > 1 and a.stride(1) != 1:
-        return f"a: expected stride 1 along K, got strides {a.stride()}; gemm_w4a16/naive takes any"
-    return None
+    return why_not_along_k(inputs, "gemm_w4a16/naive", ("a",))

@@ -16,24 +16,9 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import dequant_dot as shared
 from rooflab.kernels.lib.dequant_dot import Config
 from rooflab.reference.gemm_w4a16 import group_size
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.spec import Arguments
 
 BITS = 4
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """a once; the weight once per tile of rows without reuse from L2; sums of shares of K, written and read."""
-    a, b, scale, zero = inputs.a, inputs.b, inputs.scale, inputs.zero
-    M, N = a.shape[0], b.shape[0]
-    config = inputs.config
-    tiles_m = -(-M // config.block_m)
-    shared = 4 * config.split * M * N if config.split > 1 else 0
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias) + max(tiles_m, 1) * nbytes(b, scale, zero) + shared,
-        write_bytes=shared + M * N * a.element_size(),
-        launches=1 if config.split == 1 else 2,
-    )
 
 
 def arranged(of: Arguments) -> Any:
@@ -43,7 +28,7 @@ def arranged(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported, bind=arranged,
-    traffic=traffic, tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
+    traffic=shared.traffic, tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
     over="gemv", shows={
         "M=64,N=28672,K=8192,zeros=false,bias=false in w4a16_g{128|64|32}": (
             r'loop.wgmma > 0 '

@@ -20,8 +20,7 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import stream
 from rooflab.kernels.lib.stream import MOST_COLUMNS, MOST_M, Config
 from rooflab.reference.gemm_w4a16 import group_size
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.spec import Arguments
 
 BITS = 4
 CHUNK_K = 128
@@ -31,15 +30,6 @@ CHUNK_K = 128
 def subgroups(group: int) -> int:
     """Groups that a quad holds at once."""
     return CHUNK_K // group
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
-    a, b = inputs.a, inputs.b
-    return Traffic(
-        read_bytes=nbytes(a, b, inputs.scale, inputs.zero, inputs.bias),
-        write_bytes=a.shape[0] * b.shape[0] * a.element_size(),
-    )
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -58,7 +48,7 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
-    unsupported=unsupported, aligned=("a",), bind=divided, traffic=traffic,
+    unsupported=unsupported, aligned=("a",), bind=divided, traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
     over="naive", shows={
         "": 'calls("naive").total >= 8',

@@ -21,8 +21,8 @@ from rooflab.roofline.model import Traffic
 
 INNER_K_TILES = 8
 """Tiles of 16 along K that are stored together on CUDA: with eight a thread loads 16 bytes at a time."""
-CUDA_MULTIPLES = {"N": 8, "K": 16 * INNER_K_TILES}
-CPU_MULTIPLES = {"N": 16, "K": 2}
+MULTIPLES = {"cuda": (8, 16 * INNER_K_TILES), "cpu": (16, 2)}
+"""Of N and K, by device."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
 
 
 def _why_not(N: int, K: int, device: torch.device) -> str | None:
-    for (name, multiple), size in zip(
-        (CUDA_MULTIPLES if device.type == "cuda" else CPU_MULTIPLES).items(), (N, K), strict=True
-    ):
+    for name, size, multiple in zip("NK", (N, K), MULTIPLES["cuda" if device.type == "cuda" else "cpu"], strict=True):
         if size % multiple or not size:
             return f"b: expected {name} in multiples of {multiple}, as torch packs it on this device, got {size}"
     return None
@@ -92,8 +90,7 @@ def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bi
     (M, K), N = a.shape, b.shape[0]
     if not M:
         return a.new_empty((M, N))
-    product = (
-        torch.ops.aten._weight_int4pack_mm if a.is_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
-    )  # one name, two operators
+    aten = torch.ops.aten
+    product = aten._weight_int4pack_mm if a.is_cuda else aten._weight_int4pack_mm_for_cpu
     result: Tensor = product(a, b.tensor, K // scale.shape[1], b.pairs)
     return result

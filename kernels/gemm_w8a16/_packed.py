@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from rooflab.kernels.gemm._operands import why_not_along_k
 from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import Arguments
@@ -36,10 +37,7 @@ PACKED = Argument("N W", (torch.int32,), "contiguous", packed=torch.Tensor)
 
 def unsupported(inputs: Arguments) -> str | None:
     """Why a kernel refuses an `a` that is not contiguous along K, or packed codes for another K, or None."""
-    a, b = inputs.a, inputs.b
-    K, words = a.shape[1], -(-a.shape[1] // BLOCK_K) * WORDS
+    b, words = inputs.b, -(-inputs.a.shape[1] // BLOCK_K) * WORDS
     if b.dtype == torch.int32 and b.shape[1] != words:
         return f"b: expected shape ({b.shape[0]}, {words}), got {tuple(b.shape)}"
-    if K > 1 and a.stride(1) != 1:
-        return f"a: expected stride 1 along K, got strides {a.stride()}; gemm_w8a16/naive takes any"
-    return None
+    return why_not_along_k(inputs, "gemm_w8a16/naive", ("a",))

@@ -15,29 +15,13 @@ from rooflab.kernels.gemm_w8a16._packed import PACKED, pack, unsupported
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import dequant_dot as shared
 from rooflab.kernels.lib.dequant_dot import BLOCK_K8, Config
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
 
 BITS = 8
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """a once; the weight once per tile of rows without reuse from L2; sums of shares of K, written and read."""
-    a, scale = inputs.a, inputs.scale
-    M, N = a.shape[0], scale.shape[0]
-    config = inputs.config
-    tiles_m = -(-M // config.block_m)
-    shared = 4 * config.split * M * N if config.split > 1 else 0
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias) + max(tiles_m, 1) * nbytes(inputs.b, scale) + shared,
-        write_bytes=shared + M * N * a.element_size(),
-        launches=1 if config.split == 1 else 2,
-    )
-
-
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported,
-    bind=lambda of: shared.arranged(of, BITS, BLOCK_K8), traffic=traffic, fenced_since="3.7.1",
+    bind=lambda of: shared.arranged(of, BITS, BLOCK_K8), traffic=shared.traffic, fenced_since="3.7.1",
     tuning=shared.tuning(BITS, lambda scheme: BLOCK_K8),
     over="gemv", shows={
         "M=64,N=28672,K=8192,bias=false in w8a16": (

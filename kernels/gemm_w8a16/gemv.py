@@ -16,24 +16,16 @@ from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import stream
 from rooflab.kernels.lib.stream import MOST_M, Config
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
 
 BITS = 8
 SUBGROUPS = 1
 """A whole row shares a scale."""
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
-    a, scale = inputs.a, inputs.scale
-    return Traffic(read_bytes=nbytes(a, inputs.b, scale, inputs.bias), write_bytes=2 * a.shape[0] * scale.shape[0])
-
-
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
     limits={"M": MOST_M}, instead="gemm_w8a16/dequant_dot", unsupported=_packed.unsupported,
-    aligned=("a",), bind=lambda of: stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
+    aligned=("a",), bind=lambda of: stream.divided(of, BITS, SUBGROUPS), traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: SUBGROUPS),
     over="naive", shows={
         "": 'calls("naive").total >= 4',

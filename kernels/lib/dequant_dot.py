@@ -20,7 +20,8 @@ from torch import Tensor
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Arguments, Case, Scheme
+from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
 
 ROWS = 64
 """Least rows of the weight that a warpgroup multiplies."""
@@ -193,6 +194,19 @@ def _add_up(
         total += tl.load(bias_ptr + places % N, mask=places < size, other=0.0).to(tl.float32)
     out_ptrs = out_ptr + places // N * stride_om + places % N
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=places < size)
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """a once; the weight once per tile of rows without reuse from L2; sums of shares of K, written and read."""
+    a, config = inputs.a, inputs.config
+    M, N = a.shape[0], inputs.scale.shape[0]
+    shares = 4 * config.split * M * N if config.split > 1 else 0
+    weight = nbytes(inputs.b, inputs.scale, getattr(inputs, "zero", None))
+    return Traffic(
+        read_bytes=nbytes(a, inputs.bias) + max(cdiv(M, config.block_m), 1) * weight + shares,
+        write_bytes=shares + M * N * a.element_size(),
+        launches=1 if config.split == 1 else 2,
+    )
 
 
 def arranged(of: Arguments, bits: int, block_k: int) -> Any:

@@ -1,4 +1,5 @@
-// What kernels for Hopper share: barriers by their addresses in shared memory, and the fence before asynchronous reads.
+// What kernels for Hopper share: barriers by their addresses in shared memory, the fence before asynchronous reads, and
+// what a cluster of CTAs shares.
 #pragma once
 
 using u32 = unsigned int;
@@ -26,3 +27,19 @@ __device__ __forceinline__ void wait(u32 bar, u32 parity) {
 }
 // Orders what this thread wrote to shared memory before copies and products that read it.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The place of a cluster's CTA at an address of this CTA's shared memory, and the value there.
+__device__ __forceinline__ u32 at_rank(u32 address, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+__device__ __forceinline__ float load_cluster(u32 address, u32 rank) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at_rank(address, rank)) : "memory");
+    return value;
+}
+// Until all CTAs of the cluster are here, and see what the others wrote before.
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}

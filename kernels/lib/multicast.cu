@@ -50,14 +50,9 @@ constexpr int A_BYTES = CONSUMERS * BOX, STAGE_BYTES = A_BYTES + N_BOXES * BOX, 
 constexpr int THREADS = 128 * (CONSUMERS + 1), ROUNDS = N_BOXES / STAGED;
 static_assert(N_BOXES % CLUSTER == 0 && N_BOXES % STAGED == 0, "each CTA, and each round of stores, has whole boxes");
 
-__device__ __forceinline__ u32 at_rank(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
 __device__ __forceinline__ void meet() {
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_barrier();
 #else
     __syncthreads();
 #endif

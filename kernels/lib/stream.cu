@@ -7,9 +7,9 @@
 // An mma has 8 columns, room for more than M rows of a.  In groups of 64 or 32 the lanes of a quad hold SUB = 2 or 4
 // groups of a row at once, and only lanes of group g feed column m SUB + g: sums of two groups are never mixed, and each
 // is scaled in fp32 when it is complete.
+#include "hopper.h"
+
 using i64 = long long;
-using u64 = unsigned long long;
-using u32 = unsigned int;
 using u16 = unsigned short;
 using u8 = unsigned char;
 
@@ -22,7 +22,6 @@ using Scale = u16;
 constexpr int LANE_K = 128 / BITS, CHUNK_K = 4 * LANE_K, A_WORDS = LANE_K / 2;
 constexpr int OWN_SUBS = SUB > 1 ? 2 : 1;
 constexpr int TILES = WARPS / WARPS_K, SHARES = WARPS_K * SPLIT;
-
 
 struct Chunk {
     uint4 codes[2];
@@ -157,19 +156,6 @@ __device__ __forceinline__ void multiply(const Chunk& chunk, const u32 (&a)[N_TI
 #endif
 }
 
-__device__ __forceinline__ float load_cluster(const float* mine, u32 rank) {
-    u32 there;
-    float value;
-    const u32 here = (u32)__cvta_generic_to_shared(mine);
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 extern "C" __global__ void
 #if SPLIT > 1
 __cluster_dims__(SPLIT, 1, 1)
@@ -256,7 +242,7 @@ gemv(const u16* a, const u8* codes, const Scale* scale, const u8* zero, const u1
             for (int other = 0; other < SPLIT; ++other)
                 for (int w = 0; w < WARPS_K; ++w) {
                     const float* from = &partial[warp + w][m][i % 16];
-                    value += SPLIT > 1 ? load_cluster(from, other) : *from;
+                    value += SPLIT > 1 ? load_cluster(shared_address(from), other) : *from;
                 }
 #if BITS == 8
             value *= load_scale(scale + row);

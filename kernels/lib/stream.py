@@ -15,7 +15,8 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_THREAD, Footprint, Tuning
-from rooflab.reference.spec import Arguments, Case, Scheme
+from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
+from rooflab.roofline.model import Traffic
 
 SOURCE = (_cuda.LIB / "stream.cu").read_text()
 WARP = 32
@@ -113,6 +114,13 @@ def vectors_of(a: torch.Tensor) -> bool:
     """Whether each row of a is a whole number of 16-byte loads."""
     bits = a.data_ptr() | 2 * a.shape[1] | (2 * a.stride(0) if a.shape[0] > 1 else 0)
     return bits % VECTOR_BYTES == 0
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
+    a, scale = inputs.a, inputs.scale
+    read = nbytes(a, inputs.b, scale, getattr(inputs, "zero", None), inputs.bias)
+    return Traffic(read, a.shape[0] * scale.shape[0] * a.element_size())
 
 
 def divided(of: Arguments, bits: int, subgroups: int) -> Any:

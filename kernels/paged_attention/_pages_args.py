@@ -10,9 +10,8 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._tma import map_maker
 from rooflab.kernels.lib import attention_gluon as shared
-from rooflab.kernels.lib.tma import PAGES
+from rooflab.kernels.lib.tma import PAGES, map_maker
 from rooflab.kernels.paged_attention._args import why_unaligned
 from rooflab.kernels.paged_attention._configs import tiles_at_most
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
