@@ -34,6 +34,12 @@ TARGETS: dict[str, Target] = {
         "gemm_fp8", "promoted_ws", ("M=136,N=72,K=1296,scales=block,bias=true",),
         _tiles(128, num_stages=3, group_m=2), (), (FP8, ONE_SM),
     ),
+    # Two tiles of five steps for the one cluster, and a ring of two slots.
+    "fp8_multicast": Target(
+        "gemm_fp8", "multicast", ("M=200,N=136,K=528,scales=block,bias=true",),
+        {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1, "cluster": 2}, (),
+        (FP8, ("sms", 2)),
+    ),
     "silu_fused_wgmma": Target(
         "gemm_silu_and_mul", "fused", ("M=136,I=80,K=592,layout=NT",),
         {"block_m": 128, "block_i": 64, "block_k": 64, **TRITON},
