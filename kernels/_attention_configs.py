@@ -54,10 +54,24 @@ def registers(config: Config, head_dim: int, weights: bool = False, others: int 
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
 
+def pointers_footprint(
+    config: Config, case: Case, scheme: Scheme, ctas: int, weights: bool, others: int = ADDRESS_REGISTERS
+) -> Footprint:
+    """Of a rung that loads by pointers: in shared memory the queries, and staged keys and values."""
+    D, size = padded(int(case["D"])), scheme.activation.itemsize
+    staged = staged_tiles(config, scheme) * config.block_n * scheme.weight.itemsize
+    return Footprint(
+        threads=32 * config.num_warps,
+        registers=registers(config, D, weights and size == 2, others),
+        shared_bytes=(config.block_m * size + staged) * D,
+        ctas=ctas,
+    )
+
+
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
     """The tuning of a rung that loads by pointers; `weights` and `others` are those of `registers`, `widest` is for the
     widest heads of fp32."""
-    defaults = (
+    defaults = Defaults((
         ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
         ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
         ({"itemsize": 2}, Config(64, 64, 8, 2)),
@@ -65,7 +79,7 @@ def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: C
         ({"D": 64}, Config(32, 32, 4, 1)),
         ({"D": 128}, Config(32, 32, 8, 1)),
         ({}, widest),
-    )
+    ))  # fmt: skip
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         if scheme.activation != torch.float32:
@@ -74,13 +88,7 @@ def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: C
         return tuple(c for c in FMA_TILES(case) if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """In shared memory the queries, and staged keys and values."""
-        D, size = padded(int(case["D"])), scheme.activation.itemsize
-        return Footprint(
-            threads=32 * config.num_warps,
-            registers=registers(config, D, weights and size == 2, others),
-            shared_bytes=(config.block_m + staged_tiles(config, scheme) * config.block_n) * D * size,
-            ctas=cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"]),
-        )
+        ctas = cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"])
+        return pointers_footprint(config, case, scheme, ctas, weights, others)
 
-    return Tuning(Config, configs, Defaults(defaults), footprint)
+    return Tuning(Config, configs, defaults, footprint)

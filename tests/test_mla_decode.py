@@ -71,9 +71,14 @@ def test_strided_outputs_are_written(name: str) -> None:
     torch.testing.assert_close((out, lse), wanted)
 
 
-@pytest.mark.parametrize(("dims", "latent"), [(8 + 64, 8), (512 + 65, 512), (520, 513), (32, 32)])
-def test_split_kv_names_the_sizes_that_it_takes(dims: int, latent: int) -> None:
+LATENT, ROTARY = "latent_dim: expected 16 to 512, got", "q: expected 1 to 64 rotary dimensions behind the latent, got"
+
+
+@pytest.mark.parametrize(
+    ("dims", "latent", "message"), [(8 + 64, 8, LATENT), (512 + 65, 512, ROTARY), (520, 513, LATENT), (32, 32, ROTARY)]
+)
+def test_split_kv_names_the_sizes_that_it_takes(dims: int, latent: int, message: str) -> None:
     q, cache = torch.zeros(1, 1, dims).half(), torch.zeros(1, 1, dims).half()
     table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="q: expected a latent_dim of 16 to 512 and 1 to 64 rotary dimensions, got"):
+    with pytest.raises(ValueError, match=message):
         split_kv.split_kv(q, cache, table, lens, latent, 1.0)

@@ -27,7 +27,7 @@ FP32 = get_scheme("fp32")
 
 def _library_on_a_gpu(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, window=None):
     queries = q.reshape(len(q), k_cache.shape[2], -1, q.shape[2])
-    out = library._whole_table(queries, k_cache, v_cache, block_table, seq_lens, softmax_scale, window)
+    out = library._whole_table(queries, (k_cache, v_cache), block_table, seq_lens, softmax_scale, window)
     return out.reshape(q.shape)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rooflab.kernels import _attention_configs as tiles
@@ -15,7 +15,7 @@ from rooflab.reference.spec import Case, Scheme
 
 OPERAND_BYTES = 2
 TILES = space(Config, block_m=(64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 4))
-ROWS_OF_DEFAULTS = (
+ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
     # Two CTAs of a narrow head fit on an SM together, and their products and exponentials overlap.
     ({"D": 64}, Config(128, 64, 8, 3)),
     ({"D": 128}, Config(128, 128, 8, 2)),

@@ -14,14 +14,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer, smid
 
-COLUMNS = ("sm", "began_ns", "ended_ns")
-"""Columns of a timeline, which has a row per tile: its SM, and the device's nanosecond timer at start and end."""
 NEVER = -1
 """The value in rows that no tile has filled."""
-
-
 TIMELINE: ContextVar[torch.Tensor | None] = ContextVar("timeline", default=None)
-"""The tensor that launches fill, or None: (tiles, 3) int64, one row per tile, head after head."""
+"""The tensor that launches fill, or None: (tiles, 3) int64, one row per tile, head after head: its SM, and the device's
+nanosecond timer at its start and end."""
 
 
 @contextmanager
@@ -36,7 +33,7 @@ def kept_in(timeline: torch.Tensor) -> Iterator[None]:
 
 def new_timeline(tiles: int, device: torch.device) -> torch.Tensor:
     """An empty timeline for a launch of `tiles` tiles: (tiles, 3) int64."""
-    return torch.full((tiles, len(COLUMNS)), NEVER, dtype=torch.int64, device=device)
+    return torch.full((tiles, 3), NEVER, dtype=torch.int64, device=device)
 
 
 @triton.jit

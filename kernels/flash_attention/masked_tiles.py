@@ -89,10 +89,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Once for a layout: the grid, the numbers behind the tensors, and the constants.
-
-    The grid has one axis, because only x may exceed 65,535 programs.
-    """
+    """Once for a layout: the grid, of one axis, as only x may exceed 65,535; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
     numbers, constants = options(of, S)
     strides = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3], *of.out.stride()[:3]

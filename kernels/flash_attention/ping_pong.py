@@ -377,8 +377,8 @@ def bind(of: Arguments) -> tuple[Any, ...]:
         r'not below.uses_warp_specialization and uses_warp_specialization and threads == 384; '
         r'in_ptx(r"wait_group\.sync\.aligned 1") and tma > 0 and in_ptx("setmaxnreg"); '
         r'len(products) == 4 and [bool(loop.FSEL) for loop in products] == [False, False, True, True]; '
-        r'all(loop.wgmma == 16 and loop.global_load == loop.shared_load == 0 for loop in products[:2]); '
-        r'all(loop.spill_load == loop.spill_store == 0 for loop in products[:2]); '
+        r'all(loop.wgmma == 16 and loop.global_load == loop.shared_load == 0 and '
+        r'loop.spill_load == loop.spill_store == 0 for loop in products[:2]); '
         r'all(re.fullmatch("product wait1( exponential| rounding)+ wait0", loop.order) for loop in products[:2])'
     )},
 )  # fmt: skip

@@ -84,10 +84,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Once for a layout: the grid, what makes the maps, the numbers behind the tensors, and the constants.
-
-    The grid has one axis, because only x may exceed 65,535 programs.
-    """
+    """Once for a layout: the grid, of one axis, as only x may exceed 65,535; makers of maps; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     numbers, constants = options(of, S)

@@ -19,9 +19,10 @@ from torch import Tensor
 from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen._args import told_longest
+from rooflab.kernels.flash_attention_varlen._args import traffic as moved_once
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
-from rooflab.reference.spec import Arguments, nbytes
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 MODULE = "torch.nn.attention.varlen"
@@ -62,13 +63,12 @@ def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **optio
 def traffic(inputs: Arguments) -> Traffic:
     """Each operand once, because L2 keeps a sequence's keys for its queries; torch always writes a log-sum-exp, which
     two more launches clean with `return_lse`."""
-    q, return_lse = inputs.q, inputs.return_lse
-    lse = 4 * q.shape[0] * q.shape[1]
-    read = nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k)
-    if not return_lse:
-        return Traffic(read, nbytes(q) + lse)
+    moved = moved_once(inputs.but(return_lse=True))
+    if not inputs.return_lse:
+        return moved
+    lse = 4 * inputs.q.shape[0] * inputs.q.shape[1]
     mask = lse // 4
-    return Traffic(read + 2 * lse + mask, nbytes(q) + 2 * lse + mask, launches=3)
+    return Traffic(moved.read_bytes + 2 * lse + mask, moved.write_bytes + lse + mask, launches=3)
 
 
 @kernel(

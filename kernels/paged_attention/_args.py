@@ -1,4 +1,4 @@
-"""What launchers of paged_attention share: which keys are seen, the bytes that they take, and a check for peers."""
+"""What launchers of paged_attention share: the bytes that they move, and what some of them check."""
 
 from __future__ import annotations
 
@@ -13,21 +13,16 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 
-def seen_spans(inputs: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first key that a sequence's queries see, and one past their last, (B,) each; a traffic model's, not a
-    launch's."""
-    lengths = inputs.seq_lens.long()
-    counts = torch.ones_like(lengths) if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.long().diff()
-    first = torch.zeros_like(lengths) if inputs.window is None else (lengths - counts + 1 - inputs.window).clamp(min=0)
-    return first, torch.where(counts > 0, lengths, 0)
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """The keys and values that a sequence's queries see once, because L2 keeps them for its tiles; a page that several
     sequences share once for each; q, the output, and the table entries once."""
     q, k_cache = inputs.q, inputs.k_cache
     T, H, D = q.shape
-    first, end = seen_spans(inputs)
+    lengths, bounds, window = inputs.seq_lens.long(), inputs.cu_seqlens_q, inputs.window
+    counts = torch.ones_like(lengths) if bounds is None else bounds.long().diff()
+    # The first key that a sequence's queries see, and one past their last, (B,) each.
+    first = torch.zeros_like(lengths) if window is None else (lengths - counts + 1 - window).clamp(min=0)
+    end = torch.where(counts > 0, lengths, 0)
     _, entries = used_slots(inputs.block_table, end, k_cache.shape[0], k_cache.shape[1], first)
     keys = int((end - first).clamp(min=0).sum())
     read = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries

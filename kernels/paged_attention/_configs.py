@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded, registers, staged_tiles
+from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, pointers_footprint
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Case, Scheme
@@ -65,17 +65,9 @@ def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers: fp32 accumulator and a tile of scores; shared memory: queries and staged keys and values, as Triton
-    allocates them.  head_dim is padded to a power of two."""
     B, H, H_kv = (int(case[key]) for key in ("B", "H", "H_kv"))
-    head = padded(int(case["D"]))
-    staged = staged_tiles(config, scheme) * config.block_n * head * scheme.weight.itemsize
-    return Footprint(
-        threads=32 * config.num_warps,
-        registers=registers(config, head),
-        shared_bytes=config.block_m * head * scheme.activation.itemsize + staged,
-        ctas=tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, config.block_m) * H_kv,
-    )
+    ctas = tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, config.block_m) * H_kv
+    return pointers_footprint(config, case, scheme, ctas, weights=False)
 
 
 def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:

@@ -25,8 +25,6 @@ from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._configs import CHUNKED, tiles_at_most
 from rooflab.reference.spec import Arguments
 
-MOST_HEAD_DIM = 256
-
 
 @triton.jit
 def _first_query(cu_ptr, b):
@@ -179,18 +177,15 @@ def chunked_kernel(
         tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=mask)
 
 
-def seen_at_most(window: int | None, block_table: Tensor, k_cache: Tensor) -> int:
-    """The window, or the number of keys that a table has room for if that is smaller: the device uses 32 bits."""
-    return min(window or 0, block_table.shape[1] * k_cache.shape[1])
-
-
 def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     """A CTA for each tile that there may be of each head of keys; sizes and strides; constants."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
     scale = get_scale(of.q, of.softmax_scale) * (1.0 if of.softcap else LOG2E.value)
+    # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
+    window = min(of.window or 0, of.block_table.shape[1] * block_size)
     numbers = (
-        B, H_kv, tiles, scale, seen_at_most(of.window, of.block_table, of.k_cache), of.softcap or 0.0,
+        B, H_kv, tiles, scale, window, of.softcap or 0.0,
         *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0),
         *of.out.stride()[:2], *strides_of(of.lse, 2),
     )  # fmt: skip
@@ -202,7 +197,7 @@ def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
 
 
 @kernel(
-    backend="triton", limits={"D": range(1, MOST_HEAD_DIM + 1)}, traffic=traffic, bind=launch, tuning=CHUNKED,
+    backend="triton", limits={"D": range(1, 257)}, traffic=traffic, bind=launch, tuning=CHUNKED,
     fenced_since="3.7.1",
     over="gqa_packed", shows={
         "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (

@@ -21,6 +21,8 @@ from rooflab.kernels._device import kind_of
 from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.launcher import kernel
 
+Caches = tuple[Tensor, Tensor]
+"""Of keys and of values."""
 ONE_CALL = 48 * 1024
 """Key elements of the longest sequence up to which one call for all sequences is faster on a CPU than one call each; a
 call per sequence finds its gathered keys and values in cache."""
@@ -29,19 +31,17 @@ WORKSPACE_BYTES = 2**30
 """Gathered keys and values at a time on a GPU: each row's table is as wide as the longest sequence's."""
 
 
-def _chunk(q: Tensor, keys: Tensor, values: Tensor, softmax_scale: float | None, window: int | None) -> Tensor:
+def _chunk(q: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None) -> Tensor:
     """One sequence's queries (T, H, D) over its gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
     T, S = len(q), keys.shape[1]
     if window is None or S == 0:
-        return call(q[None], keys, values, True, softmax_scale)[0]
+        return call(q[None], keys, values, True, scale)[0]
     last = torch.arange(T, device=q.device)[:, None] + S - T
     key = torch.arange(S, device=q.device)
     seen = (key <= last) & (key > last - window)
     # In fp32 no fused backend takes grouped heads; for the other dtypes expanded heads cost nothing more.
     keys, values = (x.transpose(1, 2).repeat_interleave(q.shape[1] // x.shape[2], dim=1) for x in (keys, values))
-    result = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=never_zero(softmax_scale)
-    )
+    result = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=scale)
     return result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
 
 
@@ -61,22 +61,16 @@ def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tens
 
 
 def _padded(
-    queries: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    lengths: list[int],
-    softmax_scale: float | None,
-    window: int | None = None,
+    queries: Tensor, caches: Caches, block_table: Tensor, lengths: list[int], scale: float | None, window: int | None
 ) -> Tensor:
     """All sequences in one call, with a mask for the shorter ones; (B, H_kv, group, D)."""
     longest = max(lengths)
     if min(lengths) == longest:
         first = _first(longest, 1, window)
-        keys, values = (_gather(cache, block_table, first, longest) for cache in (k_cache, v_cache))
-        return F.scaled_dot_product_attention(queries, keys, values, scale=never_zero(softmax_scale))
-    table = block_table.clamp(0, len(k_cache) - 1)
-    keys, values = (_gather(cache, table, 0, longest) for cache in (k_cache, v_cache))
+        keys, values = (_gather(cache, block_table, first, longest) for cache in caches)
+        return F.scaled_dot_product_attention(queries, keys, values, scale=scale)
+    table = block_table.clamp(0, len(caches[0]) - 1)
+    keys, values = (_gather(cache, table, 0, longest) for cache in caches)
     for b, length in enumerate(lengths):
         # A mask does not stop a NaN that the query does not see: NaN + -inf and NaN * 0 are NaN.
         for x in (keys[b], values[b]):
@@ -84,9 +78,7 @@ def _padded(
             x[:, : _first(length, 1, window)] = 0
     token, ends = torch.arange(longest), torch.tensor(lengths)[:, None]
     seen = token < ends if window is None else (token < ends) & (token >= ends - window)
-    attended = F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=seen[:, None, None], scale=never_zero(softmax_scale)
-    )
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen[:, None, None], scale=scale)
     for b, length in enumerate(lengths):
         if length == 0:
             attended[b] = 0
@@ -94,25 +86,17 @@ def _padded(
 
 
 def _whole_table(
-    queries: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    softmax_scale: float | None,
-    window: int | None = None,
+    queries: Tensor, caches: Caches, block_table: Tensor, seq_lens: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
     """All pages of the table, with padding entries clamped to a real page and masked; (B, H_kv, group, D)."""
-    slots = block_table.shape[1] * k_cache.shape[1]
-    table = block_table.clamp(0, len(k_cache) - 1)
+    slots = block_table.shape[1] * caches[0].shape[1]
+    table = block_table.clamp(0, len(caches[0]) - 1)
     unseen = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
     if window is not None:
         unseen |= torch.arange(slots, device=queries.device) < seq_lens[:, None] - window
-    keys, values = (
-        _gather(cache, table, 0, slots).masked_fill_(unseen[:, None, :, None], 0) for cache in (k_cache, v_cache)
-    )
+    keys, values = (_gather(cache, table, 0, slots).masked_fill_(unseen[:, None, :, None], 0) for cache in caches)
     seen = ~unseen[:, None, None]
-    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=never_zero(softmax_scale))
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=scale)
     return attended.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
 
 
@@ -123,14 +107,15 @@ def library(
 ) -> None:  # fmt: skip
     """On the CPU it reads the lengths and gathers only the needed pages.  On a GPU that would wait for the device, so a
     decode step gathers the whole table and masks."""
+    caches, scale = (k_cache, v_cache), never_zero(softmax_scale)
     if cu_seqlens_q is not None:
         bounds = cu_seqlens_q.tolist()
         for b, (start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
             if start == end:  # then the table may hold anything, and so it may before the window
                 continue
             first, pages = _first(length, end - start, window), block_table[b : b + 1]
-            keys, values = (_gather(cache, pages, first, length).transpose(1, 2) for cache in (k_cache, v_cache))
-            out[start:end] = _chunk(q[start:end], keys, values, softmax_scale, window)
+            keys, values = (_gather(cache, pages, first, length).transpose(1, 2) for cache in caches)
+            out[start:end] = _chunk(q[start:end], keys, values, scale, window)
         return
     B, H, D = q.shape
     H_kv = k_cache.shape[2]
@@ -139,8 +124,7 @@ def library(
         row_bytes = 2 * block_table.shape[1] * k_cache[0].numel() * k_cache.element_size()
         step = max(1, WORKSPACE_BYTES // max(row_bytes, 1))
         for rows in (slice(start, start + step) for start in range(0, B, step)):
-            of_rows = (queries[rows], k_cache, v_cache, block_table[rows], seq_lens[rows])
-            part = _whole_table(*of_rows, softmax_scale, window)
+            part = _whole_table(queries[rows], caches, block_table[rows], seq_lens[rows], scale, window)
             out[rows] = part.view(-1, H, D)
         return
     lengths = seq_lens.tolist()
@@ -149,7 +133,7 @@ def library(
         out.zero_()
         return
     if longest * H_kv * D <= ONE_CALL:
-        attended = _padded(queries, k_cache, v_cache, block_table, lengths, softmax_scale, window)
+        attended = _padded(queries, caches, block_table, lengths, scale, window)
         out.copy_(attended.view(B, H, D))
         return
     for b, length in enumerate(lengths):
@@ -157,6 +141,6 @@ def library(
             out[b] = 0
             continue
         first, pages = _first(length, 1, window), block_table[b : b + 1]
-        keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
-        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=never_zero(softmax_scale))
+        keys, values = (_gather(cache, pages, first, length) for cache in caches)
+        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=scale)
         out[b] = attended.view(H, D)

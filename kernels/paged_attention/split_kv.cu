@@ -11,7 +11,8 @@
 //
 // Bytes.  Without BULK each warp fills a ring of its own by cp.async, STAGES - 1 units ahead, and waits for no other
 // warp.  With BULK the CTA has one ring, which one more warp fills by cp.async.bulk; `full` and `empty` barriers order
-// copies and products, so a warp waits only for the slowest one, a ring behind it.
+// copies and products, so a warp waits only for the slowest one, a ring behind it.  A phase of a barrier ends when all
+// that it counts have arrived, and, for `full`, when the announced bytes are there.
 //
 // No warp waits for a part: a warp that is not the last one at a counter goes on.
 

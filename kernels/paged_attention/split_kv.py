@@ -11,7 +11,6 @@ built: docs/notes/paged_attention.md.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from rooflab.kernels.paged_attention._args import traffic as in_pages
 from rooflab.kernels.paged_attention._args import why_unaligned
 from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.takes import HALVES
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme, get_scheme
 from rooflab.roofline.model import Traffic
 
@@ -85,12 +84,15 @@ def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
     return (1 if config.bulk else config.warps) * config.num_stages * 2 * UNIT * pitch + config.warps * queries
 
 
+SPACE = space(
+    SplitConfig, warps=range(1, 9), num_stages=(2, 3, 4, 6), ctas_per_sm=(1, 2, 4, 8), least=(2, 4, 16),
+    bulk=(False, True),
+)  # fmt: skip
+
+
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
-    """Every number of warps up to 8 that divides the heads, with rings and CTAs for at least four warps per SM."""
-    heads = virtual_heads(int(case["H"]), int(case["H_kv"]))
-    divisors = [warps for warps in range(1, 9) if heads % warps == 0]
-    sizes = itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16), (False, True))
-    return tuple(config for config in itertools.starmap(SplitConfig, sizes) if config.warps * config.ctas_per_sm >= 4)
+    """At least four warps per SM; those that do not divide the heads are illegal."""
+    return tuple(config for config in SPACE(case) if config.warps * config.ctas_per_sm >= 4)
 
 
 def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
