@@ -66,6 +66,6 @@ def fast_accum(
     """(a_scale a) (b_scale b) + bias, all of K summed in Hopper's fp8 accumulator."""
     a_map, b_map, grid, sizes, _, stride_om = bound
     _gemm[grid](
-        a_map(a), b_map(b.mT), a_scale, b_scale, bias, c, *sizes, stride_om,
+        a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, stride_om,
         HAS_BIAS=bias is not None, BLOCK_K=BLOCK_K, **config.launch_arguments,
     )  # fmt: skip
