@@ -107,5 +107,5 @@ def test_refusals_name_a_kernel_that_takes_it() -> None:
     fp8 = Case(M=16, N=12, K=16, scales="tensor", bias=False)
     assert "gemm_fp8/promoted_ws takes any" in reason(FP8, "gemm_fp8", fp8, "fp8_e4m3")
     inputs = get_op("gemm_fp8").make_inputs(fp8.but(N=16), SCHEMES["fp8_e4m3"], META, 0)
-    with pytest.raises(ValueError, match="out: expected an address and rows at multiples of 16 bytes"):
+    with pytest.raises(ValueError, match="out: expected an address and row stride of whole 16 bytes"):
         FP8.fn(**inputs, out=odd)

@@ -43,8 +43,7 @@ from rooflab.kernels.gemm._operands import epilogue_alone, tiles_traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.product_maps import stored_as, stored_operands, stored_output, why_not_by_tma
 from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
-from rooflab.kernels.lib.ring import next_slot
-from rooflab.kernels.lib.tma import async_load, async_store
+from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
@@ -121,7 +120,7 @@ def _skip(slot, phase, steps, STAGES: gl.constexpr):
 @gluon.jit
 def _produce(
     a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     slot = 0
@@ -145,7 +144,7 @@ def _produce(
                 async_load(b, [column, k], bar, b_ring.index(slot))
             else:
                 async_load(b, [k, column], bar, b_ring.index(slot))
-            slot, phase = next_slot(slot, phase, STAGES)
+            slot, phase = advance(slot, phase, full)
 
 
 @gluon.jit
@@ -192,7 +191,7 @@ def _store_halves(out, residual, total, staged, landed, row, column, ROWS: gl.co
 
 @gluon.jit
 def _multiply(
-    accumulator, steps, slot, phase, a_ring, b_ring, full, empty, STAGES: gl.constexpr,
+    accumulator, steps, slot, phase, a_ring, b_ring, full, empty,
     PARTS: gl.constexpr, PART: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     """A tile's products, of which the last is in flight; also returns the slot of the last."""
@@ -210,7 +209,7 @@ def _multiply(
         accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
         mbarrier.arrive(empty.index(PARTS * before + PART), pred=step > 0)
         before = slot
-        slot, phase = next_slot(slot, phase, STAGES)
+        slot, phase = advance(slot, phase, full)
     return accumulator, before, slot, phase
 
 
@@ -254,7 +253,7 @@ def _consume(
             passed ^= 1
         accumulator, before, slot, phase = _multiply(
             accumulator, steps, slot, phase, a_ring, b_ring, full, empty,
-            STAGES, PARTS, PART, A_TRANSPOSED, B_TRANSPOSED,
+            PARTS, PART, A_TRANSPOSED, B_TRANSPOSED,
         )  # fmt: skip
         if PARTS == 1:
             mbarrier.arrive(turn.index(1 - CONSUMER))
@@ -291,14 +290,10 @@ def _gemm(
     a_ring = gl.allocate_shared_memory(a.dtype, [PARTS * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
     staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [PARTS * STAGES, 1], mbarrier.MBarrierLayout())
+    full = new_barriers(STAGES, 1)
+    empty = new_barriers(PARTS * STAGES, 1)
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     landed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-    for part in gl.static_range(PARTS * STAGES):
-        mbarrier.init(empty.index(part), count=1)
     for consumer in gl.static_range(2 if TURNS else 0):
         mbarrier.init(turn.index(consumer), count=1)
     if residual is not None:
@@ -314,7 +309,7 @@ def _gemm(
                         staged.index(1), landed.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD, PARTS,
                         A_TRANSPOSED, B_TRANSPOSED, 1)),
             (_produce, (a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
-                        STAGES, GROUP_M, PARTS, A_TRANSPOSED, B_TRANSPOSED)),
+                        GROUP_M, PARTS, A_TRANSPOSED, B_TRANSPOSED)),
         ],
         [4, 1],
         [240, 24],

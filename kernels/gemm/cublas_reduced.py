@@ -15,13 +15,9 @@ from rooflab.kernels.takes import HALVES
 
 
 @kernel(
-    role="peer",
-    backend="torch",
-    devices=("cuda",),
-    dtypes={"a": HALVES},
-    unsupported=library.unsupported,
+    role="peer", backend="torch", devices=("cuda",), dtypes={"a": HALVES}, unsupported=library.unsupported,
     allocates=True,
-)
+)  # fmt: skip
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, address_of
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K
-from rooflab.kernels.lib.tma import map_maker
+from rooflab.kernels.lib.product_maps import stored_operands
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -38,9 +37,14 @@ def why_no_tma(inputs: Arguments) -> str | None:
     return None
 
 
-def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """And None for empty operands, which no kernel reads; with `stores` TMA also stores a new result."""
+def why_not_operands(inputs: Arguments, stores: bool = False, promotes: bool = True) -> str | None:
+    """And None for empty operands, which no kernel reads; with `stores` TMA also stores a new result, and a kernel that
+    does not promote sums needs to be allowed that."""
     a, b = inputs.a, inputs.b
+    if not promotes and block_scaled(inputs.a_scale):
+        return "a_scale: expected one element, because the sum runs over all of K; promoted takes block scales"
+    if not promotes and not inputs.fast_accum:
+        return "fast_accum: expected True, because Hopper's fp8 accumulator keeps 14 bits; promoted takes False"
     if not a.numel() or not b.numel():
         return None
     if stores and len(a) > 1 and 2 * b.shape[1] % ALIGNMENT:
@@ -50,10 +54,10 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
 
 
 def by_maps(of: Arguments) -> Any:
-    """Of a layout: what makes the maps of a and b.mT, the grid, sizes and strides."""
+    """Of a layout: what makes the maps of a and b, the grid, sizes and strides."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    a_map = map_maker(TensorDescriptor, [M, K], [of.a.stride(0), 1], [config.block_m, BLOCK_K])
-    b_map = map_maker(TensorDescriptor, [N, K], [of.b.stride(1), 1], [config.block_n, BLOCK_K])
+    left, right = stored_operands(of.a, of.b)
+    a_map, b_map = left.map(config.block_m, BLOCK_K), right.map(BLOCK_K, config.block_n)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     return a_map, b_map, grid, (M, N, K), scale_strides(of), of.c.stride(0)
 

@@ -10,6 +10,7 @@ accumulator.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import triton
@@ -18,10 +19,9 @@ from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
-from rooflab.kernels.gemm_fp8._operands import block_scaled, by_maps, tiles_traffic, why_not_operands
+from rooflab.kernels.gemm_fp8._operands import by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tiles import grouped_tile
-from rooflab.reference.spec import Arguments
 
 
 @triton.jit
@@ -48,18 +48,9 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why this kernel cannot take the inputs: block scales, `fast_accum` off, or TMA; or None."""
-    if block_scaled(inputs.a_scale):
-        return "a_scale: expected one element, because the sum runs over all of K; promoted takes block scales"
-    if not inputs.fast_accum:
-        return "fast_accum: expected True, because Hopper's fp8 accumulator keeps 14 bits; promoted takes False"
-    return why_not_operands(inputs)
-
-
 @kernel(
-    backend="triton", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=tiles_traffic, tuning=FAST_ACCUM,
+    backend="triton", min_sm=90, unsupported=partial(why_not_operands, promotes=False), aligned=("a", "b"),
+    empty=epilogue_alone, bind=by_maps, traffic=tiles_traffic, tuning=FAST_ACCUM,
     over="naive", shows={
         "": 'calls("naive").total >= 6',
         "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
@@ -75,6 +66,6 @@ def fast_accum(
     """(a_scale a) (b_scale b) + bias, all of K summed in Hopper's fp8 accumulator."""
     a_map, b_map, grid, sizes, _, stride_om = bound
     _gemm[grid](
-        a_map(a), b_map(b.mT), a_scale, b_scale, bias, c, *sizes, stride_om,
+        a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, stride_om,
         HAS_BIAS=bias is not None, BLOCK_K=BLOCK_K, **config.launch_arguments,
     )  # fmt: skip

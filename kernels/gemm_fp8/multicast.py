@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import CudaMap
-from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._operands import block_scaled, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import multicast as shared
 from rooflab.kernels.lib.multicast import ClusterTile, cluster_tuning
+from rooflab.kernels.lib.product_maps import Stored, stored_operands, stored_output
 from rooflab.kernels.tuning import Defaults
 from rooflab.reference.spec import Arguments
 
@@ -35,24 +33,14 @@ TUNING = cluster_tuning((2, 3), (BLOCK_N,), (1, 2), DEFAULTS, itemsize=1, accumu
 """A consumer has a product of 128 of K, and its sum."""
 
 
-def _map(matrix: torch.Tensor) -> CudaMap:
-    """The map of a matrix whose rows are contiguous; the stride of a single row has no meaning."""
-    rows, columns = matrix.shape
-    whole = ALIGNMENT // matrix.element_size()
-    return CudaMap(matrix, rows, columns, matrix.stride(0) if rows > 1 else cdiv(columns, whole) * whole)
-
-
-def check_out(of: Arguments) -> None:
-    """Raises `ValueError` on a `c` that TMA cannot store."""
-    c, kept = of.c, _map(of.c)
-    if 2 * kept.stride % ALIGNMENT or (not c.is_meta and c.data_ptr() % ALIGNMENT):
-        wanted = "an address and rows at multiples of 16 bytes for TMA"
-        raise ValueError(f"out: expected {wanted}, got strides {c.stride()}; gemm_fp8/promoted_ws takes any")
+def stored(of: Arguments) -> tuple[Stored, ...]:
+    """Of a layout: a, b.mT and c as rows in memory.  Raises `ValueError` on a `c` that TMA cannot store."""
+    return *stored_operands(of.a, of.b), stored_output(of.c, "gemm_fp8/promoted_ws")
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    unsupported=partial(why_not_operands, stores=True), aligned=("a", "b"), empty=epilogue_alone, bind=check_out,
+    unsupported=partial(why_not_operands, stores=True), aligned=("a", "b"), empty=epilogue_alone, bind=stored,
     traffic=tiles_traffic, tuning=TUNING,
     over="promoted_ws", shows={
         "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
@@ -69,11 +57,11 @@ def check_out(of: Arguments) -> None:
 )  # fmt: skip
 def multicast(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
-    fast_accum: bool, config: ClusterTile, bound: None,
+    fast_accum: bool, config: ClusterTile, bound: tuple[Stored, ...],
 ) -> None:  # fmt: skip
     """The sums of `promoted`; b is multicast in a cluster."""
-    kept = _map(c)
+    left, right, kept = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
-        "fp8", config, [_map(a), _map(b.mT), kept, kept], (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
+        "fp8", config, [left, right, kept, kept], (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
         bias=bias, scales=(a_scale, b_scale), block_scales=block_scaled(a_scale),
     )  # fmt: skip

@@ -82,6 +82,6 @@ def promoted(
     """(a_scale a) (b_scale b) + bias, each 128 of K on the fp8 tensor cores and their sums in fp32."""
     a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
-        a_map(a), b_map(b.mT), a_scale, b_scale, bias, c, *sizes, *strides, stride_om,
+        a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, *strides, stride_om,
         HAS_BIAS=bias is not None, BLOCK_SCALES=block_scaled(a_scale), BLOCK_K=BLOCK_K, **config.launch_arguments,
     )  # fmt: skip

@@ -22,7 +22,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
@@ -31,16 +30,15 @@ from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, Config, by_warps, outputs
 from rooflab.kernels.gemm_fp8._operands import block_scaled, scale_strides, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.product_maps import Stored, stored_operands
 from rooflab.kernels.lib.product_tiles import one_wave
-from rooflab.kernels.lib.tma import async_load, async_store, layout_of, map_maker
+from rooflab.kernels.lib.tma import async_load, async_store
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
 """By number of consumers: the 65536 of an SM less the producer's, per thread, in steps of eight and at most 255."""
-KINDS = (gl.float8e4nv, gl.float8e4nv, gl.bfloat16)
-"""Gluon's dtypes of a, b and the output."""
 SUM_REGISTERS = 16
 """Least registers of a consumer for addresses, barriers and scales, in addition to its accumulators."""
 
@@ -230,16 +228,12 @@ def arranged(of: Arguments) -> Any:
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N = a.shape, b.shape[1]
     by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
-    target = ([M, N], [c.stride(0), 1]) if by_tma else ([1, 8], [8, 1])
-    matrices = (
-        ([M, K], [a.stride(0), 1], [64, BLOCK_K]),
-        ([N, K], [b.stride(1), 1], [config.block_n, BLOCK_K]),
-        (*target, [64, config.block_n]),
-    )
-    maps = [
-        map_maker(TensorDescriptor, shape, strides, box, layout_of(tuple(box), kind))
-        for (shape, strides, box), kind in zip(matrices, KINDS, strict=True)
-    ]
+    left, right = stored_operands(a, b)
+    kept = Stored(M, N, c.stride(0), False) if by_tma else Stored(1, 8, 8, False)
+    maps = (
+        left.map(64, BLOCK_K, a.dtype), right.map(BLOCK_K, config.block_n, b.dtype),
+        kept.map(64, config.block_n, c.dtype),
+    )  # fmt: skip
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(a.device)),)
     constants = {
         "HAS_BIAS": of.bias is not None, "BLOCK_SCALES": block_scaled(of.a_scale), "BY_TMA": by_tma,
@@ -275,4 +269,4 @@ def promoted_ws(
     """The sums of `promoted`, by specialized warps in persistent CTAs; TMA stores c if its rows allow."""
     a_map, b_map, c_map, by_tma, grid, numbers, constants = bound
     target = c if by_tma else c.new_empty((1, 8))
-    _gemm[grid](a_map(a), b_map(b.mT), c_map(target), a_scale, b_scale, bias, c, *numbers, **constants)
+    _gemm[grid](a_map(a), b_map(b), c_map(target), a_scale, b_scale, bias, c, *numbers, **constants)

@@ -35,8 +35,7 @@ from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma, zeros
 from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
-from rooflab.kernels.lib.ring import next_slot
-from rooflab.kernels.lib.tma import async_load, async_store
+from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -108,8 +107,7 @@ def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.con
 @gluon.jit
 def _produce(
     a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    BLOCK_E: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, BLOCK_E: gl.constexpr,
 ):  # fmt: skip
     panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
     slot = 0
@@ -130,7 +128,7 @@ def _produce(
                 mbarrier.expect(bar, a.block_type.nbytes + b.block_type.nbytes)
             async_load(a, [row, k], bar, a_ring.index(2 * slot))
             async_load(b, [column, k], bar, b_ring.index(slot))
-            slot, phase = next_slot(slot, phase, STAGES)
+            slot, phase = advance(slot, phase, full)
 
 
 @gluon.jit
@@ -157,7 +155,7 @@ def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
 @gluon.jit
 def _consume(
     out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty, staged,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
     BLOCK_E: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = BLOCK_M // 2
@@ -184,7 +182,7 @@ def _consume(
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
             mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
             before = slot
-            slot, phase = next_slot(slot, phase, STAGES)
+            slot, phase = advance(slot, phase, full)
         following = min(tile + gl.num_programs(0), tiles - 1)
         _, row_after, end_after, tile_after = _find(following, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
@@ -192,7 +190,7 @@ def _consume(
         for _ in range(mine, steps):
             mbarrier.wait(full.index(slot), phase)
             mbarrier.arrive(empty.index(2 * slot + HALF))
-            slot, phase = next_slot(slot, phase, STAGES)
+            slot, phase = advance(slot, phase, full)
         if mine > 0:
             total = accumulator.to(out_map.dtype)
             first = row + HALF * ROWS
@@ -218,21 +216,17 @@ def _gemm(
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
     staged = gl.allocate_shared_memory(out_map.dtype, [2] + out_map.block_type.shape, out_map.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-    for half in gl.static_range(2 * STAGES):
-        mbarrier.init(empty.index(half), count=1)
+    full = new_barriers(STAGES, 1)
+    empty = new_barriers(2 * STAGES, 1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
-                        staged.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, BLOCK_E, 0)),
+                        staged.index(0), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, BLOCK_E, 0)),
             (_consume, (out_map, out_ptr, stride_ot, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
-                        staged.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, BLOCK_E, 1)),
+                        staged.index(1), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, BLOCK_E, 1)),
             (_produce, (a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
-                        STAGES, GROUP_M, BLOCK_E)),
+                        GROUP_M, BLOCK_E)),
         ],
         [4, 1],
         [232, 40],  # the producer holds the experts' panels: four per thread for 128 experts

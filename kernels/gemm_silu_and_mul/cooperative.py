@@ -29,8 +29,7 @@ from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.product_maps import stored_operands, stored_output, zeros
 from rooflab.kernels.lib.product_tiles import at_both_widths, ring_footprint, space
-from rooflab.kernels.lib.ring import next_slot
-from rooflab.kernels.lib.tma import async_load, async_store, reinterpret
+from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers, reinterpret
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -91,7 +90,7 @@ def _place(tile, tiles_m, tiles_i, GROUP_M: gl.constexpr):
 @gluon.jit
 def _produce(
     a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty,
-    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
@@ -107,7 +106,7 @@ def _produce(
                 column = tile_i * BLOCK_I + half * I  # columns of gate, then the same of up
                 async_load(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half))
                 async_load(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half))
-            slot, phase = next_slot(slot, phase, STAGES)
+            slot, phase = advance(slot, phase, full)
 
 
 @gluon.jit
@@ -154,7 +153,7 @@ def _consume(
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
             mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
             before = slot
-            slot, phase = next_slot(slot, phase, STAGES)
+            slot, phase = advance(slot, phase, full)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(2 * before + HALF))
         result = _silu_product(accumulator, out.dtype)
@@ -177,12 +176,8 @@ def _gemm(
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [2 * STAGES] + b.block_type.shape, b.layout)
     staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-    for half in gl.static_range(2 * STAGES):
-        mbarrier.init(empty.index(half), count=1)
+    full = new_barriers(STAGES, 1)
+    empty = new_barriers(2 * STAGES, 1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -191,7 +186,7 @@ def _gemm(
             (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged.index(1),
                         BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, LEAD, 1)),
             (_produce, (a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_I, BLOCK_K,
-                        STAGES, GROUP_M)),
+                        GROUP_M)),
         ],
         [4, 1],
         [240, 24],

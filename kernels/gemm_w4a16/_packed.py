@@ -11,13 +11,17 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels.gemm._operands import why_not_along_k
+from rooflab.kernels.lib.stream import MOST_COLUMNS, MOST_M
 from rooflab.reference.contract import Argument
+from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import Arguments
 
 BLOCK_K = 32
 WORDS = 4
 """Words per block."""
+CHUNK_K = 128
+"""Values along K that a quad of lanes holds at once."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
@@ -36,9 +40,19 @@ PACKED = Argument("N W", (torch.int32,), "contiguous", packed=torch.Tensor)
 """What `pack` returns, in a contract."""
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why a kernel refuses packed codes for another K, or layouts that it does not read, or None."""
-    b, scale, zero, words = inputs.b, inputs.scale, inputs.zero, -(-inputs.a.shape[1] // BLOCK_K) * WORDS
+def subgroups(group: int) -> int:
+    """Groups that a quad holds at once."""
+    return CHUNK_K // group
+
+
+def unsupported(inputs: Arguments, few_rows: bool = False) -> str | None:
+    """Why a kernel refuses packed codes for another K, layouts that it does not read, or more than `few_rows`."""
+    b, scale, zero, (M, K) = inputs.b, inputs.scale, inputs.zero, inputs.a.shape
+    if few_rows:
+        most = min(MOST_M, MOST_COLUMNS // subgroups(group_size(K, scale.shape[1]) if K else CHUNK_K))
+        if most < M:
+            return f"a: expected up to {most} rows in groups of this size, got {M}; gemm_w4a16/dequant_dot takes more"
+    words = -(-K // BLOCK_K) * WORDS
     if b.dtype == torch.int32 and b.shape[1] != words:
         return f"b: expected shape ({b.shape[0]}, {words}), got {tuple(b.shape)}"
     for name, x in (("scale", scale), ("zero", zero)):

@@ -10,35 +10,19 @@ a fixed order.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16 import _packed
-from rooflab.kernels.gemm_w4a16._packed import PACKED, pack
+from rooflab.kernels.gemm_w4a16._packed import CHUNK_K, PACKED, pack, subgroups, unsupported
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import stream
-from rooflab.kernels.lib.stream import MOST_COLUMNS, MOST_M, Config
+from rooflab.kernels.lib.stream import Config
 from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Arguments
 
 BITS = 4
-CHUNK_K = 128
-"""Values along K that a quad of lanes holds at once."""
-
-
-def subgroups(group: int) -> int:
-    """Groups that a quad holds at once."""
-    return CHUNK_K // group
-
-
-def unsupported(inputs: Arguments) -> str | None:
-    """Why this kernel cannot take the operands, or None."""
-    M, K = inputs.a.shape
-    most = min(MOST_M, MOST_COLUMNS // subgroups(group_size(K, inputs.scale.shape[1]) if K else CHUNK_K))
-    if M > most:
-        return f"a: expected up to {most} rows in groups of this size, got {M}; gemm_w4a16/dequant_dot takes more"
-    return _packed.unsupported(inputs)
 
 
 def divided(of: Arguments) -> Any:
@@ -48,7 +32,7 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
-    unsupported=unsupported, aligned=("a",), bind=divided, traffic=stream.traffic,
+    unsupported=partial(unsupported, few_rows=True), aligned=("a",), bind=divided, traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
     over="naive", shows={
         "": 'calls("naive").total >= 8',

@@ -1,4 +1,4 @@
-"""Matrices as TMA maps them, for gemm, gemm_silu_and_mul and gemm_grouped: rows of contiguous elements."""
+"""Matrices as TMA maps them, for the products: rows of contiguous elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of
 from rooflab.kernels.lib.tma import layout_of, map_maker
 from rooflab.reference.spec import Arguments
 
-KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+KINDS = {
+    torch.float8_e4m3fn: gl.float8e4nv, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16,
+    torch.float32: gl.float32,
+}  # fmt: skip
 
 
 class Stored(NamedTuple):
