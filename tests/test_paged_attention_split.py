@@ -166,6 +166,7 @@ def test_tokens_are_copied_whole_where_heads_are_neighbours():
     odd = case_of(2, 40, 40, 1, 128)
     assert not SPLIT_KV.is_legal(SplitConfig(1, 2, 1, 2, bulk=True), odd), "half of a KV head's queries"
     assert SPLIT_KV.is_legal(SplitConfig(1, 2, 4, 2), odd)
+    assert not SPLIT_KV.is_legal(SplitConfig(1, 1, 4, 2), odd), "a unit would be read before its copies have arrived"
     wide = SplitConfig(8, 2, 1, 4, bulk=True)
     assert SPLIT_KV.is_legal(wide, LLAMA) and not SPLIT_KV.is_legal(wide, LLAMA.but(D=256)), "registers of 12 warps"
 

@@ -2,8 +2,8 @@
 
 Launches that may run at once must not share counters.  Outside of a CUDA graph each stream has its own, because its
 launches run one after another.  A graph may be replayed on any stream, so a captured launch has counters that belong to
-the address of its parts: two launches with their parts at one address never run at once, or each would overwrite the
-parts of the other, too.  torch's pools of memory see to that.
+the address of its parts: torch's memory pools never give one address to two launches that run at once, or each would
+overwrite the parts of the other, too.
 
 Zeros set in a capture would be set at each replay, for the price of a launch.  So captured launches take theirs from a
 block that the first launch outside of a capture makes, and waits for.  Only without such a block, or when it is used

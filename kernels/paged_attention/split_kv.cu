@@ -1,18 +1,19 @@
 // Decode attention over pages in equal shares, by mma.m16n8k16.  Compiled once per layout and config: `split_kv.py`
 // names the macros (sizes, dtypes, and how a CTA is made up).
 //
-// Work.  16 keys of a sequence are a unit.  All units form one sequence: by sequence of the batch, then by set of a
-// CTA's heads, then from the first visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.  The
-// units of a sequence for one set are a segment.  Where shares cut it, each CTA keeps a part (fp32 values and a
-// log-sum-exp), and the last warp to arrive at a counter adds them.
+// Work.  16 keys of a sequence are a unit.  All units stand in one line: by sequence, then by set of a CTA's heads,
+// then from the first visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.  The units of a
+// sequence for one set are a segment.  Where shares cut it, each CTA keeps a part (fp32 values and a log-sum-exp), and
+// the last warp to arrive at a counter merges them.
 //
 // Warps.  A warp has one virtual head: a KV head, or for groups above 16 query heads a KV head with 16 of them.  The
-// warps of a CTA have neighbouring virtual heads and the same keys, so together they read whole runs of a page.
+// warps of a CTA read the same positions, each for its own head; the heads are neighbours, so together they read whole
+// runs of a page.
 //
 // Bytes.  Without BULK each warp fills a ring of its own by cp.async, STAGES - 1 units ahead, and waits for no other
 // warp.  With BULK the CTA has one ring, which one more warp fills by cp.async.bulk; `full` and `empty` barriers order
-// copies and products, so a warp waits only for the slowest one, a ring behind it.  A phase of a barrier ends when all
-// that it counts have arrived, and, for `full`, when the announced bytes are there.
+// copies and products, so a warp may run STAGES units ahead of the slowest one.  A phase of a barrier ends after as
+// many arrivals as it was made for, and, for `full`, when the announced bytes are there.
 //
 // No warp waits for a part: a warp that is not the last one at a counter goes on.
 
@@ -26,12 +27,13 @@ constexpr int UNIT = 16, TILES = D / 16;
 constexpr int ROWS = GROUP < 16 ? GROUP : 16, ROW_TILES = (GROUP + 15) / 16, HALVES = ROWS > 8 ? 2 : 1;
 constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), HEADS = WARPS / ROW_TILES;
 constexpr int ROW_BYTES = KEY_BYTES * (BULK ? HEADS : 1), CHUNKS = ROW_BYTES / 16;  // what lies together in a stage
-// An odd number of 16-byte chunks from key to key: the eight that ldmatrix reads at once are in different banks.
+// From key to key an odd number of 16-byte chunks: the eight rows that ldmatrix reads at once lie in different banks.
 constexpr int PITCH = ROW_BYTES + (CHUNKS % 2 ? 0 : 16);
 constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes along a key, and keys at once
 constexpr int STAGE_BYTES = 2 * UNIT * PITCH, RINGS = BULK ? 1 : WARPS, THREADS = 32 * (WARPS + BULK);
 #define Q_SHARED (D > 128 && GROUP > 8)
 constexpr int HEAD_SETS = H_KV * ROW_TILES / WARPS;
+static_assert(BULK || STAGES > 1, "a ring of one unit would be read before its copies have arrived");
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 #if BF16
 #define KIND "bf16"  // of queries and output, and of what both products multiply
@@ -163,12 +165,13 @@ __device__ __forceinline__ int page_at(const Keys& keys, const Cursor& at) {
     return key < at.end ? __ldg(keys.table + at.b * keys.table_row + (u32)key / BLOCK_SIZE) : 0;
 }
 
+// 16 bytes past L1 (.cg); L2 fetches 128 from HBM at a time.
 __device__ __forceinline__ void copy(u32 to, const u8* from, int bytes, u64 policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
                  ::"r"(to), "l"(from), "r"(bytes), "l"(policy) : "memory");
 }
 
-// Loads a unit's keys and values to a stage, and 0 for keys past the end, where a page may hold NaN.
+// Loads a unit's keys and values to a stage; past the end 0, because a page may hold NaN there, and 0 * NaN is NaN.
 __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, int page, int kv_head, u32 stage,
                                           u64 policy) {
     const int lane = threadIdx.x % 32, row = lane / ACROSS, chunk = lane % ACROSS;
@@ -177,9 +180,9 @@ __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, in
         const int r = row + i * DOWN;
         const int bytes = at.key + r < at.end ? 16 : 0;
         const u64 slot = (u32)(at.key + r) % BLOCK_SIZE;
-        const u64 block = (u32)__shfl_sync(~0u, page, r);  // 64 bits: page * stride passes 2**31 in a cache of 2 GiB
-        const u8* k = keys.k + block * keys.k_page + slot * keys.k_slot + kv_head * keys.k_head + chunk * 16;
-        const u8* v = keys.v + block * keys.v_page + slot * keys.v_slot + kv_head * keys.v_head + chunk * 16;
+        const u64 own = (u32)__shfl_sync(~0u, page, r);  // 64 bits: page * stride passes 2**31 in a cache of 2 GiB
+        const u8* k = keys.k + own * keys.k_page + slot * keys.k_slot + kv_head * keys.k_head + chunk * 16;
+        const u8* v = keys.v + own * keys.v_page + slot * keys.v_slot + kv_head * keys.v_head + chunk * 16;
         const u32 to = stage + r * PITCH + chunk * 16;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c += ACROSS)
@@ -208,6 +211,7 @@ __device__ __forceinline__ void fill(const Keys& keys, Cursor at, const int* len
     const i64 to_set = HEADS * (values ? keys.v_head : keys.k_head);
     int page = page_at(keys, at);
 #pragma unroll 1
+    // Parity 1: the wait for a barrier's phase before its first one ends at once, as the ring is empty at first.
     for (int unit = 0, stage = 0, parity = 1; unit < count; ++unit) {
         const int there = min(at.end - at.key, UNIT);
         const u8* from = base + (u32)page * (u64)to_page + (u32)(at.key + r) % BLOCK_SIZE * (u64)to_slot +
@@ -224,9 +228,9 @@ __device__ __forceinline__ void fill(const Keys& keys, Cursor at, const int* len
                     for (int which = 0; which < 2; ++which)
                         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};"
                                      ::"r"(tile + (which * UNIT + row) * PITCH + byte), "r"(0) : "memory");
-            fence_async();  // before later copies to the same place and products that read it
+            fence_async();  // these stores come before later copies to the same place, which another proxy makes
         }
-        __syncwarp();
+        __syncwarp();  // the zeros of all lanes come before lane 0's arrival, which tells the readers
         if (lane == 0) expect(bar, there * (2 * ROW_BYTES));
         __syncwarp();  // no copy arrives before its bytes are announced
         if (r < there) copy_row(tile + lane * PITCH, from, bar, policy);
@@ -272,7 +276,8 @@ struct State {
         for (int h = 0; h < 2; ++h) peak[h] = -INFINITE, total[h] = 0;
     }
 
-    // Adds a stage, of which `left` keys exist; factor and cap as in `split_kv`.
+    // Adds a stage, of which `left` keys exist.  `factor` turns a product into an exponent of 2, or with SOFTCAP into
+    // that of tanh; `cap2` is the cap in base 2.
     __device__ __forceinline__ void add(u32 stage, int left, float factor, float cap2) {
         const int lane = threadIdx.x % 32, row = lane % 8, low = lane / 8 % 2, high = lane / 16;
         const u32 down = (8 * low + row) * PITCH + (FP8 ? 0 : 16 * high);
@@ -308,6 +313,7 @@ struct State {
             most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 1));
             most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], 2));
         }
+        // Where no row of the warp has a new maximum, all factors are 1.
         if (__any_sync(~0u, most[0] > peak[0] || (HALVES == 2 && most[1] > peak[1]))) {
 #pragma unroll
             for (int h = 0; h < HALVES; ++h) {
@@ -378,21 +384,22 @@ struct Output {
     }
 };
 
-// Says that this warp has written, to a group of `count` warps; true for the last one, which may read what the others
-// wrote.  The counter is 0 before and after.
-// Release orders this warp's part before its count; acquire orders the last warp's reads after all counts.
-__device__ __forceinline__ bool arrive(u32* counter, int count) {
+// Counts the part of this warp, one of `count`; true for the last warp, which may read the parts of the others.  The
+// counter is 0 before and after.  Release orders this warp's part before its count; acquire orders the last warp's
+// reads after all counts.
+__device__ __forceinline__ bool count_part(u32* counter, int count) {
     u32 before = 0;
-    __syncwarp();
+    __syncwarp();  // the parts of all lanes come before lane 0's release
     if (threadIdx.x % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                      : "=r"(before) : "l"(counter), "r"(count - 1) : "memory");
     before = __shfl_sync(~0u, before, 0);
-    __syncwarp();
+    __syncwarp();  // lane 0's acquire comes before the reads of all lanes
     return before == count - 1;
 }
 
 constexpr int BATCH = CTAS_PER_SM * WARPS > 8 ? 2 : 4;  // parts on their way at once, as far as registers reach
+// A pass merges up to 512 values of each part: four float4 a lane.
 constexpr int ROWS_AT_ONCE = D >= 512 / ROWS ? 512 / D : ROWS, FOURS = (ROWS_AT_ONCE * D + 127) / 128;
 
 // The parts of a virtual head of a segment, one of each share from `first` to `last`.
@@ -406,9 +413,9 @@ struct Parts {
         return ((i64)(share * 2 + (share == first)) * WARPS + warp) * ROWS;
     }
 
-    // Adds `count` parts, of each `step`-th share from `from` on, in their order; their sum becomes that of `from`, or
+    // Merges `count` parts, of each `step`-th share from `from` on, in their order, into the part of `from`, or into
     // the output.
-    __device__ __forceinline__ void add(int from, int step, int count, bool all, const Output& to, int b, int head,
+    __device__ __forceinline__ void merge(int from, int step, int count, bool all, const Output& to, int b, int head,
                                         int rows) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -468,9 +475,9 @@ struct Parts {
         }
     }
 
-    // A warp comes here when it has written the part of share `g`.  The last one of a group adds the group's parts, and
-    // waits for none.  More than WIDTH parts are added in about sqrt(count) groups, and then the groups' sums.
-    __device__ __forceinline__ void join(int g, const Output& to, int b, int head, int rows) const {
+    // A warp comes here when it has written the part of share `g`.  The last one of a group merges the group's parts,
+    // and waits for none.  More than WIDTH parts are merged in about sqrt(count) groups, and then the groups' sums.
+    __device__ __forceinline__ void merge_arrived(int g, const Output& to, int b, int head, int rows) const {
         int index = g - first, left = last - first + 1, step = 1, fan = left;
         if (left > WIDTH)
             for (fan = 1; fan * fan < left;) ++fan;
@@ -479,9 +486,10 @@ struct Parts {
             const int group = index / fan, count = min(fan, left - group * fan), from = first + group * fan * step;
             left = (left + fan - 1) / fan;
             if (count > 1) {
-                // Counters of groups are `fan` shares apart, so that of level 1 has a place behind the first one's.
-                if (!arrive(counters + (from + level) * WARPS + warp, count)) return;
-                add(from, step, count, left == 1, to, b, head, rows);
+                // Groups of level 0 count at each `fan`-th share, and level 1 at the place behind the first.  The next
+                // segment begins in share `last` at the earliest, where this one does not count.
+                if (!count_part(counters + (from + level) * WARPS + warp, count)) return;
+                merge(from, step, count, left == 1, to, b, head, rows);
             }
             index = group, step *= fan;
         }
@@ -522,7 +530,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     u64 policy = 0;  // L2 gives up keys and values first, not parts and the table
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 
-    // Every warp counts all units by itself: 32 lengths at a time, so no CTA waits for another one.
+    // Every warp counts all units by itself, 32 lengths at a time: no barrier, and no kernel that plans before.
     i64 units = 0;
     for (int b = lane; b < B; b += 32) units += units_of(lens[b], window);
     for (int step = 16; step; step /= 2) units += __shfl_xor_sync(~0u, units, step);
@@ -566,7 +574,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         for (int stage = 0; stage < STAGES; ++stage) init(full + 8 * stage, 1), init(empty + 8 * stage, WARPS);
         publish_inits();
     }
-    __syncthreads();  // the only barrier of the CTA: no warp waits at a barrier that is not there yet
+    __syncthreads();  // the CTA's only one: the barriers in shared memory exist before a warp uses them
     if (warp == WARPS) return fill(keys, first, lens, B, window, count, ring, full, empty, policy);
     const u32 own = ring + warp / ROW_TILES * KEY_BYTES;
     int stage = 0, parity = 0;
@@ -576,19 +584,19 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     auto load = [&](int unit) {
         if (unit < count) {
             const Cursor at = ahead;
-            const int block = page;
+            const int here = page;
             ahead.key += UNIT;
             page = page_at(keys, ahead);  // looked up one unit early, so no copy waits for it
-            load_unit(keys, at, block, (at.set * WARPS + warp) / ROW_TILES, ring + unit % STAGES * STAGE_BYTES, policy);
+            load_unit(keys, at, here, (at.set * WARPS + warp) / ROW_TILES, ring + unit % STAGES * STAGE_BYTES, policy);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    auto cross = [&] {
+    auto next_segment = [&] {
         if (ahead.key < ahead.end) return;
         ahead.skip(lens, B, window);
         page = page_at(keys, ahead);
     };
-    for (int unit = 0; unit < STAGES - 1; ++unit) load(unit), cross();
+    for (int unit = 0; unit < STAGES - 1; ++unit) load(unit), next_segment();
 #endif
 
     State state;
@@ -617,7 +625,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
 #else
 #pragma unroll 1
         do {
-            // To where this segment or the one being loaded ends, so that the inner loop looks for no segment.
+            // Up to where this segment or the one being loaded ends, so the inner loop need not look for the next one.
             int until = min(count, unit + now.left());
             if (unit + STAGES - 1 < count) until = min(until, unit + ahead.left());
 #pragma unroll 1
@@ -628,7 +636,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
                 load(unit + STAGES - 1);
                 state.add(ring + unit % STAGES * STAGE_BYTES, now.end - now.key, factor, cap2);
             }
-            cross();
+            next_segment();
         } while (now.key < now.end && unit < count);
 #endif
 
@@ -664,7 +672,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             const int last_unit = segment + units_of(now.end, window) - 1;
             const int began = begun ? g : owner_of(start + segment, units, shares);
             const int ends = last_unit < count ? g : owner_of(start + last_unit, units, shares);
-            Parts{partial, partial_lse, counters, began, ends, warp}.join(g, to, now.b, head, rows);
+            Parts{partial, partial_lse, counters, began, ends, warp}.merge_arrived(g, to, now.b, head, rows);
         }
         segment = unit;
         now.skip(lens, B, window);

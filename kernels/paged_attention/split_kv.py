@@ -1,7 +1,7 @@
 """Over gqa_packed: cuts the keys of all sequences into equal shares, one for every CTA that fits on the GPU.
 
 gqa_packed has one program per sequence and KV head: 8 for one request of Llama-3-8B on 132 SMs, and as many steps as
-the longest sequence needs if lengths differ.  Here the units of 16 keys of all sequences form one sequence, and a CTA's
+the longest sequence needs if lengths differ.  Here the units of 16 keys of all sequences stand in one line, and a CTA's
 share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
 Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
 
@@ -39,14 +39,14 @@ UNIT = 16
 MOST_ROWS = 16
 """Query heads per warp: the M of mma.m16n8k16."""
 WIDTH = 12
-"""The most parts that one warp adds: more are added in about sqrt(count) groups, and then the groups' sums."""
+"""More parts than this are merged in about sqrt(count) groups, and then the groups' sums."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVE = 1024
 """Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
 OTHER_REGISTERS = 40
-"""Least registers of a warp for cursors, addresses, scores and weights."""
+"""Least registers of a thread for cursors, addresses, scores and weights."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,18 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def is_legal(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether the warps divide the heads, with `bulk` into whole KV heads, and `ctas_per_sm` CTAs fit on an SM."""
+    """Whether the warps divide the heads, with `bulk` into whole KV heads, `ctas_per_sm` CTAs fit on an SM, and a warp
+    loads a unit while it multiplies another."""
     H, H_kv = int(case["H"]), int(case["H_kv"])
     needs = footprint(config, case.but(context=0), scheme)
     shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
     threads = config.ctas_per_sm * needs.threads
-    # Of nine warps the assembler takes twelve for the registers that each may have (read in the compiled kernels).
+    # For nine warps ptxas reserves the registers of twelve (read in the compiled kernels).
     counted = config.ctas_per_sm * cdiv(needs.threads, 128) * 128 if config.bulk else threads
     held = needs.registers * counted <= 65536 and threads <= 2048
     whole = not config.bulk or config.warps % rows_of_tile(H // H_kv)[1] == 0
-    return needs.fits and virtual_heads(H, H_kv) % config.warps == 0 and whole and shared and held
+    ahead = config.bulk or config.num_stages >= 2
+    return needs.fits and virtual_heads(H, H_kv) % config.warps == 0 and whole and shared and held and ahead
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
@@ -141,8 +143,8 @@ SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, is_legal)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """CTAs, and sets of heads: as many CTAs as fit on the GPU, or fewer if with sequences that fill the table a share
-    would have less than `least` units."""
+    """CTAs, and sets of heads: as many CTAs as fit on the GPU; fewer if shares of sequences that fill the table would
+    have less than `least` units."""
     sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     slots = block_table.shape[1] * k_cache.shape[1]
     most = q.shape[0] * sets * -(-min(slots, window or slots) // UNIT)
@@ -164,8 +166,8 @@ def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The visible keys and values once for each 16 query heads of a KV head; the shares' parts, written and read, as
-    far as L2 does not keep them: it keeps the sums of groups of parts, which take the places of parts."""
+    """The visible keys and values once for each 16 query heads of a KV head; each part is written and read once.  The
+    sums of groups do not count, because L2 holds them."""
     q, k_cache, config = inputs.q, inputs.k_cache, inputs.config
     (_, H, D), H_kv = q.shape, k_cache.shape[2]
     lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
@@ -207,7 +209,7 @@ def split_kv(
     softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: SplitConfig,
 ) -> None:  # fmt: skip
-    """Equal shares of all keys, in one launch.  Does not wait for the device."""
+    """Equal shares of all keys, in one launch.  After the first launch it does not wait for the device."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if config.bulk and cache.shape[2] > 1 and cache.stride(2) != cache.shape[3]:
             wanted = f"the heads of a token next to each other for bulk=True (stride {cache.shape[3]})"
