@@ -1,10 +1,13 @@
-"""Over online, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608), which hides the exponentials.
+"""Over online, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608), which hides exponentials under products.
 
-One warp loads queries, keys and values by TMA and runs ahead through rings in shared memory, also into the next tile of
-queries.  Two warpgroups have 64 rows of queries and an accumulator each.  They take turns: one computes exponentials
-while the tensor cores work for the other.  Each also starts the next block's scores before it waits for this block's
-values, so its own products overlap its exponentials too.  Gluon has no named barriers: the turn is one mbarrier each,
-and costs a barrier of four warps; a step has five.  For a head_dim of 64, three warpgroups need no turn (see `_step`).
+One warp, the producer, loads queries, keys and values by TMA and runs ahead through rings in shared memory, also into
+the next tile of queries.  Two warpgroups, the consumers, have 64 rows of queries and an accumulator each.  They take
+turns: one computes exponentials while the tensor cores work for the other.  Each starts the scores of a block, then the
+value product of the block before; it computes the softmax of the one while the product of the other runs.
+
+Gluon has no named barriers, so each consumer has an mbarrier for its turn.  A step has five barriers of a consumer's
+128 threads (read in the PTX): before each of three arrivals, before the wait for keys, and at the head of the loop.
+For a head_dim of 64 there are three consumers, which need no turns (see `_step`).
 
 Tried, predicted, not built: docs/notes/flash_attention.md.
 """
@@ -33,24 +36,24 @@ from rooflab.kernels.flash_attention._configs import PING_PONG, PingPongConfig
 from rooflab.kernels.flash_attention._launch import nothing_seen, section_heads, traffic
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib import attention_gluon as shared
+from rooflab.kernels.lib import attention_gluon as attention
 from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, map_maker, new_barriers, reinterpret
 from rooflab.kernels.takes import HALVES, why_not_mapped
 from rooflab.reference.spec import Arguments
 
-ROWS: gl.constexpr = shared.ROWS
+ROWS: gl.constexpr = attention.ROWS
 
 
 # Device code.  Keys and values have a ring of slots each.  A slot is `full` when the producer's bytes have arrived, and
 # `empty` when the products of all consumers have read it; a consumer's queries have one slot.  Two consumers pass
-# `turn` to each other: its holder starts its two products of a step, then passes it on and computes its exponentials.
+# `turn` to each other: its holder starts its two products of a step, then passes it on and computes its softmax.
 
 
 @gluon.jit
-def nth_tile(turn, cta, ctas):
-    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
+def nth_tile(nth, cta, ctas):
+    """The tile of a CTA's round `nth`.  Every second round runs over the CTAs backwards, so the CTA with the longest
     tile of one round has the shortest of the next."""
-    return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
+    return nth * ctas + (cta if nth % 2 == 0 else ctas - 1 - cta)
 
 
 @gluon.jit
@@ -78,8 +81,8 @@ def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """The CTA's tile `nth`: its place along the queries, its head, its first row, the first block of keys that it sees,
-    and one past the last; at least one block, so rows that see no key need no special case."""
+    """Of the CTA's tile `nth`: its place along the queries, its head, its first row, the first block of keys that it
+    sees, and the end of the blocks.  It has at least one block, so a row that sees no key needs no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile_m, head = place(nth_tile(nth, gl.program_id(0), gl.num_programs(0)), tiles_m, heads, section, CAUSAL)
     row = tile_m * (CONSUMERS * ROWS)
@@ -94,7 +97,8 @@ def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl
 
 @gluon.jit
 def _load(x, full, ring, slot, b, h, row):
-    """Asks for a box of rows of a head; `full` completes when all its bytes have arrived.  Zeros past the sequence."""
+    """Starts the copy of a box of rows of a head; `full` completes when its bytes have arrived.  Rows past the end of
+    the sequence become zeros, and count as bytes too."""
     mbarrier.expect(full.index(slot), x.block_type.nbytes)
     view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
     async_load(x, [b, h, row, 0], full.index(slot), view)
@@ -102,8 +106,9 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """One warp's work: for each tile, from the last block of keys to the first, a block's keys and then the values of
-    the block before it, in the order in which the products need them; the queries come behind the first keys."""
+    """The producer's work: for each tile, from the last block of keys to the first, the keys of a block, then the
+    values of the block loaded before it, in the order in which the products need them.  The queries come second,
+    because their slot becomes free only after the last tile's scores."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
@@ -117,13 +122,13 @@ def _produce(loads, CAUSAL: gl.constexpr):
         h = head % H
         for step in range(end - begin):
             first = (end - 1 - step) * BLOCK_N
-            mbarrier.wait(k_empty.index(slot), phase)
+            mbarrier.wait(k_empty.index(slot), phase)  # all consumers' products have read the slot
             _load(k, k_full, keys, slot, b, h // group, first)
             slot, phase = advance(slot, phase, keys)
             if step == 0:
-                for of in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_empty.index(of), q_phase)
-                    _load(q, q_full, queries, of, b, h, row + of * ROWS)
+                for consumer in gl.static_range(CONSUMERS):
+                    mbarrier.wait(q_empty.index(consumer), q_phase)
+                    _load(q, q_full, queries, consumer, b, h, row + consumer * ROWS)
             else:
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
                 _load(v, v_full, values, v_slot, b, h // group, first + BLOCK_N)
@@ -135,11 +140,13 @@ def _produce(loads, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def _weigh(scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, LAZY: gl.constexpr, MASKED: gl.constexpr):
+def _softmax(
+    scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, LAZY: gl.constexpr, MASKED: gl.constexpr
+):  # fmt: skip
     """The softmax of the block of keys at `first`, for the queries from `row` on."""
     T, S, _, _, _, _, window = order
     last = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
-    return shared.softmax(scores, m_i, l_i, scales, last if CAUSAL else None, S - 1 - first, window, MASKED, LAZY)
+    return attention.softmax(scores, m_i, l_i, scales, last if CAUSAL else None, S - 1 - first, window, MASKED, LAZY)
 
 
 @gluon.jit
@@ -150,44 +157,44 @@ def _step(
     """The scores of the block at `first`, the value product of the last block, whose weights are known, and the softmax
     of this block.  Also waits for the next step's keys.
 
-    One of two consumers computes this softmax while its value product runs, and waits for its next turn.  One of three
-    first waits for both products: so it holds one set of weights, and fits in 160 registers; the other two fill the
-    pause.  Its value product goes first: where tensor cores alternate between warps, 64 columns of values then lose
-    time to another's 128 columns of scores, and consumers do not fall into step."""
+    With two consumers, one computes this softmax while its value product runs, then waits for its next turn.  With
+    three there are no turns.  A consumer waits for both products before its softmax, so it keeps one set of weights and
+    needs 160 registers; the other two use the tensor cores meanwhile.  It starts its value product first: in a model
+    where the tensor cores alternate between warps, the consumers then stay apart, because 64 columns of values last
+    half as long as another's 128 columns of scores.  No GPU has shown this yet."""
     weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn = memory
     TURNS: gl.constexpr = queries.shape[0] == 2
     BLOCK_N: gl.constexpr = keys.shape[1]
-    layout: gl.constexpr = shared.product_layout(BLOCK_N)
-    nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    layout: gl.constexpr = attention.product_layout(BLOCK_N)
+    unused = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     if TURNS:
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(v_full.index(v_slot), v_phase)
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), unused, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(v_slot), v_phase)  # the values have arrived
     if TURNS:
-        accumulator = shared.rescaled(accumulator, shrink, LAZY)
-    factors = shared.as_factor(weights, keys.dtype, accumulator.type.layout)
+        accumulator = attention.rescaled(accumulator, shrink, LAZY)
+    factors = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
     accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
     if TURNS:
-        # Both products are started: the other consumer's may queue behind them.  The scores come first; their keys'
-        # slot is free as soon as they are there.
-        mbarrier.arrive(turn.index(1 - NTH))
+        mbarrier.arrive(turn.index(1 - NTH))  # both products are queued, so the other consumer may queue its own
+        # The scores are done, and with them the reads of their keys; the value product may still run.
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
     else:
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), unused, use_acc=False, is_async=True)
         scores, accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(scores, accumulator))
         mbarrier.arrive(k_empty.index(slot))
         mbarrier.arrive(v_empty.index(v_slot))
-    weights, m_i, l_i, shrink = _weigh(scores, m_i, l_i, first, row, order, scales, CAUSAL, LAZY, MASKED)
+    weights, m_i, l_i, shrink = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, LAZY, MASKED)
     if TURNS:
-        weights = shared.packed(weights, keys.dtype)
+        weights = attention.packed(weights, keys.dtype)
     else:
-        accumulator = shared.rescaled(accumulator, shrink, LAZY)
+        accumulator = attention.rescaled(accumulator, shrink, LAZY)
     used = v_slot
     slot, phase = advance(slot, phase, keys)
     v_slot, v_phase = advance(v_slot, v_phase, values)
-    # These waits are loops, and the assembler moves no wait for products across a loop.  Without a loop here it moved
-    # that wait before the exponentials, which then overlapped no product of this warpgroup.
+    # A wait for an mbarrier is a loop, and ptxas moves no wait for products over a loop.  So the wait for the value
+    # product, below, stays behind the exponentials.  Without a loop here ptxas moved it before them.
     mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
     if TURNS:
         mbarrier.wait(turn.index(NTH), turn_phase ^ 1, pred=first > begin)
@@ -201,12 +208,12 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
     """Divides by the sum, including the head's sink, and stores by TMA, which leaves out rows past the sequence."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, _ = results
     sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
-    share, natural = shared.finished(m_i, l_i, sink)
+    inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
     if lse is not None:
         offsets = row + gl.arange(0, ROWS, m_i.type.layout)
         base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
-        gl.store(base + offsets.to(gl.int64) * lse_stride_t, natural, mask=offsets < T)
-    staged.store(shared.rescaled(accumulator, share, False).to(out.dtype))
+        gl.store(base + offsets.to(gl.int64) * lse_stride_t, lse_of_rows, mask=offsets < T)
+    staged.store(attention.rescaled(accumulator, inverse_sum, False).to(out.dtype))
     fence_async_shared()  # TMA reads what these threads stored
     async_store(out, [b, h, row, 0], reinterpret(staged, out.dtype, out.block_type.shape, out.layout))
 
@@ -221,8 +228,8 @@ def _consume(given, CAUSAL: gl.constexpr, LAZY: gl.constexpr, NTH: gl.constexpr)
     CONSUMERS: gl.constexpr = queries.shape[0]
     D: gl.constexpr = queries.shape[2]
     BLOCK_N: gl.constexpr = keys.shape[1]
-    scores_layout: gl.constexpr = shared.product_layout(BLOCK_N)
-    layout: gl.constexpr = shared.product_layout(D)
+    scores_layout: gl.constexpr = attention.product_layout(BLOCK_N)
+    layout: gl.constexpr = attention.product_layout(D)
     rows: gl.constexpr = gl.SliceLayout(1, scores_layout)
     q_tile = queries.index(NTH)
     slot, phase, v_slot, v_phase, q_phase = 0, 0, 0, 0, 0
@@ -232,28 +239,29 @@ def _consume(given, CAUSAL: gl.constexpr, LAZY: gl.constexpr, NTH: gl.constexpr)
             began = globaltimer()
         tile_m, head, row, begin, end = _tile(nth, order, CONSUMERS, BLOCK_N, CAUSAL)
         row += NTH * ROWS
-        last = row + S - T if CAUSAL else S - 1
-        kinds = shared.block_kinds(last, last + ROWS - 1, begin, end, window, BLOCK_N)
+        first_row_sees = row + S - T if CAUSAL else S - 1
+        kinds = attention.block_kinds(first_row_sees, first_row_sees + ROWS - 1, begin, end, window, BLOCK_N)
         begin *= BLOCK_N
         first = (end - 1) * BLOCK_N
         # The last block may have keys past the end, so it is masked; no weights are known yet for a value product.
-        nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
+        unused = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
         mbarrier.wait(q_full.index(NTH), q_phase)
         mbarrier.wait(k_full.index(slot), phase)
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), unused, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
         m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows)
         l_i = gl.zeros((ROWS,), gl.float32, rows)
-        weights, m_i, l_i, shrink = _weigh(scores, m_i, l_i, first, row, order, scales, CAUSAL, LAZY, True)
+        weights, m_i, l_i, shrink = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, LAZY, True)
         if CONSUMERS == 2:
-            weights = shared.packed(weights, keys.dtype)
+            weights = attention.packed(weights, keys.dtype)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
         slot, phase = advance(slot, phase, keys)
         mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
         if CONSUMERS == 2:
             mbarrier.wait(turn.index(NTH), turn_phase, pred=first > begin)
-        # One loop for each kind of block, so that the masks' instructions are only where a mask is.
+        # One loop for each kind of block (cut by the diagonal, without a mask, cut by the window), so that the masks'
+        # instructions are only where a mask is.
         state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase)
         for kind in gl.static_range(3):
             if kind == 1 or (CAUSAL and (kind == 0 or window is not None)):
@@ -262,11 +270,11 @@ def _consume(given, CAUSAL: gl.constexpr, LAZY: gl.constexpr, NTH: gl.constexpr)
                     state = _step(q_tile, memory, state, first, begin, row, order, scales, CAUSAL, LAZY, kind != 1, NTH)
         weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
         if D <= 128:
-            mbarrier.arrive(q_empty.index(NTH))  # the last scores are there: the next tile's queries may come
+            mbarrier.arrive(q_empty.index(NTH))  # the last scores are done, so the next tile's queries may come
         mbarrier.wait(v_full.index(v_slot), v_phase)
         if CONSUMERS == 2:
-            accumulator = shared.rescaled(accumulator, shrink, LAZY)
-        factors = shared.as_factor(weights, keys.dtype, layout)
+            accumulator = attention.rescaled(accumulator, shrink, LAZY)
+        factors = attention.as_factor(weights, keys.dtype, layout)
         accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))
@@ -305,13 +313,14 @@ def _attention(
     k_empty = new_barriers(STAGES, CONSUMERS)  # every consumer's products of the block are done
     v_full = new_barriers(STAGES, 1)
     v_empty = new_barriers(STAGES, CONSUMERS)
-    turn = new_barriers(CONSUMERS, 1)  # the other consumer has started its products
-    fence_async_shared()
+    turn = new_barriers(CONSUMERS, 1)  # the other consumer has started its products; without use for three consumers
+    fence_async_shared()  # the barriers exist before TMA completes one
     results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, timeline)
     order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
     memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
     given = (results, order, (scale, stretch, cap), memory, staged)
     loads = (q, k, v, group, order, memory)
+    # The first function runs on the kernel's own four warps; the lists have warps and registers of the others.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [(_consume, (given, CAUSAL, LAZY, 0)), (_consume, (given, CAUSAL, LAZY, 1)), (_produce, (loads, CAUSAL))],
@@ -336,10 +345,11 @@ def why_not_scaled(inputs: Arguments) -> str | None:
 
 
 def _map(x: Tensor, rows: int) -> Any:
-    """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; ends with each sequence."""
+    """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; no box passes the end of its
+    sequence.  A dimension of size 1 may have any stride, and TMA wants whole 16 bytes, so it gets 16."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
-    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, shared.tile_columns(D)], HEADS)
+    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, attention.tile_columns(D)], HEADS)
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
@@ -348,25 +358,17 @@ def bind(of: Arguments) -> tuple[Any, ...]:
         raise ValueError(f"out: {why}")
     (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
     heads, group = B * H, H // of.k.shape[2]
-    window = of.window if of.window is not None and of.window < S else None  # a wider window hides nothing
-    scales = shared.exponents(get_scale(of.q, of.softmax_scale), of.softcap)
+    window = of.window if of.window is not None and of.window < S else None  # a wider window hides unused
+    scales = attention.exponents(get_scale(of.q, of.softmax_scale), of.softcap)
     return (
         min(cdiv(T, config.block_m) * heads, sm_count(of.q.device)),
         (_map(of.q, 64), _map(of.k, config.block_n), _map(of.v, config.block_n), _map(of.out, 64)),
         (
-            *strides_of(of.lse, 3),
-            *strides_of(of.sinks, 1),
-            T,
-            S,
-            H,
-            group,
-            heads,
-            min(heads, section_heads(of.k, group)),
-            window,
-            *scales,
+            *strides_of(of.lse, 3), *strides_of(of.sinks, 1), T, S, H, group, heads,
+            min(heads, section_heads(of.k, group)), window, *scales,
         ),
-        {"D": shared.tile_columns(D), "CAUSAL": of.causal, "num_warps": 4, **config.launch_arguments},
-    )
+        {"D": attention.tile_columns(D), "CAUSAL": of.causal, "num_warps": 4, **config.launch_arguments},
+    )  # fmt: skip
 
 
 @kernel(

@@ -5,7 +5,7 @@ library           torch.mm and torch.addmm: cuBLAS on CUDA, oneDNN or MKL on the
 one_thread        next to naive, in CUDA C++: one output per thread and two loads per FMA
 shared_tiles      over one_thread: tiles in shared memory without bank conflicts, 8 x 8 outputs per thread; exact fp32
 tensor_core       over naive: tl.dot on tiles of K; groups of row panels share B in L2
-pipelined         over tensor_core: two or more tiles of K in flight (cp.async) during a product
+pipelined         over tensor_core: the next tiles of K in flight (cp.async) during a product
 tma               over pipelined: the tensor memory accelerator loads tiles, and threads compute no addresses
 persistent        over tma: one CTA per SM walks over tiles, and the next tile's loads overlap the epilogue
 warp_specialized  over persistent: one warpgroup only loads and two only multiply

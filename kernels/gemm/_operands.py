@@ -21,7 +21,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
-    """a once, and b once per `rows` rows of a, without reuse from L2; with 0 rows b once."""
+    """a once, and b once for each `rows` rows of a; with 0 rows b once."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     times = -(-M // rows) if rows else 1
@@ -30,7 +30,7 @@ def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """a once, b once per group of row panels, without reuse from L2."""
+    """L2 keeps a group's rows of a; b is read again for each group of row panels."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 

@@ -1,14 +1,15 @@
 """tensor_core, over naive: the tensor cores multiply one tile of K at a time.
 
-Tiles are visited in groups of row panels, so a group's panels of A stay in L2 while it reads its columns of B (the tile
-order of Triton's matmul tutorial).  Each tile of K is loaded when the product before it is done.
+Consecutive CTAs take tiles of one group of row panels, so the group's part of A stays in L2 (the tile order of Triton's
+matmul tutorial).  Nothing overlaps: a step loads a tile of A, then one of B, and then multiplies (read in the SASS).
 
 pipelined, over tensor_core: the same code with two or more stages, so that the tiles of the next products travel to
-shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into cp.async, which copies
-that many stages ahead, without registers.  A load stays a plain load if it is narrower than 4 bytes, the least of
-cp.async: rows that are not contiguous, or not a multiple of 16 elements apart.  The PTX ISA requires a proxy fence
+shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into cp.async, which keeps
+num_stages - 1 tiles on their way, without registers.  cp.async copies 4 bytes or more: in 16 bits a load stays a plain
+load if rows are not contiguous, or if a stride or K is not a multiple of 16.  The PTX ISA requires a proxy fence
 between cp.async and a wgmma that reads its data.  Triton 3.7 puts one into the loop, Triton 3.6 does not (read in the
-PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on.
+PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on: an engine leaves out a rung that is
+`fenced_since` a newer Triton.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ def _gemm(
     step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
     step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    # Triton places the waits.  One stage: all warps have stored their parts of the tiles, and wgmma sees them, before
+    # the product; the product is done before the tiles are overwritten.  More stages: a tile's copies have arrived
+    # before its product, and the product before it has read its slot before that is filled again.
     for k in range(0, K, BLOCK_K):
         a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
@@ -63,7 +67,7 @@ def _gemm(
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Of a layout of `_gemm`: the grid, sizes and strides, and constants."""
+    """The grid, sizes and strides, and the constants of a launch."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     return grid, (M, N, K, *of.a.stride(), *of.b.stride(), row_stride(of.residual), of.c.stride(0)), constants(of)
@@ -88,8 +92,8 @@ def tensor_core(
     residual: Tensor | None, precision: str, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on the tensor cores, in fp32; fp32 operands by FMAs unless `precision` is `tf32`."""
-    grid, numbers, constants = bound
-    _gemm[grid](a, b, bias, residual, c, *numbers, **constants)
+    grid, numbers, flags = bound
+    _gemm[grid](a, b, bias, residual, c, *numbers, **flags)
 
 
 @kernel(
@@ -107,5 +111,5 @@ def pipelined(
     residual: Tensor | None, precision: str, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """As `tensor_core`, with the loads of the next tiles in flight."""
-    grid, numbers, constants = bound
-    _gemm[grid](a, b, bias, residual, c, *numbers, **constants)
+    grid, numbers, flags = bound
+    _gemm[grid](a, b, bias, residual, c, *numbers, **flags)

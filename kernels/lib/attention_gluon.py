@@ -69,15 +69,15 @@ def product_layout(columns):
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Of blocks `begin` to `end` but the last one: how many the diagonal crosses, how many every row sees in full, and
-    how many the far end of the window crosses.  The first row sees the keys up to `first`, the last row up to `last`.
-    """
+    """Counts the blocks from `begin` to `end`, without the last one: those that the diagonal cuts, those without a
+    mask, and those that the far end of the window cuts.  The first row sees keys up to `first`, the last one up to
+    `last`."""
     whole = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
-    near = begin
+    in_window = begin
     if window is not None:
-        near = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
-        near = gl.minimum(gl.maximum(near, begin), whole)
-    return end - 1 - whole, whole - near, near - begin
+        in_window = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
+        in_window = gl.minimum(gl.maximum(in_window, begin), whole)
+    return end - 1 - whole, whole - in_window, in_window - begin
 
 
 @gluon.jit
@@ -88,7 +88,8 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr, L
     count from the block's first key, and either may be None.
 
     m_i is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse that product with
-    the subtraction and round differently, so sums with a constant m_i would drift (3e-4 in 127 steps, a score of 66).
+    the subtraction and round differently, so sums with a constant m_i would drift (by 3e-4 after 127 blocks of scores
+    of 66).
     """
     scale, stretch, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
@@ -163,15 +164,15 @@ def finished(m_i, l_i, sink):
 
     sink: the score of a weight without a value, or None.
     """
-    share = gl.full(m_i.shape, 1.0, gl.float32, m_i.type.layout)
+    rescale = gl.full(m_i.shape, 1.0, gl.float32, m_i.type.layout)
     if sink is not None:
         sink *= LOG2E
         highest = gl.maximum(m_i, sink)
         # Without keys and with a sink of -inf, -inf - -inf would be NaN.
         shift = gl.where(highest == float("-inf"), 0.0, highest)
-        share = gl.exp2(m_i - shift)
-        l_i = l_i * share + gl.exp2(sink - shift)
+        rescale = gl.exp2(m_i - shift)
+        l_i = l_i * rescale + gl.exp2(sink - shift)
         m_i = highest
     some = gl.where(l_i == 0.0, 1.0, l_i)
-    natural = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(some)) * LN2)
-    return share / some, natural
+    lse = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(some)) * LN2)
+    return rescale / some, lse

@@ -27,7 +27,7 @@ RING_THREADS = 384
 
 @dataclass(frozen=True)
 class StreamTile(LaunchConfig):
-    """A tile and its pipeline."""
+    """A tile, and the depth of its pipeline."""
 
     block_m: int
     block_n: int
@@ -38,7 +38,7 @@ class StreamTile(LaunchConfig):
 
 @dataclass(frozen=True)
 class Config(StreamTile):
-    """And the order of tiles."""
+    """A tile, its pipeline, and the order of tiles."""
 
     group_m: int = 8
     """Row panels of tiles that share their columns of B in L2."""

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of the `tile`-th tile: columns are the outer order within a group of GROUP_M row panels."""
+    """Row and column of the `tile`-th tile: within a group of GROUP_M row panels the row changes fastest."""
     group_tiles = GROUP_M * tiles_n
     first_m = tile // group_tiles * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M)

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.lib import attention_gluon as shared
+from rooflab.kernels.lib import attention_gluon as attention
 from rooflab.kernels.lib.tma import PAGES, map_maker
 from rooflab.kernels.paged_attention._args import why_unaligned
 from rooflab.kernels.paged_attention._configs import tiles_at_most
@@ -35,7 +35,9 @@ def footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footpri
     """Queries and both rings; two consumers."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     ctas = min(tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, 2 * 64) * H_kv, HOPPER_SMS)
-    return shared.footprint(2, D, config.block_n, config.stages, rows=2 * 64, barriers=1 + 4 * config.stages, ctas=ctas)
+    return attention.footprint(
+        2, D, config.block_n, config.stages, rows=2 * 64, barriers=1 + 4 * config.stages, ctas=ctas
+    )
 
 
 TMA_PAGES = Tuning(
@@ -81,5 +83,5 @@ def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
     unit, units, page, head = _units(cache)
     row = cache.stride(1)
     shape = [units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
-    boxes = [1, box // 8, shared.tile_columns(D) // 64 if whole else 1, 8, 64]
+    boxes = [1, box // 8, attention.tile_columns(D) // 64 if whole else 1, 8, 64]
     return map_maker(TensorDescriptor, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib import attention_gluon as shared
+from rooflab.kernels.lib import attention_gluon as attention
 from rooflab.kernels.lib.tma import advance, async_load, new_barriers, reinterpret
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._configs import tiles_at_most
@@ -34,7 +34,7 @@ from rooflab.kernels.paged_attention._pages_args import TMA_PAGES, PagesConfig, 
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
-ROWS: gl.constexpr = shared.ROWS
+ROWS: gl.constexpr = attention.ROWS
 
 
 # Device code.  Keys and values have a ring of slots each.  A slot is a block of keys, made of boxes with rows of one
@@ -208,13 +208,13 @@ def _steps(
         key_tile = _tile(keys, slot, COPIES)
         scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(v_slot), v_phase)
-        accumulator = shared.rescaled(accumulator, shrink, False)
-        factors = shared.as_factor(weights, keys.dtype, accumulator.type.layout)
+        accumulator = attention.rescaled(accumulator, shrink, False)
+        factors = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
         accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
         last = (positions - block * BLOCK_N)[:, None]
-        weights, m_i, l_i, shrink = shared.softmax(scores, m_i, l_i, scales, last, None, window, MASKED, False)
+        weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, last, None, window, MASKED, False)
         slot, phase = advance(slot, phase, keys)
         # This wait is a loop, over which the assembler moves no wait for products.  Without it here, it moved that wait
         # before the exponentials, which then overlapped no product of this warpgroup.
@@ -237,8 +237,8 @@ def _consume(
     keys, values, k_full, k_empty, v_full, v_empty = memory
     D: gl.constexpr = keys.shape[2]
     BLOCK_N: gl.constexpr = keys.shape[1]
-    scores_layout: gl.constexpr = shared.product_layout(BLOCK_N)
-    layout: gl.constexpr = shared.product_layout(D)
+    scores_layout: gl.constexpr = attention.product_layout(BLOCK_N)
+    layout: gl.constexpr = attention.product_layout(D)
     rows_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
     loaded: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     q_tile = queries_tile.index(HALF)
@@ -268,12 +268,12 @@ def _consume(
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
             mbarrier.arrive(k_empty.index(slot))
             seen = (positions - (high - 1) * BLOCK_N)[:, None]
-            weights, m_i, l_i, shrink = shared.softmax(scores, m_i, l_i, scales, seen, None, window, True, False)
+            weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, seen, None, window, True, False)
             slot, phase = advance(slot, phase, keys)
             mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
             first = length - queries + row // GROUP
             final = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
-            crossed, whole, _ = shared.block_kinds(first, final, low, high, window, BLOCK_N)
+            crossed, whole, _ = attention.block_kinds(first, final, low, high, window, BLOCK_N)
             ends = (high - 1, high - 1 - crossed, high - 1 - crossed - whole, low)
             state = (weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase)
             for kind in gl.static_range(3):
@@ -284,8 +284,8 @@ def _consume(
                     )  # fmt: skip
             weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
             mbarrier.wait(v_full.index(v_slot), v_phase)
-            accumulator = shared.rescaled(accumulator, shrink, False)
-            factors = shared.as_factor(weights, keys.dtype, layout)
+            accumulator = attention.rescaled(accumulator, shrink, False)
+            factors = attention.as_factor(weights, keys.dtype, layout)
             accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
             mbarrier.arrive(v_empty.index(v_slot))
@@ -293,7 +293,7 @@ def _consume(
 
         own_head = kv_head * GROUP + mine % GROUP
         sink = gl.load(sinks + own_head, mask=mine < queries * GROUP, other=0.0) if sinks is not None else None
-        share, natural = shared.finished(m_i, l_i, sink)
+        share, natural = attention.finished(m_i, l_i, sink)
         if lse is not None:
             own_token = (first_query + mine // GROUP).to(gl.int64)
             gl.store(
@@ -301,7 +301,7 @@ def _consume(
                 natural,
                 mask=mine < queries * GROUP,
             )
-        result = shared.rescaled(accumulator, share, False)
+        result = attention.rescaled(accumulator, share, False)
         q_tile.store(result.to(out.dtype.element_ty))  # through the queries' memory, so that rows are stored whole
         result = q_tile.load(loaded)
         gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=there)
@@ -344,7 +344,7 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     """What a launch passes in addition to tensors: the grid, maps, numbers and constants.  As many CTAs as SMs, or as
     there may be tiles."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
-    tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), shared.tile_columns(D)
+    tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), attention.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
     window = None if of.window is None else min(of.window, of.block_table.shape[1] * block_size)
     scale = get_scale(of.q, of.softmax_scale)
@@ -352,7 +352,7 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     (keys, *k_units), (values, *v_units) = cache_map(of.k_cache, box, whole), cache_map(of.v_cache, box, whole)
     numbers = (
         B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box, window,
-        *shared.exponents(abs(scale), of.softcap),
+        *attention.exponents(abs(scale), of.softcap),
         *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2),
     )  # fmt: skip
     flags = {
