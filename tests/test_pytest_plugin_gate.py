@@ -64,8 +64,13 @@ def test_neither_side_of_the_gate_changes_the_callers_tensors():
 
 
 def _late(x):
+    def write() -> None:
+        for _ in range(50):  # for as long as a busy machine takes to look
+            time.sleep(0.01)
+            y.add_(x)
+
     y = torch.zeros_like(x)
-    threading.Thread(target=lambda: (time.sleep(0.03), y.copy_(x))).start()
+    threading.Thread(target=write).start()
     return y
 
 
