@@ -37,14 +37,14 @@ class Reaching:
         self._lines: dict[str, dict[int, set[str]]] = {}
 
     def tests(self, fault: Fault) -> tuple[set[str], set[str]]:
-        """The tests that ran the change, and the others of their files: a fixture or a process of one may serve all."""
+        """The tests that ran the change, and, of Python, the others of their files: what one makes may serve all."""
         name = fault["file"]
         text = (self.tree / name).read_text()
         lines = changed_lines(text, fault)
         if "tests" in fault:
             near = {test for test in self._all if re.search(fault["tests"], test)}
         elif is_device(name, text, lines):
-            near = self._of_rungs(rungs_of(self.tree, name))
+            return self._of_rungs(name), set()
         else:
             near = self._of_python(name, text, lines)
         beside = {test for file in {test.partition("::")[0] for test in near} for test in self._by_file[file]}
@@ -73,14 +73,20 @@ class Reaching:
         lines = {line for node in ast.walk(tree) if isinstance(node, Function) for line in _body(node)}
         return {test for line in lines for test in reached.get(line, ())}
 
-    def _of_rungs(self, rungs: Iterable[str]) -> set[str]:
-        """Tests that run a function of a rung's launcher or name the rung, and those of its op's own files."""
-        found: set[str] = set()
-        for rung in rungs:
+    def _of_rungs(self, name: str) -> set[str]:
+        """Tests that run a function of a rung's launcher, name the rung or its op alone, or lie in its op's files."""
+        ops = {folder.name for folder in (self.tree / "kernels").iterdir() if folder.is_dir()}
+        found = {test for test in self._all if test.startswith(f"tests/test_{Path(name).stem}")}
+        for rung in rungs_of(self.tree, name):
+            op = rung.partition("/")[0]
             if (self.tree / "kernels" / f"{rung}.py").exists():
                 found |= self._of_functions(f"kernels/{rung}.py")
-            own = re.compile(rf"\b{re.escape(rung)}\b|tests/test_{rung.partition('/')[0]}\w*\.py")
-            found |= {test for test in self._all if own.search(test)}
+            own = re.compile(rf"\b{re.escape(rung)}\b|\b{op}(?![\w/])")
+            for test in self._all:
+                stem = Path(test.partition("::")[0]).stem.removeprefix("test_")
+                nearest = max((one for one in ops if f"{stem}_".startswith(f"{one}_")), key=len, default="")
+                if nearest == op or own.search(test):
+                    found.add(test)
         return found
 
     def _of_python(self, name: str, text: str, lines: range) -> set[str]:
@@ -150,14 +156,18 @@ def importers(tree: Path, name: str) -> list[str]:
 def rungs_of(tree: Path, name: str) -> frozenset[str]:
     """The rungs that use a source: a rung's own, or, of a shared one, those that name it, also through another one."""
     sources = [file for file in sorted((tree / "kernels").rglob("*")) if file.suffix in (".py", ".cu", ".h", ".cpp")]
-    texts = {file.relative_to(tree).as_posix(): file.read_text() for file in sources}
+    names = {file: file.relative_to(tree).as_posix() for file in sources}
+    # What lies at the top of kernels/ is launching, but for the headers of the C++ kernels.
+    texts = {name: file.read_text() for file, name in names.items() if name.count("/") > 1 or file.suffix == ".h"}
     left, seen, found = [name], {name}, set[str]()
     while left:
         path = Path(left.pop())
         if len(path.parts) == 3 and path.parts[1] != "lib" and not path.stem.startswith("_"):
             found.add(f"{path.parts[1]}/{path.stem}")
             continue
-        pattern = re.compile(rf"(?:[./\"]|import (?:[^\n]*\b)?){re.escape(path.stem)}\b")
+        stem = re.escape(path.stem)
+        where = r"lib[./]|\blib import (?:[^\n]*\b)?" if path.parts[1] == "lib" else r"[./]|\bimport (?:[^\n]*\b)?"
+        pattern = re.compile(rf"(?:{where}){stem}\b|\"{stem}\.\w+\"")
         users = [other for other, text in texts.items() if other not in seen and pattern.search(text)]
         left, seen = left + users, {*seen, *users}
     return frozenset(found)
