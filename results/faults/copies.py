@@ -99,6 +99,7 @@ def run_pytest(
     *,
     names: Iterable[str] = (),
     marks: str = "",
+    workers: int = 0,
     data: Path | None = None,
 ) -> Outcome:
     """Runs the tests of these files, of them only `names` in this order if there are any; `data` takes traced lines."""
@@ -118,7 +119,7 @@ def run_pytest(
             (folder / "only").write_text("\n".join(names))
             variables[ONLY] = str(folder / "only")
         command = [str(tree / ".venv" / "bin" / "python"), "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider"]
-        command += ["-n", "0", "--timeout", str(TEST_S), *(["-m", marks] if marks else []), *files]
+        command += ["-n", str(workers), "--timeout", str(TEST_S), *(["-m", marks] if marks else []), *files]
         with (folder / "log").open("w+") as log:
             process = subprocess.Popen(
                 command,

@@ -34,7 +34,7 @@ TABLE = HERE / "table.md"
 SETS = {"test": "not slow and not more", "more": "more and not slow"}
 """By the names of the make targets, the tests that they run."""
 FAULT_S = 120.0
-"""Longest time of all tests of one fault."""
+"""Longest time of all tests of one fault, but for the second look at a few failures."""
 BATCH_S, WHOLE_S = 3600.0, 7200.0
 FILES_AT_ONCE = 8
 """Test files of one traced process: what it has found is kept when it has ended."""
@@ -205,7 +205,7 @@ def run(folder: Path, limit_s: float, jobs: int, only: Sequence[str]) -> None:
         list(threads.map(next_one, left))
 
 
-def whole(folder: Path, name: str) -> None:
+def whole(folder: Path, name: str, jobs: int) -> None:
     """One fault, or `none`, by the whole suite; each set that has no result yet."""
     tree = make_tree(folder, 0)
     known = {(row["id"], row["set"]) for row in rows_of(WHOLE)}
@@ -220,7 +220,7 @@ def whole(folder: Path, name: str) -> None:
             file = tree / fault["file"]
             file.write_text(file.read_text().replace(fault["old"], fault["new"]))
         try:
-            outcome = run_pytest(tree, test_files(tree), WHOLE_S, marks=marks)
+            outcome = run_pytest(tree, test_files(tree), WHOLE_S, marks=marks, workers=jobs if jobs > 1 else 0)
         finally:
             restore(tree)
         row = {"id": name, "set": which, "failed": outcome.failed, "ran": len(outcome.seconds), "ended": outcome.ended}
@@ -268,7 +268,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "rooflab-faults")
     parser.add_argument("--more", action="store_true", help="of `coverage`: the tests of make test-more")
     parser.add_argument("--limit-s", type=float, default=12 * 3600.0, help="begins nothing new after so many seconds")
-    parser.add_argument("--jobs", type=int, default=1, help="faults at once, each in a copy of its own")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="of `run`, faults at once, each in its own copy; of `whole`, workers"
+    )
     given = parser.parse_args()
     if given.command == "check":
         sys.exit(check() > 0)
@@ -278,7 +280,7 @@ def main() -> None:
         run(given.folder, given.limit_s, given.jobs, given.ids)
     elif given.command == "whole":
         for name in given.ids or drawn():
-            whole(given.folder, name)
+            whole(given.folder, name, given.jobs)
     elif given.command == "drawn":
         print("\n".join(drawn()))
     else:
