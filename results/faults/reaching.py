@@ -28,6 +28,8 @@ class Reaching:
         for line in (folder / "tests.jsonl").read_text().splitlines():
             row = json.loads(line)
             self.seconds[row["set"]] |= row["seconds"]
+        self.sets = [which for which, seconds in self.seconds.items() if seconds]
+        """The sets whose tests are known."""
         self._all = {name for seconds in self.seconds.values() for name in seconds}
         self._by_file: dict[str, set[str]] = {}
         for name in self._all:
