@@ -1,0 +1,296 @@
+"""Plants small faults, one at a time, in a copy of the tree, and records which tests see each.
+
+    python results/faults/faults.py check                 # does each snippet stand once in its file, and compile?
+    python results/faults/faults.py coverage [--more]     # which tests reach which lines, once for a commit
+    python results/faults/faults.py run --limit-s 3600    # the faults that have no result yet
+    python results/faults/faults.py whole ID              # one fault by the whole suite; `none` plants nothing
+    python results/faults/faults.py table                 # by group: planted, killed, survived; writes table.md
+
+`coverage`, `run` and `whole` go on where an earlier call ended.  They run with .venv's Python, whose packages must hold
+coverage.py: `.venv/bin/python -m pip install coverage`.  README.md beside says what a result means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from copies import HERE, PLUGIN, ROOT, Outcome, make_tree, restore, run_pytest
+from reaching import Fault, Reaching, changed_lines
+
+RESULTS = HERE / "results.jsonl"
+WHOLE = HERE / "whole.jsonl"
+TABLE = HERE / "table.md"
+SETS = {"test": "not slow and not more", "more": "more and not slow"}
+"""By the names of the make targets, the tests that they run."""
+FAULT_S = 120.0
+"""Longest time of all tests of one fault, but for the second look at a few failures."""
+BATCH_S, WHOLE_S = 3600.0, 7200.0
+FILES_AT_ONCE = 8
+"""Test files of one traced process: what it has found is kept when it has ended."""
+FEW = 3
+"""So many failures or fewer are looked at twice: a test that fails beside other work alone is no kill."""
+DRAWN, SEED = 20, 0
+"""How many faults the whole suite runs too, and what draws them."""
+Json = dict[str, Any]
+
+
+def all_faults() -> list[Fault]:
+    """Every planted fault, with its group: the name of its file."""
+    return [
+        {"group": file.stem, **fault} for file in sorted(HERE.glob("*.json")) for fault in json.loads(file.read_text())
+    ]
+
+
+def drawn() -> list[str]:
+    """The faults that the whole suite runs too."""
+    names = [fault["id"] for fault in all_faults()]
+    return sorted(random.Random(SEED).sample(names, DRAWN))
+
+
+def rows_of(file: Path) -> list[Json]:
+    """What was appended so far."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def append(file: Path, row: Json) -> None:
+    """Keeps a result at once, so that an end of the run loses nothing."""
+    with file.open("a") as opened:
+        opened.write(json.dumps(row) + "\n")
+
+
+def why_unfit(tree: Path, fault: Fault) -> str:
+    """Why a fault cannot be planted in a tree, or nothing."""
+    file = tree / fault["file"]
+    if not file.is_file():
+        return "the file is gone"
+    text = file.read_text()
+    if (count := text.count(fault["old"])) != 1:
+        return f"`old` stands {count} times in the file"
+    if fault["old"] == fault["new"]:
+        return "`new` is `old`"
+    if file.suffix == ".py":
+        try:
+            compile(text.replace(fault["old"], fault["new"]), fault["file"], "exec")
+        except SyntaxError as error:
+            return f"the changed file does not compile: {error}"
+    return ""
+
+
+def check() -> int:
+    """Prints the faults that do not fit the checkout; their number."""
+    faults = all_faults()
+    names = [fault["id"] for fault in faults]
+    found = {fault["id"]: why for fault in faults if (why := why_unfit(ROOT, fault))}
+    found |= {name: "another fault has this id" for name in names if names.count(name) > 1}
+    for name, why in found.items():
+        print(f"{name}: {why}")
+    print(f"{len(faults)} faults, {len(found)} do not fit")
+    return len(found)
+
+
+def test_files(tree: Path) -> list[str]:
+    """The files with tests."""
+    found = [*(tree / "tests").rglob("test_*.py"), *(tree / "bench").rglob("bench_*.py")]
+    return sorted(file.relative_to(tree).as_posix() for file in found)
+
+
+def coverage(folder: Path, which: str, limit_s: float) -> None:
+    """Runs the test files of a set and keeps which test reached which line, and its seconds."""
+    began, tree, data, kept = time.monotonic(), make_tree(folder, 0), folder / "data", folder / "tests.jsonl"
+    boot, call = tree / "bench" / "core" / "boot.py", "answer(json.loads(line))"
+    restore(tree)
+    assert call in boot.read_text(), "the children's program has changed: trace its requests in another way"
+    boot.write_text(boot.read_text().replace(call, f"__import__('{PLUGIN}').asked(answer, json.loads(line))"))
+    done = {name for row in rows_of(kept) if row["set"] == which for name in row["files"]}
+    left = [name for name in test_files(tree) if name not in done]
+    while left and time.monotonic() - began < limit_s:
+        files, left = left[:FILES_AT_ONCE], left[FILES_AT_ONCE:]
+        data.mkdir(exist_ok=True)
+        (data / "now").write_text("")
+        traced = run_pytest(tree, files, BATCH_S, marks=SETS[which], data=data)
+        again = run_pytest(tree, files, BATCH_S, names=traced.failed) if traced.failed else Outcome()
+        seconds = {name: round(traced.seconds[name], 2) for name in sorted(traced.passed | again.passed)}
+        lines = import_module("coverage").Coverage(data_file=str(folder / "lines"), config_file=False, messages=False)
+        lines.load()
+        lines.combine([str(data)])  # which takes the files away
+        lines.save()
+        failed = sorted(set(traced.failed) - again.passed)
+        append(kept, {"set": which, "files": files, "seconds": seconds, "failed": failed})
+        print(f"{len(seconds)} tests of {' '.join(files)}; failed: {' '.join(failed) or 'none'}", flush=True)
+        if traced.why_not or traced.ended:
+            print(traced.why_not or f"ended after {BATCH_S:.0f} s")
+    restore(tree)
+    print(f"{len(left)} files are left")
+
+
+def run_one(tree: Path, reaching: Reaching, fault: Fault, before: Json) -> Json:
+    """Plants a fault, and runs what may see it: what reaches it; else the other tests of those files; else `more`."""
+    began, text = time.monotonic(), (tree / fault["file"]).read_text()
+    near, beside = reaching.tests(fault)
+    sets = [which for which in reaching.sets if which not in before["sets"]]
+    rounds = [(which, reaching.ordered(tests, which)) for which in sets for tests in (near, beside)]
+    found: Json = before | {"id": fault["id"], "file": fault["file"], "reached": len(near), "sets": reaching.sets}
+    (tree / fault["file"]).write_text(text.replace(fault["old"], fault["new"]))
+    try:
+        for which, names in rounds:
+            left_s = FAULT_S - (time.monotonic() - began)
+            if found["failed"] or not names:
+                continue
+            if left_s < 1:
+                found["left"] += len(names)
+                continue
+            outcome = see(tree, names, left_s)
+            found["ran"][which] = found["ran"].get(which, 0) + len(outcome.seconds)
+            found["left"] += max(0, len(names) - len(outcome.seconds))
+            if outcome.failed:
+                found["failed"][which] = outcome.failed
+            if outcome.why_not:
+                found["failed"].setdefault(which, ["the run itself"])
+                found["why"] = outcome.why_not[-500:]
+    finally:
+        restore(tree)
+    return found | {"lines": list(changed_lines(text, fault)), "seconds": round(time.monotonic() - began, 1)}
+
+
+def see(tree: Path, names: Sequence[str], limit_s: float) -> Outcome:
+    """Runs tests; a few failures count if they come again."""
+    began = time.monotonic()
+    outcome = run_pytest(tree, sorted({name.partition("::")[0] for name in names}), limit_s, names=names)
+    if 0 < len(outcome.failed) <= FEW and not outcome.why_not:
+        spent = time.monotonic() - began
+        files = sorted({name.partition("::")[0] for name in outcome.failed})
+        again = run_pytest(tree, files, max(spent, limit_s - spent), names=outcome.failed)
+        outcome.failed = [name for name in outcome.failed if name not in again.passed]
+    return outcome
+
+
+def run(folder: Path, limit_s: float, jobs: int, only: Sequence[str]) -> None:
+    """Runs the faults that have no result, in an order that mixes the groups."""
+    began = time.monotonic()
+    trees: Queue[Path] = Queue()
+    for place in range(1, jobs + 1):  # no fault is planted in the copy whose lines were noted
+        trees.put(make_tree(folder, place))
+    reaching = Reaching(folder, make_tree(folder, 0))
+    commit = (folder / "commit").read_text()
+    known = {row["id"]: row for row in rows_of(RESULTS)}
+    ended = {name for name, row in known.items() if row["failed"] or row["sets"] == reaching.sets}
+    left = [fault for fault in all_faults() if fault["id"] not in ended and (not only or fault["id"] in only)]
+    random.Random(SEED).shuffle(left)
+
+    def next_one(fault: Fault) -> None:
+        if time.monotonic() - began > limit_s:
+            return
+        tree = trees.get()
+        try:
+            if why := why_unfit(tree, fault):
+                print(f"{fault['id']}: {why}", flush=True)
+                return
+            nothing: Json = {"sets": [], "ran": {}, "failed": {}, "left": 0}
+            found = run_one(tree, reaching, fault, known.get(fault["id"], nothing)) | {"commit": commit}
+            append(RESULTS, found)
+            failed = sum(map(len, found["failed"].values()))
+            print(f"{fault['id']}: {failed} of {sum(found['ran'].values())} failed, {found['seconds']} s", flush=True)
+        finally:
+            trees.put(tree)
+
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(next_one, left))
+
+
+def whole(folder: Path, name: str, jobs: int) -> None:
+    """One fault, or `none`, by the whole suite; each set that has no result yet."""
+    tree = make_tree(folder, 1)
+    known = {(row["id"], row["set"]) for row in rows_of(WHOLE)}
+    fault = next((fault for fault in all_faults() if fault["id"] == name), None)
+    if fault is None and name != "none":
+        raise SystemExit(f"whole: expected the id of a fault, such as {drawn()[0]}, or none, got {name!r}")
+    for which, marks in SETS.items():
+        if (name, which) in known:
+            continue
+        restore(tree)
+        if fault is not None:
+            file = tree / fault["file"]
+            file.write_text(file.read_text().replace(fault["old"], fault["new"]))
+        try:
+            outcome = run_pytest(tree, test_files(tree), WHOLE_S, marks=marks, workers=jobs if jobs > 1 else 0)
+        finally:
+            restore(tree)
+        row = {"id": name, "set": which, "failed": outcome.failed, "ran": len(outcome.seconds), "ended": outcome.ended}
+        append(WHOLE, row | {"commit": (folder / "commit").read_text()})
+        print(f"{name}, {which}: {len(outcome.failed)} of {len(outcome.seconds)} tests failed", flush=True)
+
+
+def table() -> str:
+    """By group how many faults are killed; and each that survived."""
+    faults = {fault["id"]: fault for fault in all_faults()}
+    found = {row["id"]: row for row in rows_of(RESULTS) if row["id"] in faults}
+    lines = [
+        "| group | planted | run | killed by make test | by make test-more alone | survived |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    groups = [*dict.fromkeys(fault["group"] for fault in faults.values()), "all"]
+    for group in groups:
+        own = [fault["id"] for fault in faults.values() if group in (fault["group"], "all")]
+        rows = [found[name] for name in own if name in found]
+        test = sum("test" in row["failed"] for row in rows)
+        more = sum("more" in row["failed"] for row in rows)
+        lines.append(f"| {group} | {len(own)} | {len(rows)} | {test} | {more} | {len(rows) - test - more} |")
+    lines += ["", "Survived:", ""]
+    for name, row in sorted(found.items()):
+        if not row["failed"]:
+            fault = faults[name]
+            ran = f"{sum(row['ran'].values())} tests ran, {row['left']} did not fit the time"
+            ran += "" if len(row["sets"]) == len(SETS) else "; those of make test-more did not run yet"
+            where = f"`{fault['file']}:{row['lines'][0]}`"
+            lines.append(f"- {name}, {where} ({fault['kind']}): {ran if row['reached'] else 'no test reaches it'}")
+    whole_rows = {(row["id"], row["set"]): row for row in rows_of(WHOLE)}
+    if whole_rows:
+        lines += ["", "By the whole suite:", ""]
+        lines += [
+            f"- {name}, {which}: {len(row['failed'])} of {row['ran']} failed"
+            for (name, which), row in whole_rows.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The script."""
+    parser = argparse.ArgumentParser(description="Which planted faults the tests see.")
+    parser.add_argument("command", choices=["check", "coverage", "run", "whole", "drawn", "table"])
+    parser.add_argument("ids", nargs="*", help="faults; without any, all")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "rooflab-faults")
+    parser.add_argument("--more", action="store_true", help="of `coverage`: the tests of make test-more")
+    parser.add_argument("--limit-s", type=float, default=12 * 3600.0, help="begins nothing new after so many seconds")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="of `run`, faults at once, each in its own copy; of `whole`, workers"
+    )
+    given = parser.parse_args()
+    if given.command == "check":
+        sys.exit(check() > 0)
+    elif given.command == "coverage":
+        coverage(given.folder, "more" if given.more else "test", given.limit_s)
+    elif given.command == "run":
+        run(given.folder, given.limit_s, given.jobs, given.ids)
+    elif given.command == "whole":
+        for name in given.ids or drawn():
+            whole(given.folder, name, given.jobs)
+    elif given.command == "drawn":
+        print("\n".join(drawn()))
+    else:
+        TABLE.write_text(table())
+        print(table(), end="")
+
+
+if __name__ == "__main__":
+    main()
