@@ -28,8 +28,8 @@ from typing import Any
 from copies import HERE, PLUGIN, ROOT, Outcome, make_tree, restore, run_pytest
 from reaching import Fault, Reaching, changed_lines
 
-RESULTS = HERE / "results.jsonl"
-WHOLE = HERE / "whole.jsonl"
+RESULTS = HERE / "results.ndjson"
+WHOLE = HERE / "whole.ndjson"  # not `.jsonl`: those under results/ are read as records
 TABLE = HERE / "table.md"
 SETS = {"test": "not slow and not more", "more": "more and not slow"}
 """By the names of the make targets, the tests that they run."""
