@@ -129,7 +129,7 @@ def test_traffic_falls_from_naive_to_the_stream() -> None:
     assert gemv.bytes == SPEC.cost_of(inputs).bytes and naive.bytes > 20 * gemv.bytes
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="packed refuses a CPU without bf16")
+@pytest.mark.skipif(not ONEDNN, reason="oneDNN does not multiply bf16 on this CPU")
 def test_packed_multiplies_many_rows_block_by_block_and_few_as_the_library_does():
     many, few = (calls("gemm_w8a16", f"M={M},N=256,K=4096,bias=false", "packed").names for M in (64, 4))
     products = [sum(names[name] for name in names if "_linear_pointwise" in name) for names in (many, few)]

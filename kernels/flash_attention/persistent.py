@@ -1,8 +1,8 @@
 """Over tma: as many CTAs as fit on the SMs are persistent and take one tile of queries after another.
 
 In tma's grid the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have no work
-left, and L2 holds the keys of as many heads as there are SMs for their tiles.  Here the longest tiles come first
-(Graham, 1969).  All heads of a section, whose keys and values fit in L2 together, come before the next section.
+left, and CTAs of many heads run at once, whose keys share L2.  Here the longest tiles come first (Graham, 1969).  All
+heads of a section, whose keys and values fit in L2 together, come before the next section.
 
 The loads of a tile start after the store of the tile before: Triton fuses no loop that contains several loops, so loads
 do not run on across tiles as in gemm/persistent.py.
@@ -136,8 +136,8 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Once for a layout: the grid, as many CTAs as fit; what makes the maps; the numbers behind the tensors, with the
-    heads of a section; and the constants."""
+    """For one layout: the grid, which is all CTAs that fit; the makers of maps; the numbers behind the tensors; the
+    constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     heads, group = B * H, H // H_kv
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)

@@ -22,7 +22,8 @@ LN2: gl.constexpr = gl.constexpr(_attention.LN2)
 WARPGROUP = 128
 """Threads of a consumer, and of the producer warp's warpgroup: setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = {2: 240, 3: 160}, 24
-"""Registers per thread after setmaxnreg: of each of so many consumers, and of the producer's warpgroup, the least."""
+"""Registers per thread after setmaxnreg: of a consumer, by the number of consumers; of the producer's warpgroup, which
+gets the least that setmaxnreg allows."""
 ADDRESS_REGISTERS = 24
 """For peak, sum, descriptors and loop counters, in addition to accumulator, scores and weights."""
 

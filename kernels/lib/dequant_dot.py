@@ -76,7 +76,7 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
         return whole and footprint(config, case, scheme).fits
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """All rows of a in one tile up to 128; K split until the SMs have as many CTAs as their shared memory holds."""
+        """Up to 128 rows of a are one tile.  K is split until the CTAs fill the shared memory of all SMs."""
         M, N, block_k = int(case["M"]), int(case["N"]), block_k_of(scheme)
         block_m = next((size for size in (16, 32, 64) if M <= size), 128)
         block_n = 64 if block_m <= 64 else 128

@@ -112,7 +112,7 @@ def staged(config: Any, scheme: Scheme) -> int:
 def tile_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """Needs of a CTA for each of so many tiles of `columns` columns: its staged tiles of a and b, and `barriers` for
+    """What a CTA needs for each of `tiles` tiles of `columns` columns: its staged tiles of a and b, and `barriers` for
     each stage; `sums` fp32 values for each output in registers, and without tensor cores both tiles."""
     threads, outputs = 32 * config.num_warps, config.block_m * columns
     values = (config.block_m + columns) * config.block_k
@@ -133,7 +133,7 @@ def ring_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, kept: int,
     stages: int | None = None, turns: bool = False, barriers: int = 3,
 ) -> Footprint:  # fmt: skip
-    """Needs of a producer and two consumers, at most one CTA per SM, for so many tiles of `columns` columns.
+    """What a producer and two consumers need, at most one CTA per SM, for `tiles` tiles of `columns` columns.
 
     A consumer has an fp32 accumulator of half a tile, or with `turns` of a whole one.  Shared memory holds the ring, of
     which a stage has one `full` barrier and one `empty` barrier for each consumer, and `kept` values of the result.
