@@ -90,6 +90,10 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases(151936, 1024, 1, 16, 512),
         "llama3_8b": _cases(128256, 4096, 1, 16, 2048),
     },
+    wrong={
+        "the next row of the table": lambda of: {"token_ids": (of.token_ids + 1) % len(of.weight)},
+        "the first token's row for all": lambda of: {"token_ids": of.token_ids[:1].expand_as(of.token_ids)},
+    },
     tolerance=tolerance,
     planted=planted,
     domain=Domain(

@@ -288,6 +288,13 @@ SPEC = OpSpec(
     output_dtypes={"lse": torch.float32},
     optional={"window": 0, "softcap": 0.0, "sinks": False, "lse": False, "v_columns": False},
     schemes=("fp32", "fp16", "bf16", "fp8_e4m3"),
+    wrong={
+        "a key too few": lambda of: {"k": of.k[:, :-1], "v": of.v[:, :-1]},
+        "a key too many": lambda of: {name: torch.cat((x, x[:, -1:]), 1) for name, x in (("k", of.k), ("v", of.v))},
+        "the diagonal from the first key": lambda of: {"k": of.k[:, : of.q.shape[1]], "v": of.v[:, : of.q.shape[1]]},
+        "the window is a key wider": lambda of: {"window": of.window and of.window + 1},
+        "the scale is 1% off": lambda of: {"softmax_scale": 1.01 * get_scale(of.q, of.softmax_scale)},
+    },
     tolerance=tolerance,
     planted=planted,
     cases={

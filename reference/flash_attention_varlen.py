@@ -216,6 +216,15 @@ def _model(*heads: int, long: int = 8) -> tuple[Case, ...]:
 
 
 OFFSETS = Argument("B+1", (torch.int32,), layout="contiguous")
+
+
+def _a_key_too_few(of: Arguments) -> Inputs:
+    """Each sequence without its last key."""
+    last = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
+    kept = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last.long(), False)
+    return {"k": of.k[kept], "v": of.v[kept], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}
+
+
 CONTRACT = Contract(
     {
         "q": Argument("T H D", FLOATS),
@@ -239,6 +248,11 @@ SPEC = OpSpec(
     outputs=("out", "lse"),
     output_dtypes={"lse": torch.float32},
     optional={"ragged": True, "window": 0, "softcap": 0.0, "sinks": False, "lse": False},
+    wrong={
+        "a key too few": _a_key_too_few,
+        "the window is a key wider": lambda of: {"window": of.window and of.window + 1},
+        "the scale is 1% off": lambda of: {"softmax_scale": 1.01 * get_scale(of.q, of.softmax_scale)},
+    },
     tolerance=tolerance,
     planted=planted,
     cases={

@@ -91,6 +91,17 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield label, {**inputs, **{name: of_size(inputs[name], 0.4 * size) for name in ("x", "residual")}}
 
 
+def _sum_not_rounded(of: Arguments) -> Outputs:
+    out, _, *scale = fused_add_rmsnorm(**vars(of))
+    return out, of.x.double() + of.residual.double(), *scale
+
+
+def _norm_of_x(of: Arguments) -> Outputs:
+    _, new_residual, *_ = fused_add_rmsnorm(**vars(of))
+    out, *scale = rmsnorm.SPEC.oracle({name: value for name, value in vars(of).items() if name != "residual"})
+    return out, new_residual, *scale
+
+
 CONTRACT = Contract(
     {"x": Argument("T H", FLOATS), "residual": Argument("T H", "x"), "weight": Argument("H", "x")},
     row_results("T H", new_residual=Result("T H", "x")), row_rules, scheme=row_scheme,
@@ -110,6 +121,11 @@ SPEC = OpSpec(
         "llama3_8b": rmsnorm.cases(1e-5, (1, 4096), (16, 4096), (2048, 4096)),
     },
     in_place={"out": "x", "new_residual": "residual"},
+    wrong={
+        "eps is left out": lambda of: {"eps": 0.0},
+        "the sum is not rounded": _sum_not_rounded,
+        "the norm is that of x alone": _norm_of_x,
+    },
     tolerance=tolerance,
     planted=planted,
     output_dtypes={"new_residual": "activation", "scale": torch.float32},

@@ -6,6 +6,7 @@ Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016; Shazeer, "GLU Variant
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -48,6 +49,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     return limits(inputs, oracle, scheme, relative, (4.0 * FP32_ROUNDOFF + 2.0**-126) * (gate * up).abs())
 
 
+def _with(gelu: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Arguments], Outputs]:
+    return lambda of: quantized_rows(gelu(halves(of.x)[0]) * halves(of.x)[1], of.quantize)
+
+
 SPEC = OpSpec(
     name="gelu_and_mul",
     reference=gelu_and_mul,
@@ -62,6 +67,11 @@ SPEC = OpSpec(
         "qwen3_0_6b": cases((1, 3072), (512, 3072)),
         "llama3_8b": cases((1, 14336), (2048, 14336)),
         "gemma_2b": cases((1, 16384), (16, 16384), (2048, 16384)),
+    },
+    wrong={
+        "up is the first half": lambda of: {"x": of.x.roll(of.x.shape[1] // 2, 1)},
+        "gelu is the exact one": _with(torch.nn.functional.gelu),
+        "gelu is gate sigmoid(1.702 gate)": _with(lambda gate: gate * torch.sigmoid(1.702 * gate)),
     },
     tolerance=tolerance,
     planted=planted,

@@ -146,6 +146,19 @@ def _drawn(equal: str, **values: Any) -> Case:
     return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 
 
+def without_last_k(of: Arguments) -> Inputs:
+    """The last k is left out of every sum."""
+    a = of.a.clone()
+    a[:, -1:] = 0.0
+    return {"a": a}
+
+
+def in_ten_bits(of: Arguments) -> Inputs:
+    """Ten bits of the mantissa of fp32 operands, as tf32 has them."""
+    cut = [(x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (of.a, of.b)]
+    return {"a": cut[0], "b": cut[1]}
+
+
 CONTRACT = Contract(
     {
         "a": Argument("M K", FLOATS, "any"),
@@ -198,6 +211,13 @@ SPEC = OpSpec(
         ),
     },
     in_place={"c": "residual"},
+    wrong={
+        "the last k is left out": without_last_k,
+        "fp32 operands have ten bits": lambda of: (
+            {} if of.precision == "tf32" or of.a.itemsize < 4 else in_ten_bits(of)
+        ),
+        "the residual is added twice": lambda of: {"residual": None if of.residual is None else 2 * of.residual},
+    },
     tolerance=tolerance,
     planted=planted,
     schemes=("fp32", "fp16", "bf16", "tf32"),

@@ -14,6 +14,7 @@ import torch
 
 from rooflab.reference.contract import ANY_SHAPE, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.gemm import without_last_k
 from rooflab.reference.rows import LEAST_SCALE
 from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -242,6 +243,15 @@ SPEC = OpSpec(
         "deepseek_v3": _cases(DEEPSEEK_V3, 64, 128, 4096),
         # The short accumulator loses most at the largest K.
         "fast_accum": _cases((*LLAMA3_8B, (4096, 16384)), 2048, scales="tensor", fast_accum=True),
+    },
+    wrong={
+        "the last k is left out": without_last_k,
+        "the first scale of a for all": lambda of: {
+            "a_scale": torch.full_like(of.a_scale, float(of.a_scale.flatten()[0]))
+        },
+        "the first scale of b for all": lambda of: {
+            "b_scale": torch.full_like(of.b_scale, float(of.b_scale.flatten()[0]))
+        },
     },
     tolerance=tolerance,
     planted=planted,

@@ -12,6 +12,7 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.gemm import without_last_k
 from rooflab.reference.pages import offsets_of, turned
 from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import (
@@ -160,6 +161,14 @@ MIXTRAL = ((28672, 4096), (4096, 14336))
 QWEN3_30B = ((1536, 2048), (2048, 768))
 """(N, K) of gate|up in one product, and of down."""
 
+
+def _first_rows_before(of: Arguments) -> Inputs:
+    """The first row of each expert goes to the one before it."""
+    moved = of.offsets.clone()
+    moved[1:-1] = (moved[1:-1] + 1).clamp(max=len(of.a))
+    return {"offsets": moved, "b": of.b.nan_to_num(1.0)}
+
+
 CONTRACT = Contract(
     {
         "a": Argument("T K", FLOATS, "any"),
@@ -195,6 +204,10 @@ SPEC = OpSpec(
         "smollm2_135m": _cases(1, 1, ((3072, 576), (576, 1536)), 1, 16, 512),
         "qwen3_0_6b": _cases(1, 1, ((6144, 1024), (1024, 3072)), 1, 16, 512),
         "llama3_8b": _cases(1, 1, ((28672, 4096), (4096, 14336)), 1, 16, 2048),
+    },
+    wrong={
+        "the last k is left out": without_last_k,
+        "the first row of an expert goes to the one before": _first_rows_before,
     },
     tolerance=tolerance,
     planted=planted,

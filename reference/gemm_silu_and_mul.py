@@ -12,6 +12,7 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.gemm import in_ten_bits, without_last_k
 from rooflab.reference.spec import (
     DTYPE_NAMES,
     FP32_ROUNDOFF,
@@ -151,6 +152,11 @@ SPEC = OpSpec(
         "smollm2_135m": _cases(1536, 576, 1, 16, 512),
         "qwen3_0_6b": _cases(3072, 1024, 1, 16, 512),
         "llama3_8b": _cases(14336, 4096, 1, 16, 2048),
+    },
+    wrong={
+        "the last k is left out": without_last_k,
+        "up has the first columns": lambda of: {"b": of.b.roll(of.b.shape[1] // 2, 1)},
+        "fp32 operands have ten bits": lambda of: {} if of.a.itemsize < 4 else in_ten_bits(of),
     },
     tolerance=tolerance,
     planted=planted,

@@ -15,6 +15,7 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.gemm import without_last_k
 from rooflab.reference.gemm_w8a16 import within
 from rooflab.reference.quantization import INT4_MAX, INT4_ZERO, dequantize_int4, quantize_int4, spread
 from rooflab.reference.rows import of_size
@@ -180,6 +181,12 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases(((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 1, 16, 512),
         "llama3_8b": (*_cases(LLAMA3_8B, 1, 4, 16, 64), *_cases(LLAMA3_8B, 1, zeros=True)),
         "square": _cases(((8192, 8192), (16384, 16384)), 1, 2, 4, 8, 16, 32, 64),
+    },
+    wrong={
+        "the last k is left out": without_last_k,
+        "the halves of a byte in the other order": lambda of: {"b": of.b << 4 | of.b >> 4},
+        "a code of 7 is zero": lambda of: {"zero": torch.full_like(of.scale, 7, dtype=torch.uint8)},
+        "the scale of the first group for all": lambda of: {"scale": of.scale[:, :1].expand_as(of.scale)},
     },
     tolerance=tolerance,
     planted=planted,

@@ -13,6 +13,7 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.gemm import without_last_k
 from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
 from rooflab.reference.rows import of_size
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -144,6 +145,11 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases(((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)), 1, 16, 512),
         "llama3_8b": _cases(((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), 1, 4, 16, 64),
         "square": _cases(((8192, 8192), (16384, 16384)), 1, 2, 4, 8, 16, 32, 64),
+    },
+    wrong={
+        "the last k is left out": without_last_k,
+        "the scale of the first column for all": lambda of: {"scale": of.scale[:1].repeat(len(of.scale))},
+        "negative codes are 0": lambda of: {"b": of.b.clamp(min=0)},
     },
     tolerance=tolerance,
     planted=planted,

@@ -131,6 +131,13 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases(8, 128, 1, 16, 512),
         "llama3_8b": _cases(8, 128, 1, 16, 2048),
     },
+    wrong={
+        "keys and values in each other's cache": lambda of: {"k": of.v, "v": of.k},
+        "the next slot": lambda of: {"slot_mapping": of.slot_mapping.roll(1)},
+        "nothing behind the first skipped token": lambda of: {
+            "slot_mapping": of.slot_mapping.masked_fill((of.slot_mapping < 0).cumsum(0) > 0, -1)
+        },
+    },
     tolerance=tolerance,
     planted=planted,
     mutates=("k_cache", "v_cache"),

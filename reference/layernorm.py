@@ -82,6 +82,14 @@ def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
     return tuple(Case(T=T, H=H, bias=bias, eps=1e-5) for T, H in shapes)
 
 
+def _of_squares(of: Arguments) -> torch.Tensor:
+    """In fp32 the variance is the mean of squares less the squared mean."""
+    x = of.x.float()
+    variance = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
+    scaled: torch.Tensor = (x - x.mean(1, keepdim=True)) * (variance + of.eps).rsqrt() * of.weight
+    return scaled if of.bias is None else scaled + of.bias
+
+
 CONTRACT = Contract(
     {"x": Argument("T H", FLOATS), "weight": Argument("H", "x"), "bias": Argument("H", "x", optional=True)},
     {"out": Result("T H", "x")},
@@ -104,6 +112,11 @@ SPEC = OpSpec(
         "llama3_8b": _cases((1, 4096), (16, 4096), (2048, 4096)),
     },
     in_place={"out": "x"},
+    wrong={
+        "eps is left out": lambda of: {"eps": 0.0},
+        "the variance is the mean of squares less the squared mean": _of_squares,
+        "the variance is over H - 1": lambda of: {"weight": of.weight.double() * (1 - 1 / of.x.shape[1]) ** 0.5},
+    },
     tolerance=tolerance,
     planted=planted,
     domain=Domain(

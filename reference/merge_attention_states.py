@@ -126,6 +126,15 @@ CONTRACT = Contract(
     {"out": Result("T H D", "outs"), "lse": Result("T H", torch.float32, layout="any")},
     _rules,
 )
+
+
+def _mean(of: Arguments) -> Outputs:
+    """The mean of the parts that saw a key."""
+    seen = ~of.lses.isinf()
+    kept = of.outs.double().masked_fill(~seen[..., None], 0.0)
+    return kept.sum(0) / seen.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]
+
+
 SPEC = OpSpec(
     name="merge_attention_states",
     reference=reference,
@@ -134,6 +143,13 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("out", "lse"),
     output_dtypes={"lse": torch.float32},
+    wrong={
+        "the parts have equal weights": _mean,
+        "log-sum-exps in base 2": lambda of: {"lses": of.lses * math.log(2)},
+        "the last part is left out": lambda of: {
+            "lses": of.lses.index_fill(0, torch.tensor(len(of.lses) - 1), -math.inf)
+        },
+    },
     tolerance=tolerance,
     planted=planted,
     cases={

@@ -159,6 +159,13 @@ def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = Fal
 DEEPSEEK = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))
 """All 128 heads on one GPU; then the 16 heads of one GPU out of eight."""
 
+
+def _values_from_the_end(of: Arguments) -> Inputs:
+    """The values are the last columns of the latents."""
+    turned = of.q.shape[-1] - of.latent_dim
+    return {name: getattr(of, name).roll(turned, -1) for name in ("q", "kv_cache")}
+
+
 CONTRACT = Contract(
     {
         "q": Argument("B H D", (torch.float16, torch.bfloat16)),
@@ -181,6 +188,13 @@ SPEC = OpSpec(
     output_dtypes={"lse": torch.float32},
     optional={"lse": False},
     schemes=("fp16", "bf16"),
+    wrong={
+        "a key too few": lambda of: {"seq_lens": (of.seq_lens - 1).clamp(min=0)},
+        "a key too many": lambda of: {"seq_lens": of.seq_lens + (of.seq_lens > 0).int()},
+        "the next sequence's pages": lambda of: {"block_table": of.block_table.roll(1, 0)},
+        "the values are the last columns": _values_from_the_end,
+        "the scale is that of the latents": lambda of: {"softmax_scale": of.q.shape[-1] ** -0.5},
+    },
     tolerance=tolerance,
     planted=planted,
     cases={

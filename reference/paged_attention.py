@@ -313,6 +313,14 @@ SPEC = OpSpec(
         "lse": False,
     },
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
+    wrong={
+        "a key too few": lambda of: {"seq_lens": (of.seq_lens - 1).clamp(min=0)},
+        "a key too many": lambda of: {"seq_lens": of.seq_lens + (of.seq_lens > 0).int()},
+        "the next sequence's pages": lambda of: {"block_table": of.block_table.roll(1, 0)},
+        "slots that nobody sees times 0": lambda of: reference(**vars(of)) + 0 * of.v_cache.double().sum(),
+        "the window is a key wider": lambda of: {"window": of.window and of.window + 1},
+        "the scale is 1% off": lambda of: {"softmax_scale": 1.01 * get_scale(of.q, of.softmax_scale)},
+    },
     tolerance=tolerance,
     planted=planted,
     cases={

@@ -146,6 +146,12 @@ EDGES = (
 )
 
 
+def _padded(of: Arguments) -> Inputs:
+    """The mean is over a row that is padded to a power of two; `eps` takes the difference."""
+    H = of.x.shape[1]
+    return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
+
+
 CONTRACT = Contract(
     {"x": Argument("T H", FLOATS), "weight": Argument("H", "x")}, row_results("T H"), row_rules, scheme=row_scheme
 )
@@ -165,6 +171,13 @@ SPEC = OpSpec(
         "llama3_8b": cases(1e-5, (1, 4096), (16, 4096), (2048, 4096)),
     },
     in_place={"out": "x"},
+    wrong={
+        "eps is left out": lambda of: {"eps": 0.0},
+        "the mean is over a padded row": _padded,
+        "the mean is without the last column": lambda of: {
+            "eps": of.eps - of.x[:, -1:].double().square() / of.x.shape[1]
+        },
+    },
     tolerance=tolerance,
     planted=planted,
     output_dtypes={"scale": torch.float32},

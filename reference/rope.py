@@ -178,6 +178,11 @@ SPEC = OpSpec(
         "llama3_8b": _cases((32, 8, 128), 131072, 1, 16, 2048),
     },
     in_place={"q": "q", "k": "k"},
+    wrong={
+        "the other pairing": lambda of: {"interleaved": not of.interleaved},
+        "the other direction": lambda of: {"sin": -of.sin},
+        "the next position": lambda of: {"positions": (of.positions + 1) % len(of.cos)},
+    },
     tolerance=tolerance,
     planted=planted,
     no_library="no rotary embedding",

@@ -316,6 +316,13 @@ SPEC = OpSpec(
         "llama3_8b": _model((32, 8, 128), 131072, 1, 16, 4096),
     },
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
+    wrong={
+        "the other pairing": lambda of: {"interleaved": not of.interleaved},
+        "the other direction": lambda of: {"sin": -of.sin},
+        "the next position": lambda of: {"positions": (of.positions + 1) % len(of.cos)},
+        "keys and values in each other's cache": lambda of: {"k": of.v, "v": of.k},
+        "values lie one slot further": lambda of: {"v": of.v.roll(1, 0)},
+    },
     tolerance=tolerance,
     planted=planted,
     mutates=("q_out", "k_cache", "v_cache"),

@@ -271,6 +271,7 @@ CONTRACT = Contract(
     bounds=values_fit,
     values=finite_rows,
 )
+
 SPEC = OpSpec(
     name="sample",
     reference=reference,
@@ -279,6 +280,14 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("tokens", "logprob_ids", "logprobs"),
     output_dtypes={"logprobs": torch.float32},
+    wrong={
+        "greedy": lambda of: {"temperature": of.temperature * 0},
+        "another stream": lambda of: {"seed": of.seed + 1},
+        "the next position": lambda of: {"position": of.position + 1},
+        "top_k is one more": lambda of: {"top_k": of.top_k + (of.top_k > 0).int()},
+        "top_p is left out": lambda of: {"top_p": torch.ones_like(of.top_p)},
+        "the token that crosses top_p is dropped": lambda of: {"top_p": of.top_p / (1 + (of.top_p < 1))},
+    },
     compare=compare,
     compare_own_stream=compare_own_stream,
     planted=planted,

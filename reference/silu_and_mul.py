@@ -123,6 +123,12 @@ SPEC = OpSpec(
         "qwen3_0_6b": cases((1, 3072), (16, 3072), (512, 3072)),
         "llama3_8b": cases((1, 14336), (16, 14336), (2048, 14336)),
     },
+    wrong={
+        "up is the first half": lambda of: {"x": of.x.roll(of.x.shape[1] // 2, 1)},
+        "the sigmoid is that of up": lambda of: quantized_rows(
+            halves(of.x)[0] * halves(of.x)[1].sigmoid() * halves(of.x)[1], of.quantize
+        ),
+    },
     tolerance=tolerance,
     planted=planted,
     output_dtypes={"scale": torch.float32},

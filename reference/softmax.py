@@ -77,6 +77,11 @@ def _cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
     return tuple(Case(T=T, H=H) for T, H in shapes)
 
 
+def _without_maximum(of: Arguments) -> torch.Tensor:
+    weights: torch.Tensor = of.x.float().exp()
+    return weights / weights.sum(1, keepdim=True)
+
+
 CONTRACT = Contract({"x": Argument("T H", FLOATS)}, {"out": Result("T H", "x")})
 SPEC = OpSpec(
     name="softmax",
@@ -94,6 +99,13 @@ SPEC = OpSpec(
         "llama3_8b": _cases((1, 4096), (32, 128256), (2048, 4096)),
     },
     in_place={"out": "x"},
+    wrong={
+        "the maximum is not taken off": _without_maximum,
+        "a padded column of zeros is in the sum": lambda of: torch.nn.functional.pad(of.x.double(), (0, 1)).softmax(1)[
+            :, :-1
+        ],
+        "the last column is left out of the sum": lambda of: softmax(of.x) / softmax(of.x)[:, :-1].sum(1, keepdim=True),
+    },
     tolerance=tolerance,
     planted=planted,
     domain=Domain({"T": Sizes(1, 131_000, empty=True), "H": Sizes(1, 300_000, model="vocab")}, Case),

@@ -158,6 +158,8 @@ class Arguments(SimpleNamespace):
 
 
 MakeInputs = Callable[[Case, Scheme, torch.device, int], Inputs]
+Mistakes = Mapping[str, Callable[[Arguments], Inputs | Outputs | torch.Tensor]]
+"""By name what a kernel with a mistake returns: results in fp64, or a dict of arguments that it takes for others."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,8 @@ class OpSpec:
     compare_own_stream: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
     """Judges a kernel of an op that draws, if the kernel is declared non-deterministic: it has its own random
     stream."""
+    wrong: Mistakes = field(default_factory=dict)
+    """The tolerance rejects each on some case of each scheme (`tests/test_tolerances.py`)."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
     """Labelled inputs with one dominant key, row or column at an edge; a kernel that misses it is far off."""
     output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)
@@ -259,6 +263,11 @@ class OpSpec:
     def oracle(self, inputs: Inputs) -> Outputs:
         """The reference's outputs, always as a tuple."""
         return as_tuple(self.reference(**inputs))
+
+    def mistaken(self, name: str, inputs: Inputs) -> Outputs:
+        """What a kernel with the mistake `name` of `wrong` returns."""
+        found = self.wrong[name](self.arguments(inputs))
+        return self.oracle({**inputs, **found}) if isinstance(found, dict) else as_tuple(found)
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
         """The cases of a suite.  Raises `ValueError` with the known suites."""

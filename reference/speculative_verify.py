@@ -264,6 +264,13 @@ CONTRACT = Contract(
     bounds=values_fit,
     scheme=lambda given: "fp32",
 )
+
+
+def _counted_one_less(of: Arguments) -> Outputs:
+    tokens, accepted = reference(**vars(of))
+    return tokens, (accepted - 1).clamp(min=0)
+
+
 SPEC = OpSpec(
     name="speculative_verify",
     reference=reference,
@@ -271,6 +278,13 @@ SPEC = OpSpec(
     make_inputs=make_inputs,
     cost=cost,
     outputs=("tokens", "num_accepted"),
+    wrong={
+        "accepts no draft": lambda of: {"num_drafts": of.num_drafts * 0},
+        "the draft's law is halved": lambda of: {"draft_probs": None if of.draft_probs is None else of.draft_probs / 2},
+        "another stream": lambda of: {"seed": of.seed + 1},
+        "the next position": lambda of: {"position": of.position + 1},
+        "accepted drafts are one less": _counted_one_less,
+    },
     compare=compare,
     planted=planted,
     schemes=("fp32",),

@@ -1,9 +1,10 @@
-"""What the tolerance of every op rejects, an input of the neighbour, an option left out, a result a little off; and its
-least work, beside what the reference reads, writes and multiplies."""
+"""What the tolerance of every op rejects, the mistakes that its spec names, an input of the neighbour, an option left
+out, a result a little off; and its least work, beside what the reference reads, writes and multiplies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from op_kernels import CPU
 from torch.utils.flop_counter import FlopCounterMode
 
 from rooflab.kernels.registry import get_op, ops
-from rooflab.reference.spec import SCHEMES, Inputs, OpSpec, Outputs
+from rooflab.reference.spec import SCHEMES, Inputs, OpSpec, Outputs, Scheme
 
 OFF = {
     "fp32": 1e-4, "tf32": 1e-4, "fp16": 0.005, "bf16": 0.02, "fp8_e4m3": 0.1, "kv_fp8": 0.01, "out_fp8": 0.05,
@@ -71,6 +72,29 @@ def test_a_change_of_any_argument_and_a_result_a_little_off_are_rejected(op: str
                 missed |= {error.output for error in judged}
     unseen = [name for name in missed - found if not f"{op}: {name}".startswith(UNSEEN)]
     assert found and unseen == []
+
+
+def runs(spec: OpSpec, scheme: Scheme) -> Iterator[Inputs]:
+    """The planted inputs of the first case, then the usual ones of every case."""
+    cases = (*spec.cases["smoke"], *spec.cases["edge"])
+    yield from (inputs for _, inputs in spec.sets(cases[0], scheme, CPU, 0))
+    yield from (spec.make_inputs(case, scheme, CPU, 0) for case in cases)
+
+
+@pytest.mark.parametrize(("op", "scheme"), [(op, scheme) for op in ops() for scheme in get_op(op).schemes])
+def test_each_mistake_that_a_spec_names_is_rejected(op: str, scheme: str) -> None:
+    spec, inputs_of = get_op(op), runs(get_op(op), SCHEMES[scheme])
+    left = {name for name in spec.wrong if scheme == "fp32" or not name.startswith("fp32")}
+    assert left
+    while left and (inputs := next(inputs_of, None)) is not None:
+        right = spec.oracle(inputs)
+        for name in sorted(left):
+            with suppress(IndexError, ValueError):  # a mistake that these inputs do not allow: no key, no row
+                results = spec.mistaken(name, inputs)
+                left -= (
+                    {name} if not all(e.passed for e in spec.judge(results, right, inputs, SCHEMES[scheme])) else set()
+                )
+    assert left == set()
 
 
 @pytest.mark.parametrize("op", ops())
