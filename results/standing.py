@@ -25,6 +25,7 @@ from rooflab.bench.predict import public
 from rooflab.bench.predict.calibration import kind_of
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
+from rooflab.bench.predict.public import Errors
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
@@ -64,6 +65,8 @@ class Expected:
     cases: tuple[Standing, ...]
     band: tuple[float, float]
     """Least and most time expected, over the predicted time."""
+    error: Errors
+    """Of predictions of this kind."""
 
     @property
     def geomean(self) -> float:
@@ -87,6 +90,7 @@ class Expected:
             "cases": f"{len(self.cases)} of {len(self.bar.arguments['cases'])}",
             "library / predicted": f"{self.geomean:.2f}",
             "expected": f"{self.geomean / most:.2f} to {self.geomean / least:.2f}",
+            "median error": f"{self.error.median:.0%}",
             "verdict": self.verdict,
         }
 
@@ -126,7 +130,9 @@ def expected(device: Device, bars: Sequence[Bar]) -> list[Expected]:
         if cases:
             spec = registry.get_op(op)
             cost = spec.cost_of(spec.make_inputs(cases[0].case, scheme, torch.device("meta"), 0))
-            found.append(Expected(bar, cases, band(kind_of(op, cost))))
+            kind = kind_of(op, cost)
+            error = public.unfitted(public.read().query("kind == @kind"))
+            found.append(Expected(bar, cases, band(kind), error))
     return found
 
 

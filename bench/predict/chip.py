@@ -44,7 +44,9 @@ HBM_SUSTAINED = 0.9
 fp32 (QuACK, hadamard roofline notes); on an H200 the best reading is 87% (cudnn-frontend's norm benchmarks)."""
 TENSOR_CLOCK_HZ = 1.6e9
 """An H800 SXM's clock falls to this while wgmma keeps its tensor cores busy (FlashMLA, docs, "deep dive"): 865 of the
-data sheet's 989 TFLOP/s in bf16.  Cards with less power fall further; a card that rests between launches does not."""
+data sheet's 989 TFLOP/s in bf16.  Published products that run for 5 ms or more agree: the fastest do 885 on an H100 SXM
+and 842 on an H200 (`results/published`).  Cards with less power fall further; a card that rests between launches does
+not."""
 MMA_SYNC_SHARE = 0.75
 """Share of Hopper's tensor rate that mma.sync can reach; the rest needs wgmma (Machete, vLLM PR 7174)."""
 _INTEGER_MULTIPLY = ("IMAD",)
