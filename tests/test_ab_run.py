@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands_in_process import run_command
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.ab import compare, pairs
 from rooflab.bench.ab.compare import pack, prepare_functions
@@ -135,8 +136,8 @@ def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
     assert status == 2 and re.fullmatch("rooflab: --head: expected a tree that can be imported, got " + wanted, errors)
 
 
-def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own(monkeypatch):
-    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))  # no other test meets them
+@pytest.mark.usefixtures("own_registry")
+def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own():
     registry.load_file(KERNELS)
     job = {"seed": 0}
     for case, status in (("T=9,H=32,eps=1e-06", "OK"), (CASE, "UNSUPPORTED")):

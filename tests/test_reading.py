@@ -187,9 +187,9 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
     cost = SPEC.cost_of(SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
     fast = Samples(**(GOOD | {"seconds": (80e-9,) * 3}))  # 160 bytes read and 64 FLOP, under 1 GB/s and 1 GFLOP/s
     bare = Record(kind="bench", run_id="r", status="OK", environment={}, device="cuda")
-    assert run_._timed(bare, fast, cost, None, Observed()).status == "OK" and again == [(1e9, "cuda")]
+    assert run_.with_time(bare, fast, cost, None, Observed()).status == "OK" and again == [(1e9, "cuda")]
     faster = Samples(**(GOOD | {"seconds": (8e-9,) * 3}))
-    assert "tensor ceiling" in run_._timed(bare, faster, cost, None, Observed()).reason and len(again) == 1
+    assert "tensor ceiling" in run_.with_time(bare, faster, cost, None, Observed()).reason and len(again) == 1
 
 
 def test_what_another_profiler_hides_is_left_open():
@@ -217,7 +217,7 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
     for own, arguments in ((True, ("init", "-q")), (True, ("add", ".")), (False, ("commit", "-qm", "a"))):
         git(tmp_path, *arguments)
         (tmp_path / "result.jsonl").write_text("")  # a run's own, in no commit
-        environment._file_state.cache_clear()
+        environment.file_state.cache_clear()
         (record,) = run(kernel(fn=mine.fn), check=passes)
         commit = git(tmp_path, "rev-parse", "HEAD").strip() if not own else None
         assert (record.commit, record.dirty) == (commit, None if own else False)
@@ -226,7 +226,7 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
         before = changed.read_text() if changed.exists() else None
         changed.write_text((before or "") + "\n")
         git(tmp_path, "add", "-N", ".")
-        environment._file_state.cache_clear()
+        environment.file_state.cache_clear()
         assert git_state(file) == (commit, True), "it, or a file beside it, changed"
         changed.write_text(before) if before is not None else git(tmp_path, "reset", "-q")
     (tmp_path / ".gitignore").write_text("ignored.py")
