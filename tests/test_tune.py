@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -120,19 +121,8 @@ def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
 
     kernel = registry.get_kernel("gemm", "pipelined")
     case = registry.get_op("gemm").get_cases("smoke")[0]
-    launched = []
-
-    class Launches:
-        copies = staticmethod(lambda *of: [{}])
-
-        def __init__(self, kernel, spec, copies):
-            launched.append(kernel.config)
-
-        def __call__(self):
-            """Launches nothing."""
-
     monkeypatch.setattr(tune_bucket, "compile_kernels", compile_kernels)
-    monkeypatch.setattr(tune_bucket, "Rotation", Launches)
+    monkeypatch.setattr(tune_bucket, "Rotation", launches := MagicMock())
     monkeypatch.setattr(tune_bucket, "timer_for", lambda device: None)
     read = SimpleNamespace(median_s=1.0)
     monkeypatch.setattr(tune_bucket, "time_functions", lambda ready, *of, **how: dict.fromkeys(ready, read))
@@ -140,9 +130,10 @@ def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
     of = (kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"])
     found = tune_bucket.DeviceTimes(*of, torch.device("cpu"), 0)(configs)
     assert found == {good: (1.0,), bad: (1.0,)} and not asked, "on a CPU nothing is compiled"
-    launched.clear()
+    launches.reset_mock()
     times = tune_bucket.DeviceTimes(*of, torch.device("cuda"), 0)
-    assert times(configs) == {good: (1.0,), bad: "ptxas: too much shared data"} and launched == [good]
+    assert times(configs) == {good: (1.0,), bad: "ptxas: too much shared data"}
+    assert [launch.args[0].config for launch in launches.call_args_list] == [good]
     assert times([good]) == {good: (1.0,)} and asked == [configs, []]
 
 
