@@ -69,7 +69,7 @@ def test_a_killed_worker_costs_no_shard(cluster, tmp_path):
 
 
 class Actor:
-    """A worker that says who it is, and what `work` gives for a shard and its machine; what is an error is raised."""
+    """A worker: it says who it is, and answers with what `work` gives for a shard and a machine; an error is raised."""
 
     def __init__(self, who, work):
         self.identify = SimpleNamespace(remote=lambda: lambda: who)
@@ -78,7 +78,7 @@ class Actor:
 
 @pytest.fixture
 def actors(monkeypatch):
-    """`actors(who, ...)`: makes them the workers of a cluster, which then is Ray; its `killed` are those at the end."""
+    """`actors(who, ...)` makes a cluster of such workers, which stands for Ray; it notes in `killed` whom it ended."""
 
     def get(ask, timeout=None):
         if isinstance(found := ask(), Exception):

@@ -226,7 +226,7 @@ def test_kernels_keep_when_and_where_their_tiles_ran():
 
 @pytest.fixture
 def timed(monkeypatch):
-    """The schedule of a launch on 4 SMs that writes these rows into its timeline; what was launched is in `kept`."""
+    """`timed(rows)`: the schedule of a launch on 4 SMs that writes these rows; it notes the launches in `kept`."""
     kept, written = [], []
 
     def launch(*, config, **inputs):
