@@ -92,7 +92,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     )
     if noisy:
         show.line(f"{noisy} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
-    found = findings(records, partial(_default, ops))
+    found = findings(records, partial(served_by_engine, ops))
     for text in found:
         show.line(text, "yellow")
     with show.waiting("3 pictures"):
@@ -132,7 +132,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     check = Checkers(device)
     for op, spec in registry.ops().items():
         scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
-        asked = _few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
+        asked = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
         case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
         benched = Selection.of(op, None, [], [case.id], [scheme], None)
         with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
@@ -151,7 +151,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     return results, records
 
 
-def _few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
+def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
     """Of a kernel that Triton's interpreter runs, which takes seconds, only the first case that it takes."""
     first = {item.kernel: first_case(item.kernel, registry.get_op(item.kernel.op), item.scheme) for item in checks}
     slow = {kernel for kernel in first if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
@@ -200,7 +200,7 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def _default(ops: OpSet, op: str, case: Case) -> str | None:
+def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
     """The kernel that the engine took for a step of this case's size; None if it does not use the op."""
     bucket = launch_bucket(op, rows_of(case) or 1)
     return next((own.kernel.name for own in ops.choices if (own.op, own.bucket) == (op, bucket)), None)

@@ -111,7 +111,7 @@ class LLM:
         self.dtype = dtype_of(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
         """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
-        self.arch, self.tokenizer, tensors, self._stop_ids, self._own = _open(str(model), dummy, seed, self.device)
+        self.arch, self.tokenizer, tensors, self._stop_ids, self._own = open_model(str(model), dummy, seed, self.device)
         self.max_model_len = most = max_model_len or self.arch.max_position
         if most > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -122,7 +122,7 @@ class LLM:
         source, each = DraftSource(), 1
         if self.speculation is not None:
             each = self.speculation.rows(most)
-            read = partial(_open, dummy=dummy, seed=seed, device=self.device)
+            read = partial(open_model, dummy=dummy, seed=seed, device=self.device)
             source = opened(self.speculation, self.arch, self.tokenizer, most, read)
         rows: dict[Phase, int] = {"prefill": longest, "decode": min(max_num_seqs * each, longest)}
         sizes = (block_size, most, rows, dtype == INT8, max_num_seqs)
@@ -336,9 +336,13 @@ def _as_list(prompts: Any) -> list[Any]:
     return list(prompts)
 
 
-def _open(
+def open_model(
     model: str, dummy: bool, seed: int, device: torch.device
 ) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int], Generation]:
+    """The architecture, tokenizer, tensors, end tokens and own settings of a model; a tensor is read when it is taken.
+
+    Raises `ValueError` if an engine cannot serve what one of its files says.
+    """
     if dummy:
         arch = get_architecture(model)
         return arch, None, dummy_tensors(arch, seed, device), frozenset(), Generation()

@@ -81,7 +81,7 @@ def settle(
     fastest = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
-            take = partial(_time, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
+            take = partial(time_kernels, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
             times = settled.of(op, bucket, take)
             choices = [replace(one, why=_reason(one, times)) for one in choices]
             choices.sort(key=lambda one: times.get(one.kernel.name, 0.0))
@@ -125,7 +125,7 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
     return f"{times[choice.kernel.name]:.0f} us here, against {others}" if times else PROVISIONAL
 
 
-def _time(
+def time_kernels(
     op: str, bucket: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
     """Microseconds by kernel, of products for all of a step; empty if the clock passed `ends` before all had a time."""

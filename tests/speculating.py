@@ -63,14 +63,14 @@ def exact(llm):
             assert len(llm.runner.batch.rows) > one.row and llm.runner.batch.positions[one.row] == len(one) - 1
 
 
-def prefixes(blocks):
-    """The tokens of each published page, with all before it."""
-    parents = {number: key for key, (number, _) in blocks._published.items()}
+def prefixes(llm):
+    """The tokens of each page that is published from now on, with all before it."""
+    blocks, found = llm.scheduler.blocks, set()
+    publish = blocks.publish
 
-    def whole(key):
-        if not key[0]:
-            return key[1]
-        before = whole(parents[key[0]]) if key[0] in parents else None  # None: that page was given away
-        return None if before is None else before + key[1]
+    def publishing(sequence, num_computed):
+        publish(sequence, num_computed)
+        found.add(tuple(sequence.token_ids[: len(sequence.contents) * blocks.block_size]))
 
-    return {whole(key) for key in blocks._published} - {None}
+    blocks.publish = publishing
+    return found

@@ -2,7 +2,6 @@
 
 import importlib
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read
 from rooflab.bench.exchange.files import timed
 from rooflab.bench.report.trends.points import why_not
+from rooflab.kernels.registry import Kernel, get_op
 
 ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": None}
 MS = 1e-3
@@ -126,7 +126,7 @@ def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
         for key in job["targets"]:
             yield {"key": key, "record": replace(target(key).record("cpu", 0), **timed_in(1.0)).to_json()}
 
-    monkeypatch.setattr(pairs, "_answers", answers)
+    monkeypatch.setattr(pairs, "ask_process", answers)
     side = Side("A", {name: target(name) for name in ("dies", "honest")})
     runner = pairs.JobRunner(Comparison(side, side))
     read = runner.measure("A", ("dies", "honest"))
@@ -168,7 +168,7 @@ def test_code_that_an_earlier_run_has_checked_is_only_measured(fake):
 
 
 def test_a_check_without_an_answer_is_none_that_passed(monkeypatch):
-    monkeypatch.setattr(pairs, "_answers", lambda side, job, limit_s: iter(()))
+    monkeypatch.setattr(pairs, "ask_process", lambda side, job, limit_s: iter(()))
     side = Side("head", {"one": target("one")})
     found = pairs.JobRunner(Comparison(side, side)).check("B", ["one"])["one"]
     assert (found.status, found.reason) == ("RUNTIME_ERROR", "its process gave no answer about it")
@@ -180,9 +180,10 @@ def test_what_neither_side_can_run_is_left_out_with_its_reason(fake, monkeypatch
     result = compared("fp4", "mine", "fine")
     assert {key: verdict for key, (verdict, _) in verdicts(result).items()} == {"mine": "FAILED", "fine": "SAME"}
     assert result.left_out == {"fp4": "rmsnorm/fp4 takes no H=32"}
+    monkeypatch.setattr(commands, "two_kernels", lambda wanted: result.comparison)
     monkeypatch.setattr(commands, "run", lambda *arguments: result)
-    notes = commands._ran(result.comparison, AbSettings(), None, lambda text: None, []).notes
-    assert "not timed: fp4: rmsnorm/fp4 takes no H=32" in notes
+    report = commands.of_kernels(Wanted(("rmsnorm",)), AbSettings(), None, lambda text: None)
+    assert "not timed: fp4: rmsnorm/fp4 takes no H=32" in report.notes
     # Of two kernels one alone may have no time here; none of them has failed.
     sides = Side("fp4", {"k": target("fp4")}), Side("mine", {"k": target("fine")})
     result = run(Comparison(*sides), AbSettings(), floors={})
@@ -247,13 +248,19 @@ def test_a_self_test_that_could_see_nothing_says_so(fake, monkeypatch):
 
 
 def test_what_is_observed_of_a_slowed_kernel_is_what_is_timed(monkeypatch):
+    """A call takes half of the time of the wait that it is compared with."""
     cycles = []
-    monkeypatch.setattr(worker, "_cuda", SimpleNamespace(_sleep=cycles.append))
-    monkeypatch.setattr(worker, "_cycles", lambda rotation: 1000.0)
-    rotation = object.__new__(worker.Rotation)
-    rotation._calls = [lambda: "result"]
-    slowed = worker.Slowed(rotation, 0.05, torch.device("cuda"))
-    assert slowed.first() == "result" and cycles == [50]
+
+    class Event:
+        __init__ = record = synchronize = lambda self, **options: None
+        elapsed_time = lambda self, end: 2.0 if cycles[-1] == worker.PROBE_CYCLES else 1.0
+
+    monkeypatch.setattr(torch.cuda, "_sleep", cycles.append)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    kernel = Kernel("rmsnorm", "mine", "optimized", "torch", lambda: "result")
+    slowed = worker.Slowed(worker.Rotation(kernel, get_op("rmsnorm"), [{}]), 0.05, torch.device("cuda"))
+    cycles.clear()
+    assert slowed.first() == "result" and cycles == [0.05 * worker.PROBE_CYCLES / 2]
 
 
 def gather(table, index):

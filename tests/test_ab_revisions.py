@@ -172,7 +172,7 @@ def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
         verdicts = {one["key"].split()[0]: one["verdict"] for one in sum(found["tables"].values(), [])} if found else {}
         return status, verdicts, found["notes"][0] if found else err
 
-    monkeypatch.setattr(pairs, "_answers", answers)
+    monkeypatch.setattr(pairs, "ask_process", answers)
     assert compared("--kernel", "mine.py", "--changed") == (0, {}, "the difference touches no kernel")
     (base, first), (head, second) = asked
     assert (base, head) == (Path(first), Path(second)) and head == own and base != own

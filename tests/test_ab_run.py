@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands_in_process import run_command
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.ab import compare, pairs
 from rooflab.bench.ab.compare import pack, prepare_functions
@@ -47,10 +48,10 @@ def result():
     of its own."""
     a = Side("library", {name: target("library", case_of(name)) for name in (*NAMES, "renamed")})
     b = Side("mine", {name: target(name, case_of(name)) for name in NAMES}, files=(KERNELS,))
-    process = pairs._answers
+    process = pairs.ask_process
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "CHECK_S", 6.0)
-        patch.setattr(pairs, "_answers", lambda side, *job: (process if side is b else here)(side, *job))
+        patch.setattr(pairs, "ask_process", lambda side, *job: (process if side is b else here)(side, *job))
         return run(Comparison(a, b), AbSettings(pairs=1, kernel_s=0.05))
 
 
@@ -129,14 +130,14 @@ def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
             raise ChildFailed.died(1, 'Traceback:\n  File "fused.py", line 3\n    def (\nSyntaxError: invalid syntax')
         return [{"list": {}}]
 
-    monkeypatch.setattr(pairs, "_answers", answers)
+    monkeypatch.setattr(pairs, "ask_process", answers)
     status, _, errors = run_command(["ab", "rmsnorm", "--base", "HEAD"])
     wanted = r'.*working tree \(.*SyntaxError: invalid syntax \(File "fused.py", line 3\)'
     assert status == 2 and re.fullmatch("rooflab: --head: expected a tree that can be imported, got " + wanted, errors)
 
 
-def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own(monkeypatch):
-    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))  # no other test meets them
+@pytest.mark.usefixtures("own_registry")
+def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own():
     registry.load_file(KERNELS)
     job = {"seed": 0}
     for case, status in (("T=9,H=32,eps=1e-06", "OK"), (CASE, "UNSUPPORTED")):
@@ -152,14 +153,14 @@ def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path, monkeypatch, 
 
     In the short run the commit's tree is listed by a process of its own, and the rest is done in this one.
     """
-    process, listed = pairs._answers, []
+    process, listed = pairs.ask_process, []
 
     def answers(side, job, limit_s):
         listed.extend([side.tree] if job["mode"] == "list" else [])
         own = all_processes or (job["mode"] == "list" and side.tree != ROOT)
         return (process if own else here)(side, job, limit_s)
 
-    monkeypatch.setattr(pairs, "_answers", answers)
+    monkeypatch.setattr(pairs, "ask_process", answers)
     words = ["ab", "rmsnorm", "--kernel", "library", "--case", CASE, "--base", "HEAD", "--strict", "--json"]
     status, value, errors = run_command([*words, "--pairs", "1", "--kernel-seconds", "0.05", "--out", str(tmp_path)])
     assert status == 13, errors
@@ -183,7 +184,7 @@ def make_inputs(seed):
 
 def test_compare_takes_any_two_functions(monkeypatch):
     """What its processes do is done in this one."""
-    monkeypatch.setattr(pairs, "_answers", here)
+    monkeypatch.setattr(pairs, "ask_process", here)
     found = compare(lambda x: mine(x), reference, make_inputs, pairs=1, kernel_s=0.05)
     assert found.verdict == "UNRESOLVED" and found.exit_status == 13 and found.outcome.pairs == 1
     assert str(found).startswith("mine against reference: UNRESOLVED: takes ")

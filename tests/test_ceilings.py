@@ -1,8 +1,11 @@
+import itertools
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from test_first_calls import Clock
 
 from rooflab.bench.core import ceilings as module
 from rooflab.bench.core import record_files
@@ -52,7 +55,6 @@ def measured(monkeypatch, tmp_path):
 
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "measure_cpu", measure)
-    monkeypatch.setattr(module, "_noisy", {})
     return found
 
 
@@ -70,15 +72,15 @@ def test_ceilings_are_measured_once_and_kept(measured):
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
 
 
-def test_what_a_busy_machine_measured_is_noisy_and_not_kept(measured, monkeypatch, caplog):
+def test_what_a_busy_machine_measured_is_noisy_and_not_kept(measured, monkeypatch, caplog, tmp_path):
     measured.noise = "other processes were running"
     first = ceilings_for(CPU)
     assert first.noise == measured.noise and f"NOISY: {first.noise}" in caplog.text
     assert ceilings_for(CPU) == first and measured.calls == 1, "it counts for this process"
     assert not measured.folder.exists()
     assert {row["status"] for row in MachineLimits.kept(CPU).rows} == {"NOISY"}
-    monkeypatch.setattr(module, "_noisy", {})
     measured.noise = ""
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "later"))  # as in a later process
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
     measured.noise = "other processes were running"
@@ -153,32 +155,33 @@ def test_a_measurement_on_a_busy_machine_lowers_no_ceiling(measured, monkeypatch
 
 def test_bandwidth_counts_every_array_that_a_call_moves(monkeypatch):
     monkeypatch.setattr(cpu_limits, "last_level_cache_bytes", lambda: 2**20)
-    monkeypatch.setattr(cpu_limits, "_fastest_s", lambda run, budget_s: run() is None or 1.0)
+    seconds = itertools.count(0.0)
+    monkeypatch.setattr(cpu_limits, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     array = 4 * 2**20
     assert cpu_limits.measure_bandwidth(1.0) == {"read": array, "write": array, "copy": 2 * array, "triad": 3 * array}
 
 
 def test_a_form_with_no_fast_path_is_found_out_at_the_smallest_size(monkeypatch):
     """1 GFLOP/s in one form, 100 in another: the slow one's largest product alone would take 17 s."""
-    tried = []
+    tried, clock = [], Clock()
 
     def products(dtype, size):
         for form, rate in (("slow", 1e9), ("fast", 1e11)):
-            yield form, lambda form=form, rate=rate: tried.append((form, size)) or 2 * size**3 / rate
+            yield form, lambda form=form, rate=rate: tried.append((form, size)) or clock.work(2 * size**3 / rate)
 
-    monkeypatch.setattr(cpu_limits, "_products", products)
-    monkeypatch.setattr(cpu_limits, "_fastest_s", lambda run, budget_s: run())
-    assert cpu_limits.measure_gemm(torch.float32, 60.0) == pytest.approx(1e11)
+    monkeypatch.setattr(cpu_limits, "product_forms", products)
+    monkeypatch.setattr(cpu_limits, "time", SimpleNamespace(perf_counter=clock))
+    assert cpu_limits.measure_gemm(torch.float32, 10.0) == pytest.approx(1e11, rel=1e-3)
     # The first form has nothing to be compared with at the first size, and is given up at the second.
     assert max(size for form, size in tried if form == "slow") <= 256
     assert max(size for form, size in tried if form == "fast") == max(cpu_limits.GEMM_SIZES)
 
 
 def test_the_forms_compute_the_same_product(monkeypatch):
-    forms = dict(cpu_limits._products(torch.float32, 32))
+    forms = dict(cpu_limits.product_forms(torch.float32, 32))
     assert forms["nt"]().shape == forms["nn"]().shape == (32, 32)
     if "packed" in forms:
-        torch.testing.assert_close(forms["packed"](), dict(cpu_limits._products(torch.float32, 32))["nt"]())
+        torch.testing.assert_close(forms["packed"](), dict(cpu_limits.product_forms(torch.float32, 32))["nt"]())
 
 
 def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkeypatch):

@@ -13,6 +13,7 @@ from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
 from rooflab.bench.core.environment import Environment, Gpu
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record import Record
+from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
 
 CARD = Card(torch.device("cpu"), sm=90, sms=132, l2_bytes=2**20)
@@ -69,7 +70,7 @@ def measure(world, monkeypatch, *groups, makers=None, timers=(), budget_s=10.0, 
     monkeypatch.setattr(module, "TIMERS", {"cuda": timers})
     monkeypatch.setattr(module, "card_of", lambda device: CARD)
     monkeypatch.setattr(module, "time_functions", world.time)
-    monkeypatch.setattr(module._cuda, "load", load)
+    monkeypatch.setattr(_cuda, "load", load)
     return measure_cuda(CARD.device, replace(Environment.now(), gpu=gpu), budget_s, advance)
 
 

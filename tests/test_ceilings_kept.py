@@ -70,7 +70,7 @@ def card(monkeypatch, tmp_path, hopper):  # noqa: F811
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU.name)
     monkeypatch.setattr(ceilings, "measure_cuda", measure)
     found.be = lambda **gpu: monkeypatch.setattr(
-        ceilings, "_now", lambda index: replace(ON_H200, gpu=replace(GPU, **gpu))
+        ceilings, "this_machine", lambda index: replace(ON_H200, gpu=replace(GPU, **gpu))
     )
     found.be()
     return found

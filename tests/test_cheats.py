@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import cheating_kernels as cheating
@@ -220,8 +219,8 @@ def test_a_call_is_queued_behind_a_pause_and_then_its_inputs(monkeypatch):
     def note(*arguments):
         seen.append((bool(x.view.isnan().all()), bool(x.view.eq(1).all()), table.view.tolist(), arguments))
 
-    fake = SimpleNamespace(device=lambda device: contextlib.nullcontext(), synchronize=note, _sleep=note)
-    monkeypatch.setattr(trial, "_cuda", fake)
+    for name, fake in {"device": contextlib.nullcontext, "synchronize": note, "_sleep": note}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
     cuda = torch.device("cuda", 0)
     with trial.queued(cuda, [x, table], alone=False):
         note("call")

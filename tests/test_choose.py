@@ -89,7 +89,8 @@ def test_every_committed_choice_is_a_kernel(tmp_path):
     from rooflab.kernels import registry
 
     for op in registry.ops():
-        for device in choices._load(choices.Path(choices.__file__).parent / op / "choices.json").values():
+        file = choices.Path(choices.__file__).parent / op / "choices.json"
+        for device in json.loads(file.read_text()).values() if file.is_file() else ():
             for bucket, entry in device.items():
                 assert bucket in {name for name, _, _ in all_buckets()}
                 assert entry["kernel"] in registry.kernels(op) and entry["record"]
@@ -161,9 +162,8 @@ def test_a_config_that_was_not_timed_on_every_case_of_a_bucket_does_not_win():
 
 def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):
     (tmp_path / "rmsnorm").mkdir()
-    (file,) = write_choices([on_gpu("fused", 1, 1.0, warps=8), on_gpu("fused", 1, 2.0, warps=4)], tmp_path)
-    found = json.loads(file.read_text())
-    monkeypatch.setattr(choices, "_load", lambda path: found)
+    write_choices([on_gpu("fused", 1, 1.0, warps=8), on_gpu("fused", 1, 2.0, warps=4)], tmp_path)
+    monkeypatch.setattr(choices, "__file__", str(tmp_path / "tuning.py"))
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "bf16") == EIGHT
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "fp16") is None
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H100", 1, "bf16") is None

@@ -279,22 +279,21 @@ def torch_cuda(monkeypatch):
         log.allocating.remove(pool)
 
     fakes = {
-        "_Graph": lambda: SimpleNamespace(reset=note("reset")),
-        "_Stream": new_stream,
-        "_in_stream": in_stream,
-        "_synchronize": note("synchronize"),
-        "_sleep": note("sleep"),
-        "_current_device": lambda: 0,
-        "_new_pool": new_pool,
-        "_capture_begin": begin,
-        "_capture_end": end,
-        "_end_allocations": end_allocations,
-        "_release_pool": lambda index, pool: log.held.remove(pool),
-        "_replay": note("replay"),
-        "_broken": [],
+        "Graph": lambda: SimpleNamespace(reset=note("reset")),
+        "Stream": new_stream,
+        "in_stream": in_stream,
+        "synchronize": note("synchronize"),
+        "sleep": note("sleep"),
+        "current_device": lambda: 0,
+        "new_pool": new_pool,
+        "capture_begin": begin,
+        "capture_end": end,
+        "end_allocations": end_allocations,
+        "release_pool": lambda index, pool: log.held.remove(pool),
+        "replay": note("replay"),
+        "broken": [],
     }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(cuda_calls, name, fake)
+    monkeypatch.setattr(cuda_calls, "Torch", SimpleNamespace(**fakes))
     cuda_calls.side_stream.cache_clear()
     yield log
     cuda_calls.side_stream.cache_clear()
@@ -331,7 +330,7 @@ def test_a_failed_capture_is_ended_and_the_stream_is_as_before(torch_cuda):
 @pytest.mark.parametrize("error", [RuntimeError("unjoined work"), ValueError("x: expected fp32"), None])
 def test_a_capture_that_cannot_be_ended_leaves_torch_as_it_was(torch_cuda, monkeypatch, error, after):
     """No pool is allocated from, and a capture of an empty kernel ends well, which sets the generator free."""
-    real, failing = cuda_calls._capture_end, iter([True])
+    real, failing = cuda_calls.Torch.capture_end, iter([True])
 
     def end(graph):
         if after:
@@ -342,13 +341,13 @@ def test_a_capture_that_cannot_be_ended_leaves_torch_as_it_was(torch_cuda, monke
         if not after:
             real(graph)
 
-    monkeypatch.setattr(cuda_calls, "_capture_end", end)
+    monkeypatch.setattr(cuda_calls.Torch, "capture_end", end)
     with pytest.raises(ValueError if isinstance(error, ValueError) else NotCaptured):
         CudaCalls(CPU).capture(raises(error) if error else list, 1)
     assert not torch_cuda.allocating and not torch_cuda.held and torch_cuda.stream == "mine"
     later = torch_cuda.calls[torch_cuda.calls.index("end fails") :]
     assert later[1:5] == ["reset", "begin", "sleep", "end"] and len(set(torch_cuda.pools)) == 2
-    assert len(cuda_calls._broken) == 1, "what torch goes on asking is not freed"
+    assert len(cuda_calls.Torch.broken) == 1, "what torch goes on asking is not freed"
 
 
 def test_a_device_that_is_lost_is_not_mended_and_the_reason_is_the_first(torch_cuda):

@@ -19,6 +19,7 @@ from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.predict.chip import chip_of, span_cycles
 from rooflab.bench.suite.entries import Context
+from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import compile_cubin, load
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme
@@ -134,7 +135,7 @@ def test_the_chain_finds_out_a_load_that_is_left_out():
 def judged(monkeypatch, tmp_path):
     """`judged(kernel_us, floor_us, **changes)`: what the bar says of such times."""
 
-    def run(kernel_us, floor_us, dry_run=False, faults=(), status="OK", floors_l2="cold"):
+    def run(kernel_us, floor_us, dry_run=False, faults=(), status="OK", floors_l2="cold", chain=None):
         one = (
             record("fused", "T=1", 1.0, op=OP, bound_ms=1e-3)
             if status == "OK"
@@ -153,7 +154,9 @@ def judged(monkeypatch, tmp_path):
         }
         asked = []
         monkeypatch.setattr(bars, "measure", lambda *args: asked.append(args) or ([one], False))
-        monkeypatch.setattr(bars, "_floor", lambda context, depth: (lambda: None, ""))
+        monkeypatch.setattr(
+            dependent, "chain", chain or (lambda *of: SimpleNamespace(wrong=lambda _: "", launch=print))
+        )
         monkeypatch.setattr(bars.Rotation, "copies", lambda *args: [])
         failed = SimpleNamespace(reason="it broke off")
         left_out = {name: failed for name, us in times.items() if us is None}
@@ -189,13 +192,13 @@ def test_what_was_not_read_is_not_judged(judged):
         assert found.bar == "UNMEASURED" and reason in found.reason and not found.figures
 
 
-def test_without_cupy_or_a_gpu_the_floor_says_why(monkeypatch, tmp_path):
+def test_without_cupy_or_a_gpu_the_floor_says_why(monkeypatch, judged):
     def fails(*args, **options):
         raise ValueError("cupy: expected the package")
 
-    monkeypatch.setattr(bars._cuda, "load", fails)
-    floor, why = bars._floor(Context(tmp_path, "cpu", False, 1.0), 2)
-    assert floor is None and why == "the floor: cupy: expected the package"
+    monkeypatch.setattr(_cuda, "load", fails)
+    found = judged(3.5, 3.0, chain=dependent.chain)
+    assert found.bar == "UNMEASURED" and found.reason == "the floor: cupy: expected the package"
 
 
 @pytest.mark.more

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.record_files import read
@@ -36,10 +37,7 @@ def mine(x, weight, eps=1e-6):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_kernels(monkeypatch):
-    """Kernels from files are met by no other test."""
-    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 def mine(tmp_path, name, rows="1", factor="1.0", shift="0"):

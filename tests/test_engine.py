@@ -11,7 +11,7 @@ import torch
 from tiny_model import break_off_behind_the_draw, poisoned, prompts, tiny_llm, tokens, write_config
 
 from rooflab.engine import ops as engine_ops
-from rooflab.engine.llm import LLM, SamplingParams, _open
+from rooflab.engine.llm import LLM, SamplingParams, open_model
 from rooflab.engine.options import dtype_of
 from rooflab.engine.probes import OPS, LargestSizes
 from rooflab.engine.weights import dummy_tensors
@@ -59,7 +59,7 @@ def test_batches_chunks_pages_and_kernels_change_nothing_and_free_pages_are_not_
     assert tokens(llm.generate(prompts()[::-1], GREEDY)) == alone[::-1], "with prefixes that are there"
     pages = llm.scheduler.blocks
     long = pages.prefix_caching and pages.block_size < 40
-    assert pages.num_free == pages.num_blocks and bool(pages._cached) == long
+    assert pages.num_free == pages.num_blocks and bool(pages.num_cached) == long
 
 
 def test_a_prefix_that_is_there_is_not_computed_again(tmp_path):
@@ -122,14 +122,14 @@ def test_trap_19_every_end_token_of_every_source_ends(tmp_path, monkeypatch, sto
     checkpoint.generation = lambda: ("generation_config.json", {})
     monkeypatch.setattr("rooflab.engine.llm.open_checkpoint", lambda path: checkpoint)
     monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: tokenizer)
-    assert _open(str(tmp_path), False, 0, torch.device("cpu"))[3] == {3, 22, 6, *stops}
+    assert open_model(str(tmp_path), False, 0, torch.device("cpu"))[3] == {3, 22, 6, *stops}
     for wrong in (-1, True, 100, 10**6, "x", [7, None], 2.0):
         ends["config.json"] = wrong
         with pytest.raises(ValueError, match="expected ids below 100 as end tokens in config.json, got"):
-            _open(str(tmp_path), False, 0, torch.device("cpu"))
+            open_model(str(tmp_path), False, 0, torch.device("cpu"))
     ends["config.json"], architecture.vocab_size = 3, 99
     with pytest.raises(ValueError, match="model: its tokenizer has 100 tokens, and its embedding has 99"):
-        _open(str(tmp_path), False, 0, torch.device("cpu"))
+        open_model(str(tmp_path), False, 0, torch.device("cpu"))
 
 
 def test_a_smaller_priority_comes_first(tmp_path):
@@ -339,8 +339,8 @@ def test_an_unknown_model_is_refused(tmp_path):
 def test_a_layer_may_multiply_and_activate_in_one_kernel(tmp_path, alone):
     llm = tiny_llm(tmp_path, swap={"gemm": "library", "gemm_silu_and_mul": "library"})
     assert {row["op"] for row in llm.ops.describe()} >= {"gemm", "gemm_silu_and_mul"}
-    for step in llm.ops._steps.values():
-        step.silu_and_mul = None
+    step = llm.ops.step
+    llm.ops.step = lambda *sizes: SimpleNamespace(**{**vars(step(*sizes)), "silu_and_mul": None})
     assert tokens(llm.generate(prompts(), GREEDY)) == alone
     for config in ({"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}, {}):
         options = {} if config else {"dtype": "int8"}

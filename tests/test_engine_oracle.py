@@ -86,14 +86,14 @@ def teacher_forced(llm: LLM, prompts, continuations):
             tokens.append(continuations[request][index])
         return torch.tensor(tokens)
 
-    steps = dict(llm.ops._steps)
-    llm.ops._steps = {name: SimpleNamespace(**{**vars(step), "sample": forced}) for name, step in steps.items()}
+    step = llm.ops.step
+    llm.ops.step = lambda *sizes: SimpleNamespace(**{**vars(step(*sizes)), "sample": forced})
     try:
         count = len(continuations[0])
         params = [SamplingParams(max_tokens=count, ignore_eos=True, seed=i) for i in range(len(prompts))]
         outputs = llm.generate([list(prompt) for prompt in prompts], params)
     finally:
-        llm.ops._steps = steps
+        llm.ops.step = step
     assert [out["token_ids"] for out in outputs] == [list(tokens) for tokens in continuations]
     return [torch.stack([logits[i] for i in range(count)]) for logits in seen]
 

@@ -17,7 +17,7 @@ from rooflab.bench.exchange.commands import export, read
 from rooflab.bench.exchange.files import make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
-from rooflab.bench.plugin.timing import _roofs
+from rooflab.bench.plugin.timing import Timed, extra_info
 from rooflab.bench.report.figures import as_ceilings, cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case
@@ -251,13 +251,16 @@ def test_what_was_imported_can_be_compared(rooflab, tmp_path):
 ROOF = Ceilings("NVIDIA H100 80GB HBM3", "datasheet", 3.35e12, {"bf16": 989e12}, 67e12)
 
 
-def priced(name, cost, median_s, gpu="NVIDIA H100 80GB HBM3", status="OK"):
+def priced(name, cost, median_s, gpu="NVIDIA H100 80GB HBM3", status="OK", reason=""):
     """A file of pytest-benchmark with one test that gave the fixture a cost, and values as the plugin writes them."""
     values = foreign(benchmarks=[named(f"tests/test_mine.py::{name}", median_s)])
     values["machine_info"]["rooflab"] = {"machine_key": "h100-1", "gpu": {"name": gpu}}
-    rates = {"flops": cost.flops, "bytes": cost.bytes, **_roofs(cost, median_s, ROOF)} if status == "OK" else {}
-    extra = {"timer": "cuda events", "device_type": "cuda", "cost": asdict(cost), "status": status}
-    values["benchmarks"][0]["extra_info"] = extra | rates
+    environment = {"machine_key": "h100-1", "gpu": {"name": gpu}}
+    record = Record(
+        kind="bench", run_id="r", status=status, reason=reason, environment=environment, device="cuda",
+        timer="cuda events", basis="measured", latency_median_ms=median_s * 1e3, ceilings=asdict(ROOF),
+    )  # fmt: skip
+    values["benchmarks"][0]["extra_info"] = extra_info(Timed(record, "", None, None), cost)
     return values
 
 
@@ -265,7 +268,7 @@ def test_a_roofline_is_drawn_of_the_json_of_ones_own_tests(rooflab, tmp_path):
     cost, moving = Cost(1e9, 1e9, {"bf16": 1e12}), Cost(1e9, 1e9)
     values = priced("test_product[a-very-long-name-of-a-parameter]", cost, 2e-3)
     values["benchmarks"] += priced("test_copy", moving, 1e-3)["benchmarks"]
-    values["benchmarks"] += priced("test_busy", moving, 1e-3, status="NOISY: busy")["benchmarks"]
+    values["benchmarks"] += priced("test_busy", moving, 1e-3, status="NOISY", reason="busy")["benchmarks"]
     registers = priced("test_registers", Cost(0.0, 0.0, {"bf16": 1e9}), 1e-3)
     values["benchmarks"] += foreign()["benchmarks"] + registers["benchmarks"]
     product, copy, busy, plain, _ = read_pytest_benchmark(written(tmp_path / "b.json", values)).records

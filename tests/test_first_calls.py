@@ -146,7 +146,7 @@ def test_a_slow_first_call_makes_no_function_slower(monkeypatch, late_is):
         CALLED.update(dict.fromkeys(CALLED, 0))
         return worker.answer(json.loads(json.dumps(job)))
 
-    monkeypatch.setattr(pairs, "_answers", process)
+    monkeypatch.setattr(pairs, "ask_process", process)
     monkeypatch.setattr(timing, "perf_counter", CLOCK)
     monkeypatch.setattr(core_functions, "time", SimpleNamespace(perf_counter=CLOCK))
     monkeypatch.setattr(cpu, "pinned_threads", contextlib.nullcontext)

@@ -1,6 +1,5 @@
 """A sweep over a local Ray cluster of CPU workers, one of which is killed mid-run."""
 
-import contextlib
 import json
 import os
 import signal
@@ -9,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -68,38 +68,51 @@ def test_a_killed_worker_costs_no_shard(cluster, tmp_path):
         sweep(None, NAMES, settings(tmp_path), 1, lambda text: None)
 
 
-def test_a_worker_with_other_sources_or_that_does_not_start_is_refused(monkeypatch, tmp_path):
-    here = module.Environment.tree()
-    answers = [{"machine_key": "m", "device": "d", "tree": tree, "pid": 1} for tree in (here, "another")]
-    answers.append(ray.exceptions.RayError("no memory\nadvice"))
-    asked, killed = iter(answers), []
+class Actor:
+    """A worker: it says who it is, and answers with what `work` gives for a shard and a machine; an error is raised."""
 
-    class Actor:
-        options = property(lambda self: lambda **resources: self)
-        identify = property(lambda self: self)
+    def __init__(self, who, work):
+        self.identify = SimpleNamespace(remote=lambda: lambda: who)
+        self.run = SimpleNamespace(remote=lambda shard, key, *files: lambda: work(shard.only[0], key))
 
-        def remote(self):
-            return self
 
-    def get(actor, timeout):
-        answer = next(asked)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+@pytest.fixture
+def actors(monkeypatch):
+    """`actors(who, ...)` makes a cluster of such workers, which stands for Ray; it notes in `killed` whom it ended."""
 
-    actors = [Actor() for _ in answers]
-    made = iter(actors)
-    monkeypatch.setattr(module.ray, "remote", lambda worker: next(made))
-    monkeypatch.setattr(module.ray, "get", get)
-    monkeypatch.setattr(module.ray, "kill", killed.append)
-    state, said = Sweep(), []
-    assert module._start(3, True, state, said.append) == [(actors[0], "m")] and killed == actors[1:]
-    assert state.workers == answers[:1] and said == ["worker on d (m, process 1)", *state.refused]
+    def get(ask, timeout=None):
+        if isinstance(found := ask(), Exception):
+            raise found
+        return found
+
+    def of(*told, work=lambda name, key: pytest.fail("no worker")):
+        made = [Actor(who, work) for who in told]
+        coming, killed = iter(made), []
+        new = SimpleNamespace(options=lambda **resources: SimpleNamespace(remote=lambda: next(coming)))
+        cluster = SimpleNamespace(
+            is_initialized=lambda: True, remote=lambda worker: new, get=get, kill=killed.append, made=made,
+            wait=lambda running: (running[:1], running[1:]), killed=killed, exceptions=ray.exceptions,
+        )  # fmt: skip
+        monkeypatch.setattr(module, "ray", cluster)
+        return cluster
+
+    return of
+
+
+def who(key, tree=None):
+    return {"machine_key": key, "device": "d", "tree": tree or module.Environment.tree(), "pid": 1}
+
+
+def test_a_worker_with_other_sources_or_that_does_not_start_is_refused(actors, tmp_path):
+    bad = [who("m", "another"), ray.exceptions.RayError("no memory\nadvice")]
+    cluster, said = actors(who("m"), *bad), []
+    state = sweep(None, [], settings(tmp_path), 3, said.append)
+    assert state.workers == [who("m")] and said == ["worker on d (m, process 1)", *state.refused]
+    assert cluster.killed == [*cluster.made[1:], cluster.made[0]], "the last at the end"
     assert "m has other source files (another, here" in said[1] and said[2] == "a worker did not start: no memory"
-    monkeypatch.setattr(module, "_start", lambda *args: [])
-    monkeypatch.setattr(module, "_cluster", lambda address: contextlib.nullcontext())
-    with pytest.raises(ValueError, match="ray: no worker can be used"):
-        sweep(None, NAMES, settings(tmp_path), 1, lambda text: None)
+    actors(*bad)
+    with pytest.raises(ValueError, match="ray: no worker can be used: m has other source files"):
+        sweep(None, NAMES, settings(tmp_path), 2, said.append)
 
 
 def test_a_shard_that_cannot_run_says_why(tmp_path):
@@ -118,7 +131,7 @@ def ended(folder, stopped="", **entries):
     return folder
 
 
-def test_a_shard_is_done_where_its_entries_are(tmp_path):
+def test_a_shard_is_done_where_its_entries_are(tmp_path, actors):
     for number, (entries, stopped, status, reason) in enumerate([
         ({"a": "DONE", "b": "UNSUPPORTED"}, "", "DONE", ""),
         ({"a": "FAILED", "b": "BLOCKED"}, "", "FAILED", "FAILED: a; BLOCKED: b"),
@@ -129,8 +142,9 @@ def test_a_shard_is_done_where_its_entries_are(tmp_path):
         ended(tmp_path / "m" / f"shard{number}", stopped, **entries)
         with pytest.raises(ValueError, match="holds a sweep; add --resume"):
             sweep(None, NAMES, settings(tmp_path), 1, lambda text: None)
-        found = module._row(tmp_path / "m" / f"shard{number}")
-        assert found == {"status": status, "reason": reason, "excluded": {}}
+        actors(who("m"))
+        state = sweep(None, [], settings(tmp_path, resume=True), 1, lambda text: None)
+        assert state.shards[f"m/shard{number}"] == {"status": status, "reason": reason, "excluded": {}}
 
 
 def test_a_sweep_ends_with_what_it_found(tmp_path, monkeypatch):
@@ -145,31 +159,20 @@ def test_a_sweep_ends_with_what_it_found(tmp_path, monkeypatch):
         assert shown["excluded"] == {f"m: {kernel}": why for kernel, why in found.get("excluded", {}).items()}
 
 
-def test_workers_of_each_kind_do_all_shards_and_a_lost_one_costs_its_shard_alone(tmp_path, monkeypatch):
+def test_workers_of_each_kind_do_all_shards_and_a_lost_one_costs_its_shard_alone(tmp_path, actors):
     """Two kinds of machine; a shard that ends its worker each time is LOST, and the others are done."""
+    out = tmp_path / "out"
+    ended(out / "m" / "environment", x="DONE")
 
-    class Actor:
-        run = property(lambda self: self)
-
-        def remote(self, shard, key, files, place):
-            return shard.only[0], key, place
-
-    def get(answer):
-        if answer[0] == "flush":
-            raise ray.exceptions.RayError("the worker died\nadvice")
+    def work(name, key):
         made = ended(tmp_path / "made", x="DONE") / "summary.json"
-        return "", {"made.txt": answer[1].encode(), "summary.json": made.read_bytes()}
+        files = {"made.txt": key.encode(), "summary.json": made.read_bytes()}
+        return ray.exceptions.RayError("the worker died\nadvice") if name == "flush" else ("", files)
 
-    killed = []
-    monkeypatch.setattr(module.ray, "get", get)
-    monkeypatch.setattr(module.ray, "wait", lambda running: (running[:1], running[1:]))
-    monkeypatch.setattr(module.ray, "kill", killed.append)
-    state = Sweep(shards={"m/environment": {"status": "DONE"}})
-    actors = [Actor(), Actor(), Actor()]
-    out = settings(tmp_path / "out")
-    module._hand_out(NAMES, out, list(zip(actors, "mmn", strict=True)), state, lambda text: None)
+    cluster = actors(who("m"), who("m"), who("n"), work=work)
+    state = sweep(None, NAMES, settings(out, resume=True), 3, lambda text: None)
     assert {name: found["status"] for name, found in state.shards.items()} == {
         "m/environment": "DONE", "m/flush": "LOST", "n/environment": "DONE", "n/flush": "LOST",
     }  # fmt: skip
-    assert state.shards["m/flush"]["reason"] == "the worker died" and killed == actors
-    assert [path.read_text() for path in out.out.rglob("made.txt")] == ["n"], "what was done is not done again"
+    assert state.shards["m/flush"]["reason"] == "the worker died" and cluster.killed == cluster.made
+    assert [path.read_text() for path in out.rglob("made.txt")] == ["n"], "what was done is not done again"

@@ -21,7 +21,7 @@ import torch
 from tiny_model import CONFIG, write_model
 
 from rooflab.engine.checkpoints import open_checkpoint
-from rooflab.engine.llm import _open
+from rooflab.engine.llm import open_model
 from rooflab.engine.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
@@ -236,7 +236,7 @@ OTHER_NAMES = {
 def refused(model: Path, names: Iterable[Any]) -> bool:
     """Whether a model is refused, by one sentence with one of the names."""
     try:
-        arch, tokenizer, tensors, *_ = _open(str(model), False, 0, torch.device("cpu"))
+        arch, tokenizer, tensors, *_ = open_model(str(model), False, 0, torch.device("cpu"))
         if model.is_dir():
             load_weights(arch, tensors, torch.float32, torch.device("cpu"))
     except ValueError as error:

@@ -264,6 +264,74 @@ def test_json_holds_no_nan():
     assert loose <= others | {"engine/settle.py"}
 
 
+MOST_PRIVATE = 56
+"""How often tests use private names of the package.  It only falls: a module offers to tests what it offers to all."""
+OF_TENSORS = "_version"
+"""torch's count of the writes to a tensor; a file of the package has a function of this name."""
+
+
+@cache
+def private_names() -> frozenset[str]:
+    """What the files define as `_name`, at any depth."""
+    found = set()
+    for node in (node for tree in files().values() for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return frozenset(name for name in found if re.match("_[A-Za-z]", name) and name != OF_TENSORS)
+
+
+def replaced_names(tree: ast.Module) -> list[str]:
+    """The names that a test replaces; all texts of a function in which a variable has the name."""
+
+    def texts_in(*nodes: ast.AST) -> list[ast.Constant]:
+        inner = (inner for node in nodes for inner in ast.walk(node))
+        return [one for one in inner if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+    def patches_in(node: ast.AST) -> list[ast.Call]:
+        calls = (one for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
+        return [call for call in calls if call.func.attr in ("setattr", "delattr", "setitem")]
+
+    found = {text for call in patches_in(tree) for text in texts_in(*call.args[:2])}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not all(texts_in(*call.args[:2]) for call in patches_in(node)):
+            found |= set(texts_in(node))
+    return [str(text.value).rpartition(".")[2] for text in found]
+
+
+def private_uses(tree: ast.Module) -> list[str]:
+    """The private names that a test imports, reads or replaces, once for each place.
+
+    A module of `kernels` that begins with an underscore is no private name: its users in the package import it whole.
+    Nor is an attribute of the test's own classes, or of what is not of this package.
+    """
+    found = replaced_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rooflab."):
+            folder = "/".join(str(node.module).split(".")[1:])
+            found += [alias.name for alias in node.names if f"{folder}/{alias.name}.py" not in files()]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            found.append(node.attr)
+    return [name for name in found if name in private_names()]
+
+
+def test_tests_use_few_private_names():
+    counts = {file.name: len(private_uses(ast.parse(file.read_text()))) for file in TEST_FILES}
+    assert sum(counts.values()) <= MOST_PRIVATE, {name: count for name, count in counts.items() if count}
+    found = """
+from rooflab.bench.ab.worker import _cycles
+from rooflab.kernels import _cuda
+def test(monkeypatch):
+    monkeypatch.setattr(worker, "_cycles", worker._cycles)
+    monkeypatch.setattr("rooflab.bench.ab.worker._cycles", self._cycles)
+def fixture(monkeypatch):
+    for name, fake in {"_cycles": 1, "cycles": 2}.items():
+        monkeypatch.setattr(worker, name, fake)
+"""
+    assert private_uses(ast.parse(found)) == ["_cycles"] * 5
+
+
 def test_an_op_has_the_same_name_in_every_folder():
     references = {file.stem for file in (ROOT / "reference").glob("*.py") if "\nSPEC = " in file.read_text()}
     folders = {path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from op_kernels import own_registry  # noqa: F401
 from test_child_processes import assert_gone
 
 from rooflab.bench.core.check_data import CheckTask
@@ -30,9 +31,8 @@ def mine(x, weight, eps=1e-6):
 
 
 @pytest.fixture
-def first_of(tmp_path, monkeypatch):
+def first_of(tmp_path, own_registry):  # noqa: F811
     """The first run, without planted inputs, of a kernel that returns what a text says."""
-    monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))
 
     def first_of(body, timeout_s=60.0):
         (tmp_path / "mine.py").write_text(KERNEL.replace("BODY", body))
@@ -110,8 +110,9 @@ def test_code_that_has_passed_is_known_until_it_or_what_lies_beside_it_changes(t
 def test_code_is_all_that_a_kernel_of_the_tree_may_read(tmp_path, monkeypatch):
     monkeypatch.setattr(passed, "SHARED", tmp_path)
     kernel = SimpleNamespace(fn=launcher_in(tmp_path / "mine" / "mine.py"))
-    seen = {passed._code_of(kernel)}
+    known = passed.Passed(Environment.now(), tmp_path / "cache")
+    seen = {known.code(kernel)}
     for name in ("mine/choices.json", "mine/tile.cu", "_cuda.py", "tuning.py"):
         (tmp_path / name).write_text(name)
-        seen.add(passed._code_of(kernel))
+        seen.add(known.code(kernel))
     assert len(seen) == 5

@@ -103,7 +103,7 @@ def test_a_tap_sees_what_another_client_sees(stub, tmp_path):
 def test_a_connection_that_is_never_there_costs_its_request(monkeypatch):
     (refused,) = sent("http://127.0.0.1:9", shots(1))
     assert refused.error == "connection refused"
-    monkeypatch.setattr(Endpoint, "_connection", lambda self: asyncio.sleep(9))
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", lambda *of, **more: asyncio.sleep(9))
     assert [shot.error for shot in sent("http://127.0.0.1:9", shots(2), timeout_s=0.1)] == [
         "no connection after 0.1 s"
     ] * 2

@@ -78,7 +78,7 @@ def test_the_lab_shows_a_noisy_time_and_divides_by_none():
 
 def test_the_lab_checks_an_interpreted_kernel_on_its_first_case_and_others_on_all():
     checks = listed_checks(Selection.of("flash_attention", None, ["smoke"], None, ["fp32"], "cpu"))
-    count = Counter(item.kernel.name for item in lab._few_checks(checks))
+    count = Counter(item.kernel.name for item in lab.few_checks(checks))
     assert count["online"] == 1 < count["library"] == len(registry.get_op("flash_attention").cases["smoke"])
 
 
@@ -91,8 +91,8 @@ def test_findings_name_defaults_that_lose_and_what_is_slower_than_naive():
     ]
     assert findings(times({"library": 1.0, "naive": 9.0}, {"packed": 99.0}), lambda op, case: "packed") == []
     taken = OpSet([Choice("gemm", bucket, registry.get_kernel("gemm", "library"), "") for bucket in ("decode:64", "x")])
-    assert lab._default(taken, "gemm", Case(M=64)) == "library"
-    assert lab._default(taken, "gemm", Case(M=65)) is lab._default(taken, "rope", Case(T=64)) is None
+    assert lab.served_by_engine(taken, "gemm", Case(M=64)) == "library"
+    assert lab.served_by_engine(taken, "gemm", Case(M=65)) is lab.served_by_engine(taken, "rope", Case(T=64)) is None
 
 
 def test_the_table_flags_it_once_and_the_command_ends_with_13(capsys):

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import typer
 from git_repository import git
+from op_kernels import own_registry  # noqa: F401
 from pages import COMMANDS, FILES, LINES, PAGES, ROOT, blocks, lines, words_of
 from test_packaging import fresh, wheel
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.core import record_files as files
 from rooflab.bench.exchange.pytest_benchmark import write_pytest_benchmark
-from rooflab.kernels import registry
 
 assert fresh and wheel  # fixtures
 
@@ -140,15 +140,13 @@ def test_the_page_says_of_a_command_for_a_card_that_it_is_one():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A git repository with the pages' own files and some results; what those register is taken out again."""
+def folder(tmp_path, monkeypatch, own_registry):  # noqa: F811
+    """A git repository with the pages' own files and some results; what those register is gone afterwards."""
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    yield tmp_path
-    for kernels in registry._kernels.values():
-        kernels.pop("mine", None)
+    return tmp_path
 
 
 @pytest.fixture

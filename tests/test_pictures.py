@@ -224,50 +224,54 @@ def test_kernels_keep_when_and_where_their_tiles_ran():
         assert len({row[0] for row in found["rows"]}) == 2, "two tiles are on two SMs"
 
 
-def shape_of_small():
-    config = get_kernel(OP, "tma").config_for(case(SMALL), BF16, torch.device("meta"))
-    return schedule._shape("tma", case(SMALL), BF16, torch.empty(1, 300, 1, 64, dtype=torch.bfloat16), 4, config)
-
-
-def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(monkeypatch):
-    """A record's choice of 64 rows makes 5 tiles of a head where the heuristic's 128 make 3."""
-    tuned = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
-    monkeypatch.setattr(tuning, "tuned", lambda *where: tuned)
-    kept = []
+@pytest.fixture
+def timed(monkeypatch):
+    """`timed(rows)`: the schedule of a launch on 4 SMs that writes these rows; it notes the launches in `kept`."""
+    kept, written = [], []
 
     def launch(*, config, **inputs):
-        kept.append((config, len(_timeline.TIMELINE.get())))
-        for number, row in enumerate(_timeline.TIMELINE.get()):
-            row.copy_(torch.tensor([number, 0, 1]))
+        timeline = _timeline.TIMELINE.get()
+        kept.append((config, len(timeline)))
+        timeline[: len(written)] = torch.tensor(written)
+
+    def timed(rows):
+        written[:] = rows
+        return schedule.timed("tma", case(SMALL), BF16, torch.device("cpu"))
 
     launch.__wrapped__ = tma.tma  # whose signature it has
     monkeypatch.setattr(schedule, "get_kernel", lambda *name: dataclasses.replace(get_kernel(*name), fn=launch))
-    found = schedule.timed("tma", case(SMALL), BF16, torch.device("cpu"))
-    assert kept == [(tma.Config(**tuned), 10)] and {tile.row for tile in found.tiles} == set(range(5))
+    monkeypatch.setattr(schedule, "sm_count", lambda device: 4)
+    timed.kept = kept
+    return timed
+
+
+def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(monkeypatch, timed):
+    """A record's choice of 64 rows makes 5 tiles of a head where the heuristic's 128 make 3."""
+    tuned = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
+    monkeypatch.setattr(tuning, "tuned", lambda *where: tuned)
+    found = timed([[number, 0, 1] for number in range(10)])
+    assert timed.kept == [(tma.Config(**tuned), 10)] and {tile.row for tile in found.tiles} == set(range(5))
     with pytest.raises(ValueError, match="case: flash_attention/tma: "):
         schedule.timed("tma", case(SMALL), get_scheme("fp8_e4m3"), torch.device("cpu"))
 
 
-def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm():
-    shape = shape_of_small()
+def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm(timed):
     rows = [[0, 1000, 3000], [0, 2000, 4000], [1, 1000, 2000], [0, 3000, 5000], [3, 1500, 2500], [1, 2000, 9000]]
-    found = schedule._read("tma", shape, rows)
+    found = timed(rows)
     assert found.ctas_per_sm == 2 and found.unit == "us" and found.span == 8.0
     assert {(tile.row, tile.head): tile.lane for tile in found.tiles} == {
         (0, 0): 0, (1, 0): 1, (2, 0): 2, (0, 1): 0, (1, 1): 6, (2, 1): 2
     }  # fmt: skip
     assert found.mean == (2 + 2 + 1 + 2 + 1 + 7) / 8
-    never = [*rows[:-1], [_timeline.NEVER] * 3]
     with pytest.raises(ValueError, match="expected every tile to have run, got none of 1, first 5"):
-        schedule._read("tma", shape, never)
+        timed(rows[:-1])
     rows = [[0, 2000, 3000], [0, 2000, 2000], [0, 1000, 2000], [1, 1000, 2000], [2, 1000, 2000], [3, 1000, 2000]]
-    assert schedule._read("tma", shape, rows).ctas_per_sm == 1, "shorter than a step of the timer is no second place"
+    assert timed(rows).ctas_per_sm == 1, "shorter than a step of the timer is no second place"
 
 
-def test_schedules_of_both_kinds_are_drawn(tmp_path):
+def test_schedules_of_both_kinds_are_drawn(tmp_path, timed):
     rows = [[number % 4, 1000 * number, 1000 * number + 900] for number in range(6)]
-    shape = shape_of_small()
-    kept = schedule._read("tma", shape, rows)
+    kept = timed(rows)
     plan = planned("ping_pong", case(SMALL), BF16, 4)
     environment = Environment.now()
     for found in ([plan], [kept], [kept, plan]):

@@ -14,7 +14,6 @@ import torch
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.core import environment as source_tree
 from rooflab.bench.core import record_files
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
@@ -306,7 +305,7 @@ def joined(own, profile):
 @pytest.mark.parametrize("commit", [None, "0123abc"])
 def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, commit):
     """In a bare checkout too, where the tree's hash names the code."""
-    monkeypatch.setattr(source_tree, "_own_tree", lambda: "this tree")
+    monkeypatch.setattr(Environment, "tree", lambda: "this tree")
     here = replace(Environment.now(), commit=commit, dirty=None if commit is None else False)
     monkeypatch.setattr(ncu.Environment, "now", lambda: here)
     target = TARGET._replace(kernel="fused")

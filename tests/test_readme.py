@@ -73,7 +73,7 @@ def test_the_benchmark_it_shows_runs(folder, project, pytester, monkeypatch):
 
 def test_the_comparison_it_shows_runs(monkeypatch, capfd):
     """With one pair, and what its processes do is done in this one."""
-    monkeypatch.setattr(pairs, "_answers", here)
+    monkeypatch.setattr(pairs, "ask_process", here)
     monkeypatch.setattr(ab, "compare", partial(ab.compare, pairs=1, kernel_s=0.05))
     block = next(block for block in PYTHON if "compare(" in block)
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})

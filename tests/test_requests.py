@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import break_off_behind_the_draw, prompts, tiny_llm, write_model
 
-from rooflab.engine.llm import LLM, SamplingParams, _open
+from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_runner import SamplingTensors
 from rooflab.engine.sequence import OF_MODEL, Sequence
 from rooflab.engine.serve.requests import CompletionRequest
@@ -98,7 +98,7 @@ def test_each_field_of_a_generation_config_is_kept_as_transformers_does_or_refus
     for name in sorted(fields):
         file.write_text(json.dumps({"temperature": 0.6, name: 5}))
         with pytest.raises(ValueError, match=f"model: generation_config.json: {name} 5 is not implemented"):
-            _open(str(tmp_path), False, 0, torch.device("cpu"))
+            LLM(tmp_path, device="cpu")
     assert {"begin_suppress_tokens", "min_new_tokens", "no_repeat_ngram_size", "sequence_bias"} <= fields
     file.unlink()
     free = LLM(tmp_path, device="cpu").generate([prompt], GREEDY)[0]["token_ids"]

@@ -91,12 +91,27 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
         with pytest.raises(EngineDied, match="task 'receive'"):
             engine.check()
         await engine.stop()
-        late, engine.why = SimpleNamespace(sentinel=0, exitcode=None), ""
-        late.join, engine._process = lambda seconds: setattr(late, "exitcode", -9), late
-        engine._process_ended()
-        assert engine.why == "the engine's process ended with status -9"
 
     asyncio.run(use())
+
+
+def test_an_engine_that_ends_while_it_loads_says_its_status_which_comes_late(monkeypatch):
+    sentinel, other_end = os.pipe()
+    os.close(other_end)  # so that the sentinel is ready
+    late = SimpleNamespace(sentinel=sentinel, exitcode=None, pid=None, start=lambda: None, is_alive=lambda: False)
+    late.join = lambda seconds: setattr(late, "exitcode", -9)
+    context = SimpleNamespace(Process=lambda **options: late)
+    monkeypatch.setattr("rooflab.engine.serve.client.multiprocessing.get_context", lambda kind: context)
+
+    async def use() -> None:
+        engine = Engine({})
+        with pytest.raises(ValueError, match="the engine's process ended with status -9 while it loaded"):
+            await engine.start()
+        assert engine.why == "the engine's process ended with status -9"
+        await engine.stop()
+
+    asyncio.run(use())
+    os.close(sentinel)
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -14,7 +14,7 @@ from rooflab.engine.settle import PROVISIONAL, Settled, time_calls
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
 
-TIME = settle._time
+TIME = settle.time_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def times(monkeypatch):
                 return {kernel.name: 1.0 for kernel in kernels}
             return of_gemm[bucket.partition(":")[0]]
 
-        monkeypatch.setattr(settle, "_time", table)
+        monkeypatch.setattr(settle, "time_kernels", table)
 
     return times
 
@@ -108,9 +108,9 @@ def test_a_swap_keeps_the_kernels_of_all_other_ops(tmp_path, monkeypatch):
         """Times of which a later start finds the others to be faster."""
         return lambda op, bucket, rows, kernels, *rest: {one.name: 2.0 if one.name == name else 1.0 for one in kernels}
 
-    monkeypatch.setattr(settle, "_time", slower("library"))
+    monkeypatch.setattr(settle, "time_kernels", slower("library"))
     before = tiny_llm(tmp_path).ops.choices
-    monkeypatch.setattr(settle, "_time", slower("native"))
+    monkeypatch.setattr(settle, "time_kernels", slower("native"))
     for op in ("rmsnorm", "gemm"):
         after = tiny_llm(tmp_path, swap={op: "library"}).ops.choices
         assert {choice.kernel.name for choice in after if choice.op == op} == {"library"}
@@ -142,7 +142,7 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
         taken[op, bucket] = TIME(op, bucket, *rest)
         return taken[op, bucket]
 
-    monkeypatch.setattr(settle, "_time", table)
+    monkeypatch.setattr(settle, "time_kernels", table)
     monkeypatch.setattr(settle, "SAMPLE_S", 0.0)
     monkeypatch.setattr(settle, "LIMIT_S", 600.0)
     llm = tiny_llm(tmp_path, max_num_seqs=20, config={"attention_bias": True, "model_type": "qwen2"})

@@ -61,11 +61,11 @@ def test_answers_are_those_without_speculation(tmp_path, plain, options, kind):
     """Greedy and sampled rows, with and without drafts, in a batch; chunks, preemption, prefixes, NaN in free pages."""
     drafter = Known(str(options)) if kind == "known" else None
     llm = poisoned(speculating(tmp_path, drafter=drafter, **options))
-    seen = watched(llm)
-    for _ in range(2):  # the second time with prefixes that are there
+    seen, published = watched(llm), prefixes(llm)
+    for again in range(2):  # the second time with prefixes that are there
         if drafter is not None:
             flat = [one.token_ids for several in plain for one in several]
-            drafter.answers = dict(enumerate(flat, llm._next_id))
+            drafter.answers = dict(enumerate(flat, again * len(flat)))
         outputs = [output.outputs for output in llm.generate(prompts(), ASKED)]
         assert shown(outputs) == shown(plain)
         assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
@@ -76,7 +76,7 @@ def test_answers_are_those_without_speculation(tmp_path, plain, options, kind):
                 assert found == pytest.approx(wanted, abs=1e-4)
     assert sum(drafted for drafted, _ in seen) > 60 and sum(accepted for _, accepted in seen) > 20
     whole = {tuple(prompt + one.token_ids) for prompt, several in zip(prompts(), plain, strict=True) for one in several}
-    for prefix in prefixes(llm.scheduler.blocks):
+    for prefix in published:
         assert any(tokens[: len(prefix)] == prefix for tokens in whole), "a rejected token can be found"
 
 
@@ -179,9 +179,8 @@ def test_a_step_that_breaks_off_loses_no_token(tmp_path, plain):
 
 def test_a_step_without_drafts_replays_a_graph(tmp_path, plain):
     llm = with_graphs(speculating(tmp_path, block_size=4, num_kv_blocks=60))
-    replayed, replays = [], dict(llm.runner.graphs._replays)
-    for size, replay in replays.items():
-        llm.runner.graphs._replays[size] = lambda replay=replay: replayed.append(1) or replay()
+    replayed, graphs = [], llm.runner.graphs
+    llm.runner.graphs = lambda step: replayed.append(1) or graphs(step)
     assert llm.generate([prompts()[0]], GREEDY)[0]["token_ids"] == plain[0][0].token_ids and replayed
 
 
@@ -267,11 +266,10 @@ def test_a_stop_token_within_a_draft_ends_tokens_and_log_probabilities(tmp_path,
 def test_a_step_is_timed_for_its_price(tmp_path):
     llm = speculating(tmp_path)
     llm.core.lengths.adapts = True
-    seen = watched(llm)
+    timed, noted = [], llm.core.lengths.timed
+    llm.core.lengths.timed = lambda *of: timed.append(of) or noted(*of)
     llm.generate([[5, 6] * 20], replace(GREEDY, max_tokens=60))
-    lengths = llm.core.lengths
-    assert lengths._plain[0] and lengths.price > 0 and seen
-    assert all(drafted > 0 for drafted, _ in seen)
+    assert {bool(drafted) for _, drafted, _ in timed} == {False, True} and all(seconds > 0 for *_, seconds in timed)
 
 
 def test_bad_options_are_refused_before_anything_is_read(tmp_path):

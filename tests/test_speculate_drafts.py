@@ -1,5 +1,6 @@
 """Drafts by models: the answers stay the same, an equal model is accepted whole, and bad drafts are refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 from speculating import LIBRARY, exact, speculating, watched
 from test_speculate import ASKED, COVER, GREEDY, shown
-from tiny_model import poisoned, prompts, tiny_llm, with_graphs, write_config
+from tiny_model import poisoned, prompts, tiny_llm, with_graphs, write_config, write_model
 
+from rooflab.engine.llm import LLM
 from rooflab.engine.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
@@ -178,14 +180,15 @@ def test_bad_drafts_are_refused_before_weights_are_read(tmp_path, monkeypatch):
             tiny_llm(tmp_path / "m", **{"speculate": "draft", **options})
 
 
-def test_a_draft_of_another_tokenizer_is_refused(tmp_path, monkeypatch):
-    """Of the same size, with two tokens exchanged."""
-    from rooflab.engine.tokenizer import Tokenizer
-
-    def made(words):
-        tokenizer = Tokenizer.__new__(Tokenizer)
-        tokenizer._tokenizer = type("T", (), {"get_vocab": lambda self: {word: n for n, word in enumerate(words)}})()
-        return tokenizer
-
-    assert made("abc").other_token(made("abc")) is None
-    assert made("abc").other_token(made("acb")) == ("b", 2) and made("abc").other_token(made("ab")) == ("c", None)
+def test_a_draft_of_another_tokenizer_is_refused(tmp_path):
+    """Of the same size with two tokens exchanged, or with one that the model lacks."""
+    model, draft = write_model(tmp_path / "m"), write_model(tmp_path / "d")
+    LLM(model, device="cpu", speculate="draft", draft=draft, max_model_len=64)
+    file = draft / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    whole["model"]["merges"].pop()  # what makes `abc`
+    for changed, token in (({"ab": 257, "abc": 256}, "'abc?' is token 25[67]"), ({"abd": 257}, "'abc' is token None")):
+        vocabulary = {word: n for word, n in whole["model"]["vocab"].items() if n not in changed.values()} | changed
+        file.write_text(json.dumps({**whole, "model": {**whole["model"], "vocab": vocabulary}}))
+        with pytest.raises(ValueError, match=f"draft: expected the model's vocabulary, got one in which {token}"):
+            LLM(model, device="cpu", speculate="draft", draft=draft)

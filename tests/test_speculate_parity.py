@@ -100,23 +100,22 @@ def judged(greedy, got, shown):
 
 
 def preempting(llm):
-    """The sequences that lost their pages; makes each lose them once, at one of its first tokens, as long as another
-    runs."""
-    scheduler, lost = llm.scheduler, {}
-    grow = scheduler._grow
+    """The requests that lost their pages; makes each lose them once, when it asks for a page behind one of its first
+    tokens, as long as another runs."""
+    scheduler, lost = llm.scheduler, set()
+    grow, schedule = scheduler.blocks.grow, scheduler.schedule
 
-    def growing():
-        preempted = grow()
-        for one in scheduler.running:
-            if one.row >= 0 and one.request_id not in lost and len(one.output_ids) > one.request_id % 8:
-                if len(scheduler.running) > 1:
-                    scheduler._preempt(one)
-                    preempted.append(one)
-                break
-        lost.update((one.request_id, one) for one in preempted)
-        return preempted
+    def growing(one, num_tokens):
+        due = one.row >= 0 and one.request_id not in lost and len(one.output_ids) > one.request_id % 8
+        one.priority = int(due and len(scheduler.running) > 1)  # the last in order loses its pages
+        return not one.priority and grow(one, num_tokens)
 
-    scheduler._grow = growing
+    def scheduling(drafting):
+        step = schedule(drafting)
+        lost.update(one.request_id for one in step.preempted)
+        return step
+
+    scheduler.blocks.grow, scheduler.schedule = growing, scheduling
     return lost
 
 
@@ -148,7 +147,7 @@ def test_so_are_they_if_every_request_is_preempted(tmp_path, greedy, kind):
     lost, asked = preempting(llm), len(greedy[1])
     beside_the_last = greedy[1][:1]
     got = [output["token_ids"] for output in llm.generate(greedy[1] + beside_the_last, PARAMS)][:asked]
-    assert {*range(asked)} <= lost.keys(), f"{len(lost)} of {asked} requests were preempted"
+    assert {*range(asked)} <= lost, f"{len(lost)} of {asked} requests were preempted"
     judged(greedy, got, f"{kind}, every request preempted, chunks of prompts: {counts(kind, seen)}")
 
 

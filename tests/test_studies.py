@@ -15,7 +15,6 @@ from rooflab.bench.latency.pages import run_study, write_page
 from rooflab.bench.latency.records import study_record
 from rooflab.bench.latency.studies import STUDIES, batch_invariance, fusion
 from rooflab.bench.latency.study import Lab, at_least, at_most, worst
-from rooflab.kernels.registry import get_kernel
 from rooflab.roofline.model import Ceilings
 
 CEILINGS = Ceilings("made up", "measured", 1e10, {"fp32": 1e11}, 1e10)
@@ -85,16 +84,16 @@ def test_a_claim_about_what_is_not_here_is_not_tested(found: Any, tmp_path: Path
     said = "needs CUDA graphs, which a CPU does not have"
     assert found[0]["launch-bound"].number.startswith(said)
     assert f"| not tested | {said}" in found[1].read_text() and f"Not tested: {said}" in found[1].read_text()
-    monkeypatch.setattr(fusion, "_kernel", lambda llm, op: get_kernel(op, "library"))
     taken = Samples((1e-3,), "script", "cold")
     monkeypatch.setattr(fusion, "time_functions", lambda calls, *rest, **more: dict.fromkeys(calls, taken))
     write_config(tmp_path)
-    study = fusion.run(Lab(str(tmp_path), dummy=True, quick=True, options={"device": "cpu"}))
+    swap = dict.fromkeys(("fused_add_rmsnorm", "silu_and_mul"), "library")
+    study = fusion.run(Lab(str(tmp_path), dummy=True, quick=True, options={"device": "cpu", "swap": swap}))
     needs = "needs fused kernels, and here serve fused_add_rmsnorm/library and silu_and_mul/library; "
     assert study.verdict == "not tested" and study.number.startswith(needs)
     alone, other = ({"batch": n, "first": "gemm", "ulps": n, "last_ulps": n} for n in (1, 2))
-    assert batch_invariance._said(alone, [other], 2, 0.0).endswith("all greedy tokens are the same")
-    assert batch_invariance._said(alone, [other], 2, 0.25).endswith("up to 25.0% of greedy tokens are others")
+    assert batch_invariance.in_words(alone, [other], 2, 0.0).endswith("all greedy tokens are the same")
+    assert batch_invariance.in_words(alone, [other], 2, 0.25).endswith("up to 25.0% of greedy tokens are others")
 
 
 def test_a_verdict_follows_its_number() -> None:

@@ -96,8 +96,8 @@ def test_a_check_that_cannot_be_made_is_the_failure_of_its_kernel_alone(first_ch
 def test_a_later_visit_checks_what_changed_or_failed_and_nothing_else(first_checks, monkeypatch, tmp_path):
     first_checks("one", lambda k: ("TIMEOUT", "no answer") if k.name == "tma" else ("OK", ""))
     shutil.rmtree(tmp_path / "cache")
-    hashed = passed._code_of
-    monkeypatch.setattr(passed, "_code_of", lambda k: "new" if k.name == "promoted" else hashed(k))
+    code = passed.Passed.code
+    monkeypatch.setattr(passed.Passed, "code", lambda self, k: "new" if k.name == "promoted" else code(self, k))
     found, tried = first_checks("two", trust=tmp_path / "one")
     changed = {name for name in OURS if name.endswith(("/promoted", "/tma"))}
     assert tried.keys() == changed and not found.excluded

@@ -17,7 +17,7 @@ from tiny_model import write_config
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite import first
 from rooflab.bench.suite.entries import Context, Entry
-from rooflab.bench.suite.plan import BESIDE, SWAPS, _ordered, is_of, make_plan, read_plan
+from rooflab.bench.suite.plan import BESIDE, SWAPS, is_of, make_plan, read_plan
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -64,7 +64,7 @@ def test_every_gpu_bar_of_kernels_that_are_there_is_an_entry():
     assert {"ceilings", "flush", "self-test", "engine:llama-3.1-8b", "engine:qwen3-0.6b"} <= BY_ID.keys()
 
 
-def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs():
+def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs(tmp_path):
     places = {entry.id: place for place, entry in enumerate(PLAN)}
     for entry in PLAN:
         assert all(places[name] < places[entry.id] for name in (*entry.needs, *entry.after)), entry.id
@@ -75,7 +75,9 @@ def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs():
     poor = Entry("poor", "", (), value=1.0, needs=())
     rich = Entry("rich", "", (), value=99.0, needs=("poor",))
     middle = Entry("middle", "", (), value=50.0, needs=())
-    assert [entry.id for entry in _ordered([middle, rich, poor])] == ["poor", "rich", "middle"]
+    (tmp_path / "plan.json").write_text(json.dumps([entry.to_json() for entry in (middle, rich, poor)]))
+    plan = make_plan(["rich", "middle"], [tmp_path / "plan.json"])
+    assert [entry.id for entry in plan if entry.id not in BY_ID] == ["poor", "rich", "middle"]
 
 
 def test_ten_minutes_answer_eight_bars_and_three_times_ten_all_that_fit():

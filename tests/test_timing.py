@@ -311,7 +311,7 @@ def test_a_clock_replaced_before_the_first_import_changes_no_reading_and_is_name
 def test_a_clock_that_is_changed_from_inside_is_named(monkeypatch):
     """As time-machine does it: the function is Python's own, and only the system knows better."""
     libc = SimpleNamespace(clock_gettime=lambda number, reading: reading.__setitem__(0, 0))
-    monkeypatch.setattr(timers, "_libc", libc)
+    monkeypatch.setattr(timers, "LIBC", libc)
     assert "time.time was replaced: it is" in tampered()
 
 
@@ -476,9 +476,12 @@ def test_what_cannot_be_pinned_says_why(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", refuses)
     with pinned_threads() as note:
         assert note == "threads not pinned: Operation not permitted"
-    monkeypatch.setattr(cpu, "_threads", lambda count: ())
-    with pinned_threads() as note:
-        assert note == "threads not pinned: 0 of 1 were found"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda thread: {*range(1000)})
+        patch.setattr(torch, "get_num_threads", lambda: 1000)
+        patch.setattr(cpu, "run_times", dict)
+        with pinned_threads() as note:
+            assert note == "threads not pinned: 1 of 1000 were found"
     monkeypatch.delattr(os, "sched_setaffinity")
     with pinned_threads() as note:
         assert note == "threads not pinned: this system does not offer it"

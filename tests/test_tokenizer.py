@@ -39,7 +39,7 @@ def test_a_token_has_its_own_bytes_also_where_it_is_a_part_of_a_character(tokeni
 
 def test_trap_18_chat_goes_through_the_template_once(tokenizer):
     ids = tokenizer.encode([{"role": "user", "content": "What is the capital of France?"}])
-    text = tokenizer._tokenizer.decode(ids)
+    text = "".join(tokenizer.named(token)[0] for token in ids)
     assert text.count("<|im_start|>") == 3 and text.endswith("<|im_start|>assistant\n")
     assert ids[0] == 1 and ids.count(1) == 3  # <|im_start|> is also the BOS token: none doubled
     assert "capital of France" in text
@@ -63,6 +63,8 @@ def test_what_is_no_prompt_is_refused(tokenizer):
 
 
 def test_parts_of_text_are_one_text_and_the_templates_own_refusal_is_a_sentence(monkeypatch):
+    backend = gguf_tokenizer(fetch())
+    monkeypatch.setattr("rooflab.engine.tokenizer.gguf_tokenizer", lambda path: backend)
     tokenizer = Tokenizer(fetch())
     parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "world"}]
     whole = [{"role": "user", "content": "Hello world"}]
@@ -77,7 +79,7 @@ def test_parts_of_text_are_one_text_and_the_templates_own_refusal_is_a_sentence(
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: "),
         ("{{ '{z}'.format() }}", "KeyError: 'z'"),
     ):  # fmt: skip
-        tokenizer._tokenizer.chat_template = template
+        backend.chat_template = template
         with pytest.raises(ValueError, match=f"prompt: the chat template refuses these messages: {words}"):
             tokenizer.encode(whole)
 
@@ -89,9 +91,9 @@ def streamed(tokenizer, ids):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(max_size=40))
+@given(st.text(min_size=1, max_size=40))
 def test_streamed_text_equals_decoded_text(tokenizer, text):
-    ids = tokenizer._tokenizer(text)["input_ids"]
+    ids = tokenizer.encode(text)
     pieces, rest = streamed(tokenizer, ids)
     assert "".join(pieces) + rest == tokenizer.decode(ids)
 
@@ -105,7 +107,7 @@ def test_trap_41_any_ids_stream_to_what_they_decode_to(tokenizer, ids):
 
 def test_a_character_split_across_tokens_comes_whole(tokenizer):
     text = "naïve 東京 🚀🏽 e\u0301"
-    ids = tokenizer._tokenizer(text)["input_ids"]
+    ids = tokenizer.encode(text)
     pieces, rest = streamed(tokenizer, ids)
     assert len(ids) > len([piece for piece in pieces if piece]), "no character was split, so this shows nothing"
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces) and "".join(pieces) + rest == text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -119,13 +121,20 @@ def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
 
     kernel = registry.get_kernel("gemm", "pipelined")
     case = registry.get_op("gemm").get_cases("smoke")[0]
-    times = tune_bucket.DeviceTimes(kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"], torch.device("cpu"), 0)
     monkeypatch.setattr(tune_bucket, "compile_kernels", compile_kernels)
-    configs = [kernel.tuning.config_type(32, 32, 16, 4, stages, 1) for stages in (2, 5)]
-    assert times._compile(configs) == {} and not asked, "on a CPU nothing is compiled"
-    times._device, times._compiled = torch.device("cuda"), set()
-    assert times._compile(configs) == {configs[1]: "ptxas: too much shared data"}
-    assert times._compile(configs) == {} and asked == [configs, []]
+    monkeypatch.setattr(tune_bucket, "Rotation", launches := MagicMock())
+    monkeypatch.setattr(tune_bucket, "timer_for", lambda device: None)
+    read = SimpleNamespace(median_s=1.0)
+    monkeypatch.setattr(tune_bucket, "time_functions", lambda ready, *of, **how: dict.fromkeys(ready, read))
+    configs = good, bad = [kernel.tuning.config_type(32, 32, 16, 4, stages, 1) for stages in (2, 5)]
+    of = (kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"])
+    found = tune_bucket.DeviceTimes(*of, torch.device("cpu"), 0)(configs)
+    assert found == {good: (1.0,), bad: (1.0,)} and not asked, "on a CPU nothing is compiled"
+    launches.reset_mock()
+    times = tune_bucket.DeviceTimes(*of, torch.device("cuda"), 0)
+    assert times(configs) == {good: (1.0,), bad: "ptxas: too much shared data"}
+    assert [launch.args[0].config for launch in launches.call_args_list] == [good]
+    assert times([good]) == {good: (1.0,)} and asked == [configs, []]
 
 
 def test_a_launchers_choice_that_fails_ends_the_search():
@@ -270,32 +279,35 @@ def tuning(mine, tmp_path):
     choose = lambda case, scheme=None: kernel.tuning.config_type(1 if case["T"] <= 100 else 8)
     kernel = replace(kernel, tuning=replace(kernel.tuning, heuristic=choose))
     spec = registry.get_op("rmsnorm")
-    run = tune_bucket.TuningState(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path))
+    run = tune_bucket.TuningState(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path, "r"))
     return run, kernel
 
 
-def took(rows, tokens, latency_ms):
+def took(kernel, tokens, latency_ms):
     case = Case(T=tokens, H=64, eps=1e-6)
     return Record(
-        kind="bench", run_id="r", status="OK", environment={}, op="rmsnorm", kernel="test_chunked", backend="torch",
-        case_id=case.id, case=dict(case), config={"rows": rows, "wrong": False}, basis="measured", device="cpu",
-        checked_by="torch", latency_median_ms=latency_ms,
+        kind="bench", run_id="r", status="OK", environment={}, op="rmsnorm", kernel=kernel, backend="torch",
+        case_id=case.id, case=dict(case), basis="measured", device="cpu", checked_by="torch",
+        latency_median_ms=latency_ms,
     )  # fmt: skip
 
 
-def test_the_launchers_choice_may_differ_within_a_bucket(tuning):
+def test_the_launchers_choice_may_differ_within_a_bucket(tuning, monkeypatch):
     run, kernel = tuning
-    counts = {"kernel": kernel.name, "bucket": "prefill:512"}
-    counts |= dict.fromkeys(("cases", "configs", "illegal", "bounded", "dropped", "failed", "left"), 0)
-    own = kernel.tuning.config_type(8)
-    launched = [took(1, 80, 2.0), took(8, 400, 2.0)]
-    result = run._result(kernel, own, SearchResult(), counts, [*launched, took(64, 80, 1.0), took(64, 400, 1.0)])
-    assert result.best == {"rows": 64, "wrong": False} and result.faster == pytest.approx(2.0)
-    assert "own choice is the fastest" in run._result(kernel, own, SearchResult(), counts, launched).summary
-    assert (
-        run._result(kernel, own, SearchResult(), counts, launched[1:] + [took(64, 80, 1.0)]).reason
-        == "nothing was timed"
-    )
+    best = SearchResult(scores={kernel.tuning.config_type(64): 0.5})
+    monkeypatch.setattr(tune_bucket, "search", lambda *of: best)
+
+    def result(*records):
+        monkeypatch.setattr(tune_bucket.Measurement, "records", lambda *of: records)
+        run.bucket("prefill:512", [Case(T=tokens, H=64, eps=1e-6) for tokens in (80, 400)], 0.0)
+        return run.results[-1]
+
+    launched = [took("test_chunked", 80, 2.0), took("test_chunked", 400, 2.0)]
+    found = result(*launched, took("test_chunked#0", 80, 1.0), took("test_chunked#0", 400, 1.0))
+    assert found.best == {"rows": 64, "wrong": False} and found.faster == pytest.approx(2.0)
+    assert [record.config["rows"] for record in run.records] == [1, 8, 64, 64]
+    assert "own choice is the fastest" in result(*launched).summary
+    assert result(launched[1], took("test_chunked#0", 80, 1.0)).reason == "nothing was timed"
 
 
 def test_a_dry_run_whose_winner_is_wrong_ends_with_11(mine, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What is carried to a machine without a network: what is lacking there, what that needs, and no more than fits."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,13 @@ def test_the_data_file_and_the_projects_needs_agree():
 def test_wheels_are_for_the_machine_and_replace_the_old_ones(tmp_path, monkeypatch):
     asked = []
 
-    def pip(words):
+    def pip(words, **options):
         asked.extend(words)
         folder = Path(words[words.index("-d") + 1])
         (folder / "plotly-7.1.0-py3-none-any.whl").write_bytes(b"x" * 1000)
+        return subprocess.CompletedProcess(words, 0)
 
-    monkeypatch.setattr(wheelhouse, "_pip", pip)
+    monkeypatch.setattr(subprocess, "run", pip)
     house = tmp_path / "wheelhouse"
     house.mkdir()
     (house / "plotly-6.0.0-py3-none-any.whl").write_text("old")
@@ -53,10 +55,11 @@ def test_wheels_are_for_the_machine_and_replace_the_old_ones(tmp_path, monkeypat
 
 
 def test_more_than_fits_is_refused_and_the_old_wheels_stay(tmp_path, monkeypatch):
-    def pip(words):
+    def pip(words, **options):
         (Path(words[words.index("-d") + 1]) / "big-1-py3-none-any.whl").write_bytes(b"x" * 2000)
+        return subprocess.CompletedProcess(words, 0)
 
-    monkeypatch.setattr(wheelhouse, "_pip", pip)
+    monkeypatch.setattr(subprocess, "run", pip)
     monkeypatch.setattr(wheelhouse, "LIMIT_BYTES", 1999)
     house = tmp_path / "wheelhouse"
     house.mkdir()
@@ -66,6 +69,7 @@ def test_more_than_fits_is_refused_and_the_old_wheels_stay(tmp_path, monkeypatch
     assert [file.name for file in house.iterdir()] == ["old-1-py3-none-any.whl"]
 
 
-def test_pips_words_are_the_error(tmp_path):
-    with pytest.raises(ValueError, match=r"wheelhouse: pip download failed: .*no_such_file"):
-        wheelhouse._pip(["download", "--no-index", "-d", str(tmp_path), "-r", "no_such_file"])
+def test_pips_words_are_the_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ValueError, match="wheelhouse: pip download failed: .*no-such-package"):
+        download({"no-such-package": "1"}, tmp_path)

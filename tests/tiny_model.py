@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def break_off_behind_the_draw(llm):
 
 def poisoned(llm):
     """Fills every page that nobody may read with NaN, after every step; a NaN that is read ends in the logits."""
-    run, blocks = llm.runner.run, llm.scheduler.blocks
+    run, blocks, probe = llm.runner.run, llm.scheduler.blocks, SimpleNamespace(block_ids=[])
     caches = [*llm.runner.cache.keys, *llm.runner.cache.values]
     if (beside := getattr(llm.runner.drafter, "cache", None)) is not None:
         caches += [*beside.keys, *beside.values]
@@ -82,9 +83,10 @@ def poisoned(llm):
             cache.fill_(torch.nan)
 
     def poisoning(step):
-        free = torch.tensor(blocks._free, dtype=torch.int64)
+        blocks.grow(probe, (blocks.num_free - blocks.num_cached) * blocks.block_size)
         for cache in caches:
-            cache[free] = torch.nan
+            cache[torch.tensor(probe.block_ids, dtype=torch.int64)] = torch.nan
+        blocks.trim(probe, 0)
         found = run(step)
         llm.scheduler.blocks.check(llm.scheduler.running)
         return found

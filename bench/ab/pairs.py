@@ -166,7 +166,7 @@ class JobRunner:
         """
         side = self.comparison.side(name)
         asked = {"ops": wanted.ops, "suite": wanted.suite_name, "cases": wanted.cases}
-        answers = list(_answers(side, self._job(side, "list", ()) | asked, CHECK_S))
+        answers = list(ask_process(side, self._job(side, "list", ()) | asked, CHECK_S))
         listed: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return listed
 
@@ -193,7 +193,7 @@ class JobRunner:
         readings: dict[str, Record] = {}
         begun: str | None = None
         try:
-            for answer in _answers(side, job, limit_s):
+            for answer in ask_process(side, job, limit_s):
                 begun = answer.get("start", begun)
                 if "environment" in answer:
                     self.environments.setdefault(name, answer["environment"])
@@ -211,7 +211,7 @@ class JobRunner:
         return replace(blank, status=status, reason=reason)
 
 
-def _answers(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
+def ask_process(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
     """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose.
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}

@@ -134,7 +134,7 @@ class Environment:
             found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
             found["rooflab"], (commit, dirty) = _version("rooflab"), git_state(file)
         if self.commit is None or self.dirty is None:
-            found["tree"] = _own_tree()
+            found["tree"] = Environment.tree()
         return Record(
             kind=kind,
             run_id=run_id or new_run_id(),
@@ -207,7 +207,7 @@ def git_state(path: Path) -> tuple[str | None, bool | None]:
     Of the folder of a checkout: whether a file outside results/ changed.  Of a file: its repository's commit, and
     whether this file or a file of that commit changed; nothing of one that the repository ignores.
     """
-    return _file_state(path) if path.is_file() else _folder_state(path)
+    return file_state(path) if path.is_file() else _folder_state(path)
 
 
 def _folder_state(root: Path) -> tuple[str | None, bool | None]:
@@ -234,7 +234,7 @@ def own_state() -> tuple[str | None, bool | None]:
     commit, _, tree = told.partition(":")
     if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in told and not re.fullmatch("[0-9a-f]{16}", tree)):
         raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {told!r}")
-    return commit, tree != _own_tree() if tree else None
+    return commit, tree != Environment.tree() if tree else None
 
 
 def git_says(root: Path, *arguments: str) -> str | None:
@@ -340,7 +340,8 @@ _own_tree = cache(tree_hash)
 
 
 @cache  # as the run begins: its own results change the repository
-def _file_state(file: Path) -> tuple[str | None, bool | None]:
+def file_state(file: Path) -> tuple[str | None, bool | None]:
+    """`git_state` of a file, as it was when the process first asked."""
     folder, name = file.absolute().parent, file.name
     known = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
     commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known else None

@@ -129,7 +129,7 @@ class Measurement:
             record = self._record(kernel, case, cost, checked.get(name), failed.get(name))
             samples = None if name in failed else timed[name]
             if samples is not None:
-                record = self._timed(record, samples, cost, clocks, seen.get(name, Observed()))
+                record = self.with_time(record, samples, cost, clocks, seen.get(name, Observed()))
             yield self._moved(record, kernel.traffic_of(given, self.device.type, self.spec), samples, cost)
 
     def _priced(self, case: Case) -> Inputs:
@@ -253,7 +253,9 @@ class Measurement:
         known = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
         return bound(cost, roofs) if roofs and known else None
 
-    def _timed(self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: Observed) -> Record:
+    def with_time(
+        self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: Observed
+    ) -> Record:
         """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
         NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)

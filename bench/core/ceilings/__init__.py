@@ -176,13 +176,13 @@ class MachineLimits(NamedTuple):
         return [_row(record) for record in best_of(self.records).values()]
 
 
-_now = cache(Environment.now)
-"""Once per process: it calls git and NVML, and driver and clock limits do not change during a process."""
+this_machine = cache(Environment.now)
+"""The environment, read once per process: it calls git and NVML, and the driver and clock limits do not change."""
 
 
 def _here(device: torch.device) -> tuple[Environment, Path]:
     """The present environment, and the file that keeps the limits of `device`."""
-    environment = replace(_now(device.index or 0), threads=torch.get_num_threads())
+    environment = replace(this_machine(device.index or 0), threads=torch.get_num_threads())
     name = environment.machine_key
     if device.type == "cuda":
         uuid = environment.gpu.uuid if environment.gpu else ""

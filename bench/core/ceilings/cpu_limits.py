@@ -71,7 +71,7 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
     best = 0.0
     slow: set[str] = set()
     for size in GEMM_SIZES:
-        for form, run in _products(dtype, size):
+        for form, run in product_forms(dtype, size):
             # The next size takes eight times as long, so a form far slower than the best so far is not tried again.
             if form in slow:
                 continue
@@ -85,7 +85,8 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
     return best
 
 
-def _products(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
+def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The forms in which torch multiplies two matrices of this size: their names, and a call of each."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
     out = torch.empty_like(a)

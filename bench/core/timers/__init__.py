@@ -51,7 +51,8 @@ _BOUND = {
     if hasattr(owner, name)  # a build of torch without CUDA lacks some
 }
 _TORCH = Path(torch.__file__).parent
-_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""The C library, whose clocks no Python code replaces; None where it is not Linux's."""
 APART_S = 2.0
 """A process that waits for a core between two readings is not taken for a replaced clock."""
 
@@ -82,8 +83,8 @@ def tampered(threads: int | None = None) -> str | None:
             found.append(f"{full} was replaced{place}")
     reading = (ctypes.c_long * 2)()
     # time-machine changes Python's own clocks from inside: only the system's time shows it.
-    for name, number in (("time", 0), ("perf_counter", 1)) if _libc else ():
-        _libc.clock_gettime(number, reading)
+    for name, number in (("time", 0), ("perf_counter", 1)) if LIBC else ():
+        LIBC.clock_gettime(number, reading)
         if (apart := abs(getattr(time, name)() - reading[0] - 1e-9 * reading[1])) > APART_S:
             found.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
     return "; ".join(found) or None

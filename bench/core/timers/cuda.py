@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 
@@ -22,18 +22,29 @@ from rooflab.bench.core.timers import Call, Flush, Function, Timer, bound, grid_
 
 _cuda: Any = torch.cuda
 """Untyped, because torch leaves events, streams and graphs largely without annotations."""
-_Event, _Stream, _in_stream, _current_stream, _synchronize, _sleep = bound(
-    "torch.cuda", "Event Stream stream current_stream synchronize _sleep"
-)
-_record, _query, _elapsed_time = bound("torch.cuda.Event", "record query elapsed_time")
-_Graph = _cuda.CUDAGraph
-_capture_begin, _capture_end, _replay = bound("torch.cuda.CUDAGraph", "capture_begin capture_end replay")
-_current_device, _new_pool = _cuda.current_device, _cuda.graph_pool_handle
-# Of `torch.cuda.memory`, which has them from 2.8 on, and a build without CUDA stand-ins for them.
-_end_allocations, _release_pool = _cuda.memory._cuda_endAllocateToPool, _cuda.memory._cuda_releasePool
-_broken: list[Any] = []
-"""Graphs whose capture failed.  torch's pinned-memory allocator keeps querying these graphs, and no Python call stops
-it; so they must not be freed."""
+
+
+class Torch:
+    """What the timers use of torch's CUDA, as it was at import."""
+
+    Event, Stream, in_stream, current_stream, synchronize, sleep = map(
+        staticmethod, bound("torch.cuda", "Event Stream stream current_stream synchronize _sleep")
+    )
+    record, query, elapsed_time = map(staticmethod, bound("torch.cuda.Event", "record query elapsed_time"))
+    Graph = _cuda.CUDAGraph
+    capture_begin, capture_end, replay = map(
+        staticmethod, bound("torch.cuda.CUDAGraph", "capture_begin capture_end replay")
+    )
+    current_device, new_pool = map(staticmethod, (_cuda.current_device, _cuda.graph_pool_handle))
+    # Of `torch.cuda.memory`, which has them from 2.8 on, and a build without CUDA stand-ins for them.
+    end_allocations, release_pool = map(
+        staticmethod, (_cuda.memory._cuda_endAllocateToPool, _cuda.memory._cuda_releasePool)
+    )
+    broken: ClassVar[list[Any]] = []
+    """Graphs whose capture failed.  torch's pinned-memory allocator keeps querying these graphs, and no Python call
+    stops it; so they must not be freed."""
+
+
 WARM_UPS = 3
 """Calls on the capturing stream before a capture, in which libraries make their handles and workspaces."""
 MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
@@ -57,7 +68,7 @@ T = TypeVar("T")
 @cache
 def side_stream(index: int) -> torch.cuda.Stream:
     """One stream per device for warm-ups and captures: libraries keep one workspace for each stream they use."""
-    return cast(torch.cuda.Stream, _Stream(index))
+    return cast(torch.cuda.Stream, Torch.Stream(index))
 
 
 class NotCaptured(Exception):
@@ -84,36 +95,36 @@ class CudaCalls:
 
     def event(self) -> torch.cuda.Event:
         """A new event with its time, recorded now."""
-        event = cast(torch.cuda.Event, _Event(enable_timing=True))
-        _record(event, _current_stream(self.device))
+        event = cast(torch.cuda.Event, Torch.Event(enable_timing=True))
+        Torch.record(event, Torch.current_stream(self.device))
         return event
 
     def passed(self, event: torch.cuda.Event) -> bool:
         """Whether the device has reached `event`."""
-        return bool(_query(event))
+        return bool(Torch.query(event))
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Time between two events that the device has reached."""
-        return cast(float, _elapsed_time(start, end)) * 1e-3
+        return cast(float, Torch.elapsed_time(start, end)) * 1e-3
 
     def sleep(self, cycles: int) -> None:
         """Enqueues one thread that counts `cycles` of the SM clock; with 0 it is an empty kernel."""
-        _sleep(cycles)
+        Torch.sleep(cycles)
 
     def synchronize(self) -> None:
-        _synchronize(self.device)
+        Torch.synchronize(self.device)
 
     def capture(self, function: Callable[[], object], calls: int) -> Callable[[], None]:
         """Captures `calls` calls of `function` and returns their replay.  Raises `NotCaptured` where capture fails.
 
         After a failure the stream is restored, which torch's own context manager does not do.
         """
-        graph, pool, errors = _Graph(), _new_pool(), list[RuntimeError]()
-        _synchronize(self.device)
+        graph, pool, errors = Torch.Graph(), Torch.new_pool(), list[RuntimeError]()
+        Torch.synchronize(self.device)
         with self._on_side(), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             # Captures this thread only; other threads may use CUDA meanwhile.
-            _capture_begin(graph, pool=pool, capture_error_mode="thread_local")
+            Torch.capture_begin(graph, pool=pool, capture_error_mode="thread_local")
             try:
                 for _ in range(calls):
                     function()
@@ -121,11 +132,11 @@ class CudaCalls:
                 errors.append(error)
             finally:
                 try:
-                    _capture_end(graph)
+                    Torch.capture_end(graph)
                 except RuntimeError as error:
                     errors.append(error)
                     self._mend(graph, pool)
-        _synchronize(self.device)
+        Torch.synchronize(self.device)
         if errors:
             if isinstance(errors[0], torch.cuda.OutOfMemoryError):
                 raise errors[0]
@@ -134,7 +145,7 @@ class CudaCalls:
             raise NotCaptured(first_line(errors[0])) from errors[0]
         if any("CUDA Graph is empty" in str(warning.message) for warning in warned):  # as `CUDAGraph.capture_end` warns
             raise NotCaptured("it enqueued nothing on the current stream")
-        return lambda: cast(None, _replay(graph))
+        return lambda: cast(None, Torch.replay(graph))
 
     def _mend(self, graph: torch.cuda.CUDAGraph, pool: object) -> None:
         """Cleans up after a capture that torch could not end; without this, later work would fail.
@@ -142,30 +153,30 @@ class CudaCalls:
         Allocations would still come from the graph's pool.  Before torch 2.13 the default generator would also refuse
         every draw as `outside graph capture` until a later capture succeeds, so this captures an empty kernel.
         """
-        _broken.append(graph)
+        Torch.broken.append(graph)
         with suppress(RuntimeError):
             graph.reset()
         with suppress(RuntimeError):  # what fails after the end of the allocations has ended them
-            _end_allocations(self._index(), pool)
-            _release_pool(self._index(), pool)
+            Torch.end_allocations(self._index(), pool)
+            Torch.release_pool(self._index(), pool)
         with suppress(RuntimeError):  # on a device that is lost, where the next call says so
-            empty = _Graph()
-            _capture_begin(empty, pool=_new_pool(), capture_error_mode="thread_local")
-            _sleep(0)
-            _capture_end(empty)
+            empty = Torch.Graph()
+            Torch.capture_begin(empty, pool=Torch.new_pool(), capture_error_mode="thread_local")
+            Torch.sleep(0)
+            Torch.capture_end(empty)
 
     def _on_side(self) -> AbstractContextManager[object]:
-        return cast(AbstractContextManager[object], _in_stream(side_stream(self._index())))
+        return cast(AbstractContextManager[object], Torch.in_stream(side_stream(self._index())))
 
     def _index(self) -> int:
-        return int(_current_device()) if self.device.index is None else self.device.index
+        return int(Torch.current_device()) if self.device.index is None else self.device.index
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        _synchronize(self.device)
+        Torch.synchronize(self.device)
         with self._on_side():
             for _ in range(WARM_UPS):
                 function()
-        _synchronize(self.device)
+        Torch.synchronize(self.device)
 
 
 class EventTimer(Timer):

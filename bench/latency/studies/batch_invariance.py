@@ -46,7 +46,7 @@ def run(lab: Lab) -> Study:
         source="users of temperature 0; against it He et al., Defeating nondeterminism in LLM inference, 2025",
         rows=rows,
         verdict="holds" if not others else "holds in part" if not flips else "fails",
-        number=_said(rows[0], others, batches[-1], flips),
+        number=in_words(rows[0], others, batches[-1], flips),
         curves=(
             Curve("largest difference of the logits", batches, [max(row["last_ulps"], 0.5) for row in rows]),
             Curve("first difference", batches, [max(row["ulps"], 0.5) for row in rows]),
@@ -55,7 +55,8 @@ def run(lab: Lab) -> Study:
     )  # fmt: skip
 
 
-def _said(alone: dict[str, Any], others: list[dict[str, Any]], most: int, flips: float) -> str:
+def in_words(alone: dict[str, Any], others: list[dict[str, Any]], most: int, flips: float) -> str:
+    """What the rows show, as one sentence: of the step alone, and of the batches whose result is another."""
     if not others:
         again = f", but {alone['first']} differs from run to run ({alone['ulps']} ulps)" if alone["ulps"] else ""
         return f"no op differs by the batch, of up to {most}{again}"
