@@ -4,7 +4,8 @@
 
 Measured ratios come from the bars' records in `results/<gpu>*/`; where there is none, a published time stands over a
 predicted one.  A prediction is a range: what public kernels of its kind took of their predicted time, from the tenth to
-the ninetieth percentile.  Where the range contains 1, the page says `cannot tell`.
+the ninetieth percentile, but never faster than the best rate that anybody has published for the card, the op and its
+dtype.  Where the range contains 1, the page says `cannot tell`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from functools import cache
+from math import inf, nan
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -37,9 +39,9 @@ from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, get_device
-from rooflab.roofline.model import Cost
+from rooflab.roofline.model import Cost, bound
 from rooflab.roofline.plot import own_settings
-from rooflab.roofline.published import times_of
+from rooflab.roofline.published import COSTS, committed, times_of
 
 HERE = Path(__file__).resolve().parent
 MEASURED, PREDICTED = "measured", "published over predicted"
@@ -61,16 +63,16 @@ class Standing:
     ratio: float
     """The rival's time over ours: above 1 ours is faster."""
     basis: str
-    band: tuple[float, float] = (1.0, 1.0)
-    """Least and most time of ours over the predicted one; 1 and 1 if it was measured."""
+    ends: tuple[float, float] | None = None
+    """Least and most that the ratio may be; None if it was measured."""
     error: str = ""
     """The median error of predictions of this kind."""
 
 
 def range_of(found: Sequence[Standing]) -> tuple[float, float]:
-    """Least and most of the geometric mean of ratios on one basis."""
-    mean, (least, most) = geometric_mean(one.ratio for one in found), found[0].band
-    return mean / most, mean / least
+    """Least and most of the geometric mean of ratios."""
+    every = [one.ends or (one.ratio, one.ratio) for one in found]
+    return geometric_mean(least for least, _ in every), geometric_mean(most for _, most in every)
 
 
 def verdict(least: float, most: float) -> str:
@@ -108,16 +110,11 @@ class Rates:
 
     roof: float
     predicted: dict[int, tuple[float, float]]
-    """Least and most, at most the data sheet's."""
+    """Least and most, at most the best published."""
     published: dict[int, float]
     """Of the fastest library."""
     measured: dict[str, dict[int, float]]
     """By kernel."""
-
-    @property
-    def most_published(self) -> float:
-        """The best rate of any of the cases; 0 without one."""
-        return max(self.published.values(), default=0.0)
 
 
 CURVES = (
@@ -128,6 +125,26 @@ CURVES = (
     Curve("product, 8192 x 8192 x K", "K", "TFLOP/s", "gemm", "cooperative",
           tuple((k, f"M=8192,N=8192,K={k},layout=NT,bias=false") for k in (512, 1024, 2048, 4096, 8192, 16384))),
 )  # fmt: skip
+
+
+@cache
+def best_flops_per_s(op: str, scheme: str, gpu: str, D: int | None) -> float:
+    """The best rate that anybody has published; `inf` if nobody has.  D: the head_dim of attention."""
+    rates = [0.0]
+    for table in committed():
+        if (table.op, table.scheme, table.gpu) == (op, scheme, gpu):
+            names = (*table.exact, *table.axes)
+            shapes = ((dict(zip(names, shape, strict=True)), seconds) for shape, seconds in table.times.items())
+            rates += [COSTS[op](scheme, shape).flops / s for shape, s in shapes if D is None or shape.get("D") == D]
+    return max(rates) or inf
+
+
+def least_s(op: str, scheme: str, case: Case, device: Device) -> float:
+    """The least time of a case: at the best published rate, and at the data sheet's rates."""
+    spec = registry.get_op(op)
+    cost = spec.cost_of(spec.make_inputs(case, get_scheme(scheme), torch.device("meta"), 0))
+    D = int(case["D"]) if "D" in case else None
+    return max(cost.flops / best_flops_per_s(op, scheme, device.name, D), bound(cost, device.ceilings()).seconds)
 
 
 def records_on(gpu: str, root: Path = HERE) -> list[Record]:
@@ -173,9 +190,12 @@ def standings(device: Device, gpu: str) -> list[Standing]:
             found += own
             continue
         for one in expected(device, [bar]):
+            op, scheme = bar.arguments["op"], bar.arguments.get("scheme", "bf16")
             for case in one.cases:
                 rival = f"{case.library.table.framework} {case.library.how}"
-                told = (case.best.target.kernel, rival, case.ratio, PREDICTED, one.band, f"{one.error.median:.0%}")
+                most = (case.library.seconds or nan) / least_s(op, scheme, case.case, device)
+                slow, fast = (min(case.ratio / end, most) for end in reversed(one.band))
+                told = (case.best.target.kernel, rival, case.ratio, PREDICTED, (slow, fast), f"{one.error.median:.0%}")
                 found.append(Standing(_name(bar), case.case.id, *told))
     return found
 
@@ -204,7 +224,7 @@ def ratios_figure(found: Sequence[Standing]) -> Figure:
     ticks = [0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     axes.minorticks_off()
-    said = "dots: measured; lines: published over predicted, a line a case; grey: cannot tell"
+    said = "dots: measured; lines: published over predicted;\na line a case, grey: cannot tell"
     axes.set_xlabel(f"rival's time / ours (above 1: ours is faster)\n{said}")
     axes.grid(axis="x", alpha=0.3)
     return figure
@@ -218,8 +238,9 @@ def rates_of(curve: Curve, device: Device, records: Sequence[Record]) -> Rates:
     predicted, published = {}, {}
     for (size, (case, cost)), one in zip(works.items(), told, strict=True):
         if one.predicted_ms:
-            ends = (one.predicted_ms * 1e-3 * end for end in reversed(band(kind_of(curve.op, cost))))
-            least, most = (min(curve.rate(cost, seconds), roof) for seconds in ends)
+            shortest = least_s(curve.op, scheme.name, case, device)
+            ends = (max(one.predicted_ms * 1e-3 * end, shortest) for end in reversed(band(kind_of(curve.op, cost))))
+            least, most = (curve.rate(cost, seconds) for seconds in ends)
             predicted[size] = least, most
         if times := [one.seconds for one in times_of(curve.op, "bf16", case, device.name) if one.seconds]:
             published[size] = curve.rate(cost, min(times))
@@ -237,7 +258,7 @@ def curves_figure(rates: Sequence[Rates]) -> Figure:
         sizes = [size for size, _ in curve.cases]
         if known.predicted:
             least, most = zip(*known.predicted.values(), strict=True)
-            label = f"{curve.kernel}, predicted: eight of ten public kernels"
+            label = f"{curve.kernel}, predicted"
             axes.fill_between([*known.predicted], least, most, color=BLUE, alpha=0.2, linewidth=0, label=label)
         axes.plot(*_line(known.published), "s--", color=GREY, markerfacecolor="none", label="vLLM's kernels, published")
         for kernel, by_size in known.measured.items():
@@ -279,28 +300,20 @@ def predictions_figure(device: Device, records: Sequence[Record]) -> Figure | No
     return figure
 
 
-def page(
-    device: Device, found: Sequence[Standing], sentence: str, figures: Sequence[str], rates: Sequence[Rates] = ()
-) -> str:
+def page(device: Device, found: Sequence[Standing], sentence: str, figures: Sequence[str]) -> str:
     """The page as Markdown."""
     lines = [f"# On an {device.full_name}", "", sentence, ""]
     if {one.basis for one in found} == {PREDICTED}:
         lines += [
             "Nothing on this page was measured by Rooflab. Theirs: published times of vLLM 0.24.0's kernels. Ours:",
-            "predicted by `rooflab explain`, uncalibrated, as a range: eight of ten public kernels of the kind took",
-            "between its ends. The median error of these predictions stands beside each. Under tensor load the",
-            "predictor takes a clock of 1.6 GHz, at which a published run held its power limit (`predict/chip.py`).",
+            "predicted by `rooflab explain`, uncalibrated, as a range: eight of ten public kernels of the kind lie",
+            "between its ends. A range ends at the best rate that anybody has published for the card, the op, its",
+            "dtype and head_dim: what the predictor says beyond it is its error. The median error on public kernels",
+            "stands beside each bar. Under tensor load the predictor takes a clock of 1.6 GHz, to which published runs",
+            "fall at their power limit (`bench/predict/chip.py`).",
             "",
         ]
     lines += [f"![{name}](figures/{name}.svg)" for name in figures] + [""]
-    for curve, known in zip(CURVES, rates, strict=False):
-        most = max((most for _, most in known.predicted.values()), default=0.0)
-        if 0 < known.most_published < most:
-            reached = f"up to {most:,.0f} {curve.unit} for {curve.kernel}"
-            lines += [
-                f"- {curve.title}: the range goes {reached}; the best published is {known.most_published:,.0f}. Nobody"
-                " has published more on this card, so take the upper part for the predictor's error."
-            ]
     rows = []
     for bar in dict.fromkeys(one.bar for one in found):
         own = [one for one in found if one.bar == bar]
@@ -309,7 +322,7 @@ def page(
         slowest = f"{worst.kernel} at {worst.case}"
         rows.append((bar, own[0].basis, own[0].error or "none", len(own), mean, verdict(least, most), slowest))
     columns = ("bar", "basis", "median error:", "cases:", "geomean:", "ours is", "slowest beside its rival")
-    lines += ["", *markdown_table(columns, rows), "", "## What we lose", ""]
+    lines += [*markdown_table(columns, rows), "", "## What we lose", ""]
     losers = sorted((one for one in found if verdict(*range_of([one])) == SLOWER), key=lambda one: one.ratio)
     lines += [
         f"- {one.bar}: {one.kernel} at {one.case}: {one.ratio:.2f} of {one.rival} ({one.basis})" for one in losers
@@ -325,10 +338,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     device, records = get_device(options.gpu), records_on(options.gpu)
-    found, rates = standings(device, options.gpu), [rates_of(curve, device, records) for curve in CURVES]
+    found = standings(device, options.gpu)
     made = {
         f"{options.out.stem}-ratios": ratios_figure(found),
-        f"{options.out.stem}-curves": curves_figure(rates),
+        f"{options.out.stem}-curves": curves_figure([rates_of(curve, device, records) for curve in CURVES]),
         f"{options.out.stem}-predicted": predictions_figure(device, records),
     }
     drawn = {name: figure for name, figure in made.items() if figure is not None}
@@ -337,7 +350,7 @@ def main() -> None:
         place.parent.mkdir(exist_ok=True)
         FigureCanvasAgg(figure)
         figure.savefig(place, metadata={"Date": None})
-    write_whole(options.out, page(device, found, contact(records), [*drawn], rates))
+    write_whole(options.out, page(device, found, contact(records), [*drawn]))
     print(options.out.read_text())
 
 
