@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial, wraps
 from operator import itemgetter
 from typing import Any, Literal, cast
@@ -23,7 +23,7 @@ import torch
 
 from rooflab.kernels import _checks, _device
 from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op
-from rooflab.kernels.takes import Limit, Takes, Unsupported
+from rooflab.kernels.takes import Takes, Unsupported
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed, Result
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, get_scheme
@@ -33,6 +33,8 @@ MOST_LAYOUTS = 4096
 """Layouts that a kernel remembers: enough for the row counts of a serving engine; an entry takes about 1 KB."""
 Results = tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 """Names, shapes, strides and dtypes of what a launch writes."""
+OF_TAKES = frozenset(field.name for field in fields(Takes))
+"""Options of `kernel` that say what a rung takes."""
 Pair = tuple[int, int, str, int, int, bool]
 """An output of the caller and what it may not overlap: its place and bytes; an input's name, or empty and the place of
 another output; the bytes of that; whether the output may be that input."""
@@ -321,12 +323,6 @@ def kernel(
     op: str | None = None,
     role: Role | None = None,
     tuning: Tuning | None = None,
-    limits: Mapping[str, Limit] | None = None,
-    dtypes: Mapping[str, tuple[torch.dtype, ...]] | None = None,
-    off: Mapping[str, str] | None = None,
-    contiguous: tuple[str, ...] = (),
-    mapped: Mapping[str, int] | None = None,
-    instead: str | None = None,
     unsupported: Unsupported | None = None,
     aligned: tuple[str, ...] = (),
     bind: Callable[[Arguments], Any] | None = None,
@@ -350,8 +346,8 @@ def kernel(
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
     own, as a call of torch is fastest.  With `own_bounds` the function itself holds what the contract's `bounds` hold.
     `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
-    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  `options` are other fields
-    of `Kernel`.
+    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  `options` are fields of
+    `Takes` and the other fields of `Kernel`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -361,7 +357,8 @@ def kernel(
         if spec.contract is None:
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
-        takes = Takes(dtypes or {}, limits or {}, off or {}, contiguous, mapped or {}, instead)
+        given = {option: value for option, value in options.items() if value is not None}
+        takes = Takes(**{option: given.pop(option) for option in OF_TAKES & given.keys()})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         why = partial(takes.why_not, contract=contract, rest=unsupported)
         launcher = Launcher(
@@ -378,7 +375,7 @@ def kernel(
         roles: dict[str, Role] = {"naive": "naive", "library": "library"}
         add_kernel(
             spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why,
-            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else told, **options,
+            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else told, **given,
         )  # fmt: skip
         return cast(Function, launch)
 
