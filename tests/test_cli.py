@@ -261,7 +261,11 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
     (command,) = (line.split()[2:] for line in err.splitlines() if line.startswith("again: rooflab"))
     case = dict(part.split("=") for part in command[command.index("--case") + 1].split(","))
     assert int(case["T"]) == 2049 and case["H"] == "1"
+<<<<<<< HEAD
     file.write_text(file.read_text().replace("cli_narrow", "cli_again"))  # a process registers a name once
+=======
+    registry._kernels.pop("rmsnorm/cli_narrow")
+>>>>>>> 79aa2b90861a6f7c992b3e25f8ca681dc4f11758
     assert rooflab(*command)[0] == 11
 
 
@@ -337,7 +341,7 @@ def test_interpreted_kernels_print_no_times_and_write_no_record(rooflab, tmp_pat
         (
             "from rooflab.kernels.registry import register\n"
             "@register(op='rmsnorm', name='mine', role='optimized', backend='torch')\ndef f(x): return x\n",
-            "TypeError: rmsnorm/mine: misses the argument 'weight'",
+            "TypeError: rmsnorm/mine: expected the argument weight, as in rmsnorm(x, weight",
         ),
     ],
 )
