@@ -28,7 +28,7 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """`unsupported` of a kernel with TMA and wgmma, and what cuBLASLt and DeepGEMM ask: both operands along K."""
+    """Why fp8 operands do not fit TMA and wgmma, and what cuBLASLt and DeepGEMM ask: both operands along K."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
