@@ -12,10 +12,10 @@ once for each layout (shapes, strides, dtypes, devices, options): a look costs a
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any, Literal, cast
 
@@ -25,71 +25,56 @@ from rooflab.kernels import _checks, _device
 from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op
 from rooflab.kernels.takes import Takes, Unsupported
 from rooflab.kernels.tuning import Tuning
-from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed, Result
+from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, get_scheme
 from rooflab.roofline.model import Traffic
 
 MOST_LAYOUTS = 4096
 """Layouts that a kernel remembers: enough for the row counts of a serving engine; an entry takes about 1 KB."""
-Results = tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
-"""Names, shapes, strides and dtypes of what a launch writes."""
-OF_TAKES = frozenset(field.name for field in fields(Takes))
-"""Options of `kernel` that say what a rung takes."""
-Pair = tuple[int, int, str, int, int, bool]
-"""An output of the caller and what it may not overlap: its place and bytes; an input's name, or empty and the place of
-another output; the bytes of that; whether the output may be that input."""
 
 
 @dataclass(slots=True)
 class BoundCall:
     """What was worked out for one layout."""
 
-    results: Results
-    names: tuple[str, ...]
-    """Of the results."""
+    dims: Dims
+    made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+    """Shapes, strides and dtypes of the results that the kernel writes, by name; empty if it makes its own."""
+    absent: dict[str, torch.Tensor | None]
+    """The other results, which are None for it."""
+    apart: list[tuple[str, int, str, int, bool, str]]
+    """What may not overlap: an output of the caller and its bytes, an input or another output and its bytes, whether
+    the output may be that input, and the error."""
     device: torch.device
     gpu: int | None
     """The number of the GPU that must be the current one."""
     config: Any
-    empty: bool
-    """Whether every result is empty: there is nothing to launch."""
-    nothing: bool
-    """Whether an argument is empty, and the kernel's `empty` makes the results."""
-    dims: Dims
-    apart: tuple[Pair, ...] = ()
-    """Of the caller's outputs."""
+    instead: Callable[[Arguments], object] | None
+    """What is called instead of the kernel, where a result or an argument is empty."""
     more: Any = None
     """What the kernel's own `bind` worked out."""
 
 
+@dataclass(eq=False)
 class Launcher:
     """One kernel's launches, and what is known of the layouts so far."""
 
-    def __init__(
-        self,
-        spec: OpSpec,
-        name: str,
-        fn: Callable[..., Any],
-        unsupported: Unsupported,
-        *,
-        tuning: Tuning | None,
-        contract: Contract,
-        aligned: tuple[str, ...],
-        bind: Callable[[Arguments], Any] | None,
-        empty: Callable[[Arguments], object] | None,
-        on_cpu: bool,
-        own_bounds: bool,
-        allocates: bool,
-    ):
-        self.spec, self.name, self.fn, self.unsupported, self.aligned = spec, name, fn, unsupported, aligned
-        self.tuning = tuning
-        self.contract, self.bind, self.empty, self.on_cpu, self.allocates = contract, bind, empty, on_cpu, allocates
-        self.bounds = None if own_bounds else self.contract.bounds
-        own = inspect.signature(fn).parameters
+    spec: OpSpec
+    contract: Contract
+    fn: Callable[..., Any]
+    unsupported: Unsupported
+    tuning: Tuning | None
+    aligned: tuple[str, ...]
+    bind: Callable[[Arguments], Any] | None
+    empty: Callable[[Arguments], object] | None
+    on_cpu: bool
+    allocates: bool
+
+    def __post_init__(self) -> None:
+        own = inspect.signature(self.fn).parameters
         self.results = {name: result for name, result in self.contract.results.items() if name in own}
-        places = dict(zip(self.contract.results, spec.outputs, strict=False))
-        self.in_place = {name: spec.in_place.get(places[name]) for name in self.results}
-        self.signature = _signature(spec, own, self.results)
+        self.in_place = dict(zip(self.contract.results, map(self.spec.in_place.get, self.spec.outputs), strict=False))
+        self.signature = self._signature(own)
         parameters = self.signature.parameters.values()
         self.positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -98,6 +83,16 @@ class Launcher:
         self._options_of = _getter(name for name in self.signature.parameters if name not in not_in_key)
         self._tensors_of = _getter(self.tensors)
         self._known: dict[Any, BoundCall] = {}
+
+    def _signature(self, own: Mapping[str, inspect.Parameter]) -> inspect.Signature:
+        """The op's own arguments that the launcher takes, then `out`, `plan` and `config`."""
+        everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+        parameters = [parameter for parameter in self.spec.parameters if everything or parameter.name in own]
+        if self.results:
+            parameters.append(inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
+        optional = [own[name] for name in ("plan", "config") if name in own]
+        parameters += [each.replace(kind=each.KEYWORD_ONLY, default=None) for each in optional]
+        return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Launches with the op's arguments."""
@@ -108,19 +103,26 @@ class Launcher:
             given = {**self.defaults, **named, **given}
         else:
             given = {**self.defaults, **given}
-        out = given.pop("out", None)
-        bound = self.bound(given, out)
-        if self.bounds is not None or _checks.CHECK_VALUES:
+        outs = given.pop("out", None)
+        if outs is not None and not isinstance(outs, tuple):
+            outs = (outs,)
+        bound = self.bound(given, outs)
+        if self.contract.bounds is not None or _checks.CHECK_VALUES:
             self._check_values(given, bound.dims)
-        own = not self.results or (self.allocates and out is None and not (bound.empty or bound.nothing))
-        made = dict.fromkeys(self.results) if own else self._outputs(out, bound, given)
-        if bound.empty:
+        made = bound.absent.copy()
+        if outs is None:
+            for name, (shape, strides, dtype) in bound.made.items():  # 1.3 us; torch.empty takes 2.4
+                made[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
+        else:
+            made.update(zip(bound.made, outs, strict=True))
+        given.update(made)
+        for name, nbytes, other, other_nbytes, over, error in bound.apart:
+            start, begin = given[name].data_ptr(), given[other].data_ptr()
+            if start < begin + other_nbytes and begin < start + nbytes and not (over and start == begin):
+                raise ValueError(error)
+        if bound.instead is not None:
+            bound.instead(Arguments(**given))
             return _returned(made)
-        if bound.nothing and self.empty is not None:
-            self.empty(Arguments(**given, **made))
-            return _returned(made)
-        if made:
-            given.update(made)
         if self.tuning is not None:
             given["config"] = bound.config
         if self.bind is not None:
@@ -128,77 +130,95 @@ class Launcher:
                 bound.more = self.bind(Arguments(**given))
             given["bound"] = bound.more
         if bound.gpu is not None and bound.gpu != torch.cuda.current_device():
-            with torch.cuda.device(bound.device):
+            with torch.cuda.device(bound.gpu):
                 returned = self.fn(**given)
         else:
             returned = self.fn(**given)
-        return returned if own else _returned(made)
+        return _returned(made) if bound.made else returned
 
-    def bound(self, given: Given, out: Any) -> BoundCall:
+    def bound(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
         """What is known for the layout of these arguments; checks them if it is new.  Raises `ValueError`."""
+        key: tuple[Any, ...] | None
         try:
-            key: tuple[Any, ...] = (
+            tensors = self._tensors_of(given) if outs is None else (*self._tensors_of(given), None, *outs)
+            key = (
                 self._options_of(given),
                 _device.few_sms,
-                *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in self._tensors_of(given)],
+                *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
             )
             if self.on_cpu:
                 key += (torch.get_num_threads(),)
-            if out is not None or self.aligned:
-                key += self._more_of_key(given, out)
+            if self.aligned:
+                pointers = [given[name] for name in self.aligned] + list(outs or ())
+                key += tuple([None if x is None else x.data_ptr() % 16 for x in pointers])
         except (AttributeError, KeyError):
-            self.signature.bind(**given)
-            dims = self.contract.check(given)
-            self._check_outs(out, self._results(given, dims), given, dims)
-            raise
+            key = None  # an argument is missing or no tensor; the checks say which
         found = self._known.get(key)
         if found is None:
             self.signature.bind(**given)
-            found = self._bind(given, out)
+            found = self._bind(given, outs)
+            assert key is not None, "an argument without a layout is refused"
             if len(self._known) >= MOST_LAYOUTS:
                 self._known.clear()
             self._known[key] = found
         return found
 
-    def _more_of_key(self, given: Given, out: Any) -> tuple[Any, ...]:
-        """Addresses as far as they count, and the layouts of the caller's outputs."""
-        if not self.aligned and isinstance(out, torch.Tensor):
-            return out.shape, out.stride(), out.dtype, out.device
-        key = [None if (x := given[name]) is None else x.data_ptr() % 16 for name in self.aligned]
-        outs = () if out is None else out if isinstance(out, tuple) else (out,)
-        layouts = [(x.shape, x.stride(), x.dtype, x.device) for x in outs]
-        return (*key, *layouts, *[x.data_ptr() % 16 for x in outs if self.aligned])
-
     def _check_values(self, given: Given, dims: Dims) -> None:
         """Raises `ValueError` on wrong values of integers, where they are read."""
         first = given[self.tensors[0]]
-        if self.bounds is not None and _checks.checks_bounds(first):
-            self.bounds(given, dims)
+        if self.contract.bounds is not None and _checks.checks_bounds(first):
+            self.contract.bounds(given, dims)
         if self.contract.values is not None and _checks.checks_values(first):
             self.contract.values(given, dims)
 
-    def _bind(self, given: Given, out: Any) -> BoundCall:
+    def _bind(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
         """Raises `ValueError` on arguments that the op or this kernel does not take."""
         dims = self.contract.check(given)
+        tensors = {name: given[name] for name in self.tensors if given[name] is not None}
         device = given[self.tensors[0]].device
+        gpu = device.index if device.type == "cuda" else None
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
         everything = {p.name: p.default for p in self.spec.parameters} | dict(given)
         if reason := self.unsupported(Arguments(**{"config": None, "device": "cuda", **everything})):
             raise ValueError(reason)
-        results = self._results(given, dims)
-        if out is not None:
-            self._check_outs(out, results, given, dims)
+        wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
+        if outs is not None and len(outs) != len(wanted):
+            raise ValueError(f"out: expected {len(wanted)} tensors, got {len(outs)}")
+        for result, out in zip(wanted.values(), outs or (), strict=False):
+            self.contract.check_out("out", out, result, given, dims)
+        shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in wanted.items()}
+        written = [*shapes.values()] if self.contract.results else [next(iter(tensors.values())).shape]
+        instead = self.empty if any(0 in x.shape for x in tensors.values()) else None
+        if written and all(0 in shape for shape in written):
+            instead = _launch_nothing
         config = given.get("config")
-        tensors = [given[name] for name in self.tensors if given[name] is not None]
-        shapes = [shape for _, shape, _, _ in results] if self.contract.results else [tensors[0].shape]
-        empty = bool(shapes) and all(0 in shape for shape in shapes)
-        nothing = self.empty is not None and any(0 in x.shape for x in tensors)
-        if self.tuning is not None and config is None and not empty and not nothing:
+        if self.tuning is not None and config is None and instead is None:
             config = self.default_config(given, dims)
-        apart = () if out is None else self._apart(out if isinstance(out, tuple) else (out,), results, given)
-        names = tuple(name for name, *_ in results)
-        return BoundCall(results, names, device, _number(device), config, empty, nothing, dims, apart)
+        apart = self._apart(tensors, dict(zip(wanted, outs or (), strict=False)))
+        if self.allocates and outs is None and instead is None:
+            wanted = {}
+        strides = {name: torch.empty(shape, device="meta").stride() for name, shape in shapes.items()}
+        made = {name: (shapes[name], strides[name], result.dtype_of(given)) for name, result in wanted.items()}
+        absent = dict.fromkeys(name for name in self.results if name not in wanted)
+        return BoundCall(dims, made, absent, apart, device, gpu, config, instead)
+
+    def _apart(self, inputs: Given, outs: Given) -> list[tuple[str, int, str, int, bool, str]]:
+        """Each of the caller's outputs with the inputs, and with the outputs before it."""
+        spans = {
+            name: _span(x)
+            for name, x in {**inputs, **outs}.items()
+            if isinstance(x, torch.Tensor) and x.numel() and not x.is_meta
+        }
+        apart = []
+        for name in [name for name in outs if name in spans]:
+            for other in takewhile(name.__ne__, spans):
+                over = other == self.in_place[name]
+                itself, what = f", or {other} itself" * over, other if other in inputs else "another output"
+                error = f"out: expected memory of its own{itself}, got memory that overlaps {what}'s"
+                over = over and (outs[name].shape, outs[name].stride()) == (inputs[other].shape, inputs[other].stride())
+                apart.append((name, spans[name], other, spans[other], over, error))
+        return apart
 
     def default_config(self, given: Given, dims: Dims) -> Any:
         """The config of a launch with these arguments that is given none."""
@@ -208,7 +228,7 @@ class Launcher:
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
         case |= {} if more is None else more(given)
         assert self.tuning is not None, "asked for where the kernel takes a config"
-        return self.tuning.config_for(self.spec.name, self.name, Case(**case), get_scheme(name), first.device)
+        return self.tuning.config_for(self.spec.name, self.fn.__name__, Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """`traffic` of these inputs with the config of their launch."""
@@ -217,63 +237,9 @@ class Launcher:
             inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
         return traffic(inputs)
 
-    def _results(self, given: Given, dims: Dims) -> Results:
-        wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
-        shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in wanted.items()}
-        return tuple(
-            (name, shapes[name], _contiguous(shapes[name]), result.dtype_of(given)) for name, result in wanted.items()
-        )
 
-    def _check_outs(self, out: Any, results: Results, given: Given, dims: Dims) -> None:
-        """Raises `ValueError` where the caller's outputs do not fit."""
-        outs = out if isinstance(out, tuple) else (out,)
-        if len(outs) != len(results):
-            raise ValueError(f"out: expected {len(results)} tensors, got {len(outs)}")
-        for (name, *_), tensor in zip(results, outs, strict=True):
-            self.contract.check_out("out", tensor, self.results[name], given, dims)
-
-    def _outputs(self, out: Any, bound: BoundCall, given: Given) -> dict[str, torch.Tensor | None]:
-        """The results by name: the caller's, or new; None for one that is not wanted."""
-        made: dict[str, torch.Tensor | None]
-        if out is None:
-            # 1.3 us; torch.empty takes 2.4.
-            made = {
-                name: torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
-                for name, shape, strides, dtype in bound.results
-            }
-        else:
-            made = self._callers(out, bound, given)
-        return made if len(made) == len(self.results) else {**dict.fromkeys(self.results), **made}
-
-    def _apart(self, outs: tuple[torch.Tensor, ...], results: Results, given: Given) -> tuple[Pair, ...]:
-        """What `_callers` compares: each output with the inputs and with the outputs before it."""
-        pairs = []
-        for place, (out, (result, *_)) in enumerate(zip(outs, results, strict=True)):
-            if out.is_meta or not out.numel():
-                continue
-            for name in self.tensors:
-                if isinstance(x := given[name], torch.Tensor) and x.numel():
-                    over = self.in_place[result] == name and (out.shape, out.stride()) == (x.shape, x.stride())
-                    pairs.append((place, _span(out), name, 0, _span(x), over))
-            pairs += [(place, _span(out), "", n, _span(x), False) for n, x in enumerate(outs[:place]) if x.numel()]
-        return tuple(pairs)
-
-    def _callers(self, out: Any, bound: BoundCall, given: Given) -> dict[str, torch.Tensor | None]:
-        """The caller's outputs.  Raises `ValueError` where one lies over an input, or over one before it."""
-        outs = out if isinstance(out, tuple) else (out,)
-        for place, nbytes, name, other, other_nbytes, over in bound.apart:
-            start = outs[place].data_ptr()
-            begin = (given[name] if name else outs[other]).data_ptr()
-            if start < begin + other_nbytes and begin < start + nbytes and not (over and start == begin):
-                itself = f", or {name} itself" if name and self.in_place[bound.names[place]] == name else ""
-                what = name or "another output"
-                raise ValueError(f"out: expected memory of its own{itself}, got memory that overlaps {what}'s")
-        return dict(zip(bound.names, outs, strict=True))
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+def _launch_nothing(given: Arguments) -> None:
+    """Where every result is empty."""
 
 
 def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
@@ -291,30 +257,10 @@ def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ..
     return (lambda given: (given[every[0]],)) if every else lambda given: ()
 
 
-def _number(device: torch.device) -> int | None:
-    """A GPU's number; None for another device."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
 def _span(tensor: torch.Tensor) -> int:
     """Bytes from the first element to the end of the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
-
-
-def _signature(spec: OpSpec, own: Mapping[str, inspect.Parameter], results: Mapping[str, Result]) -> inspect.Signature:
-    """The op's own arguments that a launcher takes, then `out`, `plan` and `config`."""
-    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
-    taken = [parameter for parameter in spec.parameters if everything or parameter.name in own]
-    positional = [p for p in taken if p.kind is not p.KEYWORD_ONLY]
-    named = [p for p in taken if p.kind is p.KEYWORD_ONLY]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own_names = [name for name in ("plan", "config") if name in own]
-    last = [inspect.Parameter(name, keyword, default=None, annotation=own[name].annotation) for name in own_names]
-    out = inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    return inspect.Signature([*positional, *([out] if results else []), *named, *last])
 
 
 def kernel(
@@ -339,15 +285,14 @@ def kernel(
     with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made, and with
     `**others` it gets all of the op's arguments.
 
-    The fields of `Takes` say what it takes; `unsupported` says the rest, where arithmetic is needed.  `aligned` names
-    tensors whose address counts for `unsupported` or
+    `options` are the fields of `Takes`, which say what it takes, and the other fields of `Kernel`; `unsupported` says
+    what else it does not take.  `aligned` names tensors whose address counts for `unsupported` or
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
     own, as a call of torch is fastest.  With `own_bounds` the function itself holds what the contract's `bounds` hold.
     `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
-    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  `options` are fields of
-    `Takes` and the other fields of `Kernel`.
+    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -357,13 +302,15 @@ def kernel(
         if spec.contract is None:
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
+        contract = replace(contract, bounds=None) if own_bounds else contract
         given = {option: value for option, value in options.items() if value is not None}
-        takes = Takes(**{option: given.pop(option) for option in OF_TAKES & given.keys()})
+        of_takes = given.keys() & {field.name for field in fields(Takes)}
+        takes = Takes(**{option: given.pop(option) for option in of_takes})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         why = partial(takes.why_not, contract=contract, rest=unsupported)
         launcher = Launcher(
-            spec, name, fn, why, tuning=tuning, contract=contract, aligned=(*aligned, *takes.mapped), bind=bind,
-            empty=empty, on_cpu=backend == "cpp", own_bounds=own_bounds, allocates=allocates,
+            spec, contract, fn, why, tuning, (*aligned, *takes.whole, *takes.mapped), bind, empty,
+            on_cpu=backend == "cpp", allocates=allocates,
         )  # fmt: skip
 
         @wraps(fn)

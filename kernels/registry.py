@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial, update_wrapper
+from functools import cache, cached_property, partial, update_wrapper
 from importlib.metadata import entry_points, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -26,7 +27,7 @@ from packaging.version import Version
 from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import first_line, import_file
-from rooflab.kernels.takes import Refusal, Takes, check_own, check_prepare, check_signature
+from rooflab.kernels.takes import OWN, Refusal, Takes
 from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import Arguments, OpSpec, Scheme
@@ -89,11 +90,11 @@ class Kernel:
     """The fixed config of the kernel (`with_config`)."""
     file: Path | None = None
     """The file that registered it, if `load_file` read it."""
-    accepted: frozenset[str] = field(init=False, repr=False)
-    """Names of the arguments that it takes, `out` and `config` included."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "accepted", frozenset(inspect.signature(self.fn).parameters))
+    @cached_property
+    def accepted(self) -> frozenset[str]:
+        """Names of the arguments that it takes, `out` and `config` included."""
+        return frozenset(inspect.signature(self.fn).parameters)
 
     @property
     def id(self) -> str:
@@ -105,20 +106,9 @@ class Kernel:
         """Whether its code is compiled here, so that it can be emulated; a package brings CUDA code of its own."""
         return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
 
-    @property
-    def takes_out(self) -> bool:
-        """Whether the caller may pass tensors for the outputs."""
-        return "out" in self.accepted
-
-    @property
-    def takes_config(self) -> bool:
-        """Whether it is tunable: it has a keyword-only `config`, and with None the launcher chooses."""
-        return "config" in self.accepted
-
     def __call__(self, **inputs: Any) -> Any:
         """Calls the kernel.  An argument that the kernel lacks raises `ValueError`, unless it has its default value."""
-        refusal = self.why_not_args(inputs)
-        if refusal:
+        if refusal := self.why_not_args(inputs):
             raise ValueError(str(refusal))
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
 
@@ -136,9 +126,8 @@ class Kernel:
         if _device.emulated and self.has_code:
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
-            return (
-                _why_no_interpreter() if interpreting() else "needs a CUDA device, or Triton's interpreter on the CPU"
-            )
+            needs = "needs a CUDA device, or Triton's interpreter on the CPU"
+            return _why_no_interpreter() if interpreting() else needs
         if self.backend == "cpp":
             return why_no_compiler()
         return "needs a CUDA device" if self.backend != "torch" or "cpu" not in self.devices else None
@@ -148,11 +137,8 @@ class Kernel:
             return "this process interprets Triton kernels (TRITON_INTERPRET=1), also those of a GPU"
         if device.type not in self.devices:
             return f"runs on {' and '.join(self.devices)}, found {device.type}"
-        if self.min_sm is not None:
-            major, minor = torch.cuda.get_device_capability(device)
-            if 10 * major + minor < self.min_sm:
-                return f"needs sm{self.min_sm}, found sm{10 * major + minor}"
-        return None
+        major, minor = torch.cuda.get_device_capability(device) if self.min_sm else (0, 0)
+        return f"needs sm{self.min_sm}, found sm{major}{minor}" if 10 * major + minor < (self.min_sm or 0) else None
 
     def why_not_served(self, device: torch.device) -> str | None:
         """Why an engine must not use this kernel on `device`, though a bench may: answers could differ by chance."""
@@ -206,12 +192,10 @@ class Kernel:
 
 
 _ops: dict[str, OpSpec] = {}
-_kernels: dict[str, dict[str, Kernel]] = {}
+_kernels: dict[str, Kernel] = {}
 broken_plugins: dict[str, Refusal] = {}
 """The entry points that cannot be imported, by name; complete after `load_plugins`."""
 _loading = threading.RLock()
-_loaded: set[str] = set()
-"""Ops whose kernels are imported, or are being imported by the thread that has the lock."""
 
 
 def interpreting() -> bool:
@@ -236,10 +220,8 @@ def excluded() -> Mapping[str, str]:
 
 def add_op(op: OpSpec) -> OpSpec:
     """Registers an op.  Raises `ValueError` on a second op of the same name."""
-    known = _ops.get(op.name)
-    if known is not None and known is not op:
+    if _ops.setdefault(op.name, op) is not op:
         raise ValueError(f"op: {op.name!r} is registered already")
-    _ops[op.name] = op
     return op
 
 
@@ -259,9 +241,7 @@ def _unknown(text: str) -> ValueError:
     return ValueError("; ".join([text, *map(str, broken_plugins.values())]))
 
 
-def register(
-    *, op: str, name: str, role: Role, backend: Backend, min_sm: int | None = None, **options: Any
-) -> Callable[[Function], Function]:
+def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any) -> Callable[[Function], Function]:
     """Registers the decorated function as a kernel of `op` and returns it; a Triton kernel runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
@@ -272,7 +252,7 @@ def register(
 
     def decorate(fn: Function) -> Function:
         launcher = cast(Function, _device.on_its_device(fn)) if backend in ("triton", "gluon") else fn
-        add_kernel(spec, name, role, backend, launcher, min_sm=min_sm, **options)
+        add_kernel(spec, name, role, backend, launcher, **options)
         return launcher
 
     return decorate
@@ -284,17 +264,35 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
         raise ValueError(f"role: expected one of {', '.join(get_args(Role))}, got {role!r}")
     if backend not in get_args(Backend):
         raise ValueError(f"backend: expected one of {', '.join(get_args(Backend))}, got {backend!r}")
-    op, parameters = spec.name, inspect.signature(fn).parameters
     check_name("name", name)
-    check_signature(spec, name, fn)
-    check_own(f"{op}/{name}", "config", parameters.get("config"), options.get("tuning"))
-    check_own(f"{op}/{name}", "plan", parameters.get("plan"), options.get("plan"))
-    check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
+    kernel = Kernel(spec.name, name, role, backend, fn, **options)
+    _check_arguments(kernel, spec)
     if (name == "naive") != (role == "naive"):
-        raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
-    if name in _kernels.setdefault(op, {}):
-        raise ValueError(f"kernel: {op}/{name} is registered already")
-    _kernels[op][name] = Kernel(op, name, role, backend, fn, **options)
+        raise ValueError(f"{kernel.id}: the kernel of role naive is the one named 'naive'")
+    if kernel.id in _kernels:
+        raise ValueError(f"kernel: {kernel.id} is registered already")
+    _kernels[kernel.id] = kernel
+
+
+def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
+    """Raises `TypeError` unless the kernel takes the reference's arguments in their order, but perhaps not those that
+    are keyword-only, and has `config` and `plan` if and only if it is registered with what makes them."""
+    parameters = dict(inspect.signature(kernel.fn).parameters)
+    own = {name: parameters.pop(name, None) for name in OWN}
+    wanted = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
+    for theirs, ours in zip_longest(wanted, parameters.values()):
+        if theirs is None or ours is None or (theirs.name, theirs.default) != (ours.name, ours.default):
+            needs = "no other argument" if theirs is None else f"the argument {theirs.replace(annotation=theirs.empty)}"
+            has = "none" if ours is None else ours.replace(annotation=ours.empty)
+            raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {has}")
+    for name, option, value in (("config", "tuning", kernel.tuning), ("plan", "plan", kernel.plan)):
+        each = own[name]
+        if (each is None) != (value is None) or (each and (each.kind, each.default) != (each.KEYWORD_ONLY, None)):
+            raise TypeError(f"{kernel.id}: expected both {option} and a keyword-only argument {name}=None, or neither")
+    for name in [] if kernel.prepare is None else [*inspect.signature(kernel.prepare).parameters][1:]:
+        if name not in spec.prepared_with:
+            known = ", ".join(spec.prepared_with) or "nothing"
+            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {known}")
 
 
 def ops() -> dict[str, OpSpec]:
@@ -311,7 +309,7 @@ def kernels(op: str) -> dict[str, Kernel]:
     _load(op)
     load_plugins()
     roles = get_args(Role)
-    of_op = _kernels.get(op, {}).values()
+    of_op = [kernel for kernel in _kernels.values() if kernel.op == op]
     return {kernel.name: kernel for kernel in sorted(of_op, key=lambda kernel: (roles.index(kernel.role), kernel.name))}
 
 
@@ -325,7 +323,7 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 def registered(op: str, name: str) -> Kernel:
     """A kernel of a module that is imported already; imports no other module.  For a launcher that looks up itself."""
-    return _kernels[op][name]
+    return _kernels[f"{op}/{name}"]
 
 
 @cache
@@ -334,18 +332,12 @@ def _folders() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
 
 
+@cache
 def _load(op: str) -> None:
-    """Imports the kernels that the tree has of an op, if they are not imported; of no other op but what they import."""
+    """Imports the kernels that the tree has of an op; of no other op but what they import."""
     with _loading:
-        if op in _loaded or op not in _folders():
-            return
-        _loaded.add(op)
-        try:
-            for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")):
-                importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
-        except BaseException:
-            _loaded.discard(op)
-            raise
+        for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")) if op in _folders() else ():
+            importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
 
 
 def load_all() -> None:
@@ -376,7 +368,7 @@ def load_file(path: Path) -> list[Kernel]:
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     load_all()
-    ops, kernels_of = dict(_ops), {op: dict(named) for op, named in _kernels.items()}
+    ops, kernels = dict(_ops), dict(_kernels)
     # Without a card first: a file may choose its device by whether there is one.
     for around in (nullcontext, _card.pretended) if _card.pretended else (nullcontext,):
         try:
@@ -388,13 +380,11 @@ def load_file(path: Path) -> list[Kernel]:
             _ops.clear()
             _ops.update(ops)
             _kernels.clear()
-            _kernels.update({op: dict(named) for op, named in kernels_of.items()})
+            _kernels.update(kernels)
     else:
         raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(failed)}") from failed
-    new = [kernel for op in _kernels for name, kernel in _kernels[op].items() if name not in kernels_of.get(op, {})]
-    added = [replace(kernel, file=path.resolve()) for kernel in new]
-    for kernel in added:
-        _kernels[kernel.op][kernel.name] = kernel
+    added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in kernels}
     if not added:
         raise ValueError(f"kernel: {path.name} registers no kernel; use rooflab.kernels.registry.register")
-    return added
+    _kernels.update(added)
+    return list(added.values())

@@ -1,24 +1,22 @@
 """What a rung takes of its op's calls, as data: dtypes, sizes, options, and how tensors lie in memory; and `Refusal`.
 
-`kernel(...)` of `kernels/launcher.py` has these fields; the sentence of a refusal is made here.  At the end: what every
-registration is held to.
+`kernel(...)` of `kernels/launcher.py` has these fields; the sentence of a refusal is made here.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import CodeType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from rooflab.kernels._device import kind_of
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
 from rooflab.reference.contract import Contract, Given
-from rooflab.reference.spec import Arguments, OpSpec
+from rooflab.reference.spec import Arguments
 
 OWN = ("out", "config", "plan")
 """Arguments that a kernel may have in addition to those of the reference."""
@@ -149,43 +147,3 @@ def _words(limit: Limit) -> str:
         return f"at most {limit}"
     whole = f" in multiples of {limit.step}" if limit.step > 1 else ""
     return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{whole}"
-
-
-def check_own(kernel: str, name: str, parameter: inspect.Parameter | None, registered: object) -> None:
-    """Raises `TypeError` unless a kernel has both a `config` (or `plan`), keyword-only with the default None, and what
-    was `registered` for it, or neither."""
-    if (parameter is None) != (registered is None):
-        wanted = "tuning" if name == "config" else name
-        raise TypeError(f"{kernel}: expected both {wanted} and a keyword-only argument {name}, or neither")
-    if parameter is not None and (parameter.kind is not parameter.KEYWORD_ONLY or parameter.default is not None):
-        raise TypeError(f"{kernel}: expected {name} to be keyword-only with the default None")
-
-
-def check_prepare(kernel: str, prepare: Callable[..., Any] | None, allowed: Sequence[str]) -> None:
-    """Raises `TypeError` where `prepare` has an argument behind the weight that is not in `allowed`."""
-    for name in [] if prepare is None else list(inspect.signature(prepare).parameters)[1:]:
-        if name not in allowed:
-            raise TypeError(f"{kernel}: prepare asks for {name!r}, expected one of {', '.join(allowed) or 'nothing'}")
-
-
-def check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
-    """Raises `TypeError` unless `fn` takes the reference's arguments in their order; those in `OWN` are optional."""
-    parameters = dict(inspect.signature(fn).parameters)
-    for own in OWN:
-        parameters.pop(own, None)
-    wanted = {parameter.name: parameter for parameter in spec.parameters}
-    unknown = [parameter for parameter in parameters if parameter not in wanted]
-    if unknown:
-        raise TypeError(f"{spec.name}/{name}: the reference has no argument {unknown[0]!r}; it has {', '.join(wanted)}")
-    order = [key for key in wanted if key in parameters]
-    if list(parameters) != order:
-        raise TypeError(f"{spec.name}/{name}: expected the arguments in the order {', '.join(order)}")
-    for key, parameter in wanted.items():
-        if key not in parameters:
-            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-                raise TypeError(f"{spec.name}/{name}: misses the argument {key!r}")
-        elif parameters[key].default != parameter.default:
-            raise TypeError(
-                f"{spec.name}/{name}: expected the argument {parameter.replace(annotation=parameter.empty)}, as the "
-                f"reference has it, got {parameters[key].replace(annotation=parameter.empty)}"
-            )

@@ -29,8 +29,6 @@ SHARED_BYTES_PER_CTA = 227 * 1024
 REGISTERS_PER_THREAD = 255
 """The most that an instruction can address; the compiler spills more to memory."""
 REGISTERS_PER_SM = 65536
-LAUNCH_OPTIONS = ("num_warps", "num_stages")
-"""Fields of a config that are Triton's launch options under these names."""
 
 
 class LaunchConfig:
@@ -42,12 +40,9 @@ class LaunchConfig:
     @cached_property
     def launch_arguments(self) -> Mapping[str, Any]:
         """The fields as keyword arguments of a launch: `block_m` as constexpr `BLOCK_M`, `num_warps` unchanged."""
-        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]  # of a derived dataclass
-        return {
-            name if name in LAUNCH_OPTIONS else name.upper(): getattr(self, name)
-            for name in names
-            if name not in self.host_only
-        }
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]  # of a derived dataclass
+        taken = [name for name in names if name not in self.host_only]
+        return {name if name in ("num_warps", "num_stages") else name.upper(): getattr(self, name) for name in taken}
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,8 @@ def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any
     """`configs` of a `Tuning`: every combination of these values of the fields."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
-        return tuple(
-            config_type(**dict(zip(values, each, strict=True))) for each in itertools.product(*values.values())
-        )
+        every = (zip(values, each, strict=True) for each in itertools.product(*values.values()))
+        return tuple(config_type(**dict(each)) for each in every)
 
     return configs
 
@@ -132,15 +126,12 @@ class Tuning:
             kinds = {*map(type, get_args(hint))} if get_origin(hint) is Literal else {hint}
             if not kinds <= {*get_args(Scalar)}:
                 raise TypeError(f"tuning: expected {name}.{field.name} to be a JSON scalar, got {hint}")
-        if self.is_legal is None:
-            if self.footprint is None:
-                raise TypeError("tuning: expected is_legal, or a footprint by which configs are legal")
-            object.__setattr__(self, "is_legal", self._fits)
+        if (footprint := self.footprint) is None and self.is_legal is None:
+            raise TypeError("tuning: expected is_legal, or a footprint by which configs are legal")
+        if self.is_legal is None and footprint is not None:
+            object.__setattr__(self, "is_legal", lambda config, case, scheme=BF16: footprint(config, case, scheme).fits)
         if isinstance(self.heuristic, Defaults):
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
-
-    def _fits(self, config: Any, case: Case, scheme: Scheme = BF16) -> bool:
-        return self.footprint is not None and self.footprint(config, case, scheme).fits
 
     def legal_configs(self, case: Case, scheme: Scheme) -> list[Any]:
         """The legal configs for `case`, each once, the default first."""
@@ -160,10 +151,12 @@ class Tuning:
         """The config for a launch of a kernel on `device` that is given none: the device's own choice if that is legal
         for this case, or else the default.  A case without a number of rows has no choice."""
         name, rows = card(device), rows_of(case)
-        values = None if name is None or rows is None else tuned(op, kernel, name, rows, scheme.name)
-        if values is not None:
-            config = self.make_config(values)
-            if self.is_legal(config, case, scheme):
+        entry = {} if name is None or rows is None else choice(op, name, launch_bucket(op, rows))
+        if entry.get("scheme") == scheme.name:
+            own = entry.get("config") if entry["kernel"] == kernel else None
+            values = own or entry.get("tuned", {}).get(kernel)
+            config = None if values is None else self.make_config(values)
+            if config is not None and self.is_legal(config, case, scheme):
                 return config
         return self.heuristic(case, scheme)
 
@@ -179,15 +172,14 @@ PHASES: Mapping[str, tuple[Phase, ...]] = {"flash_attention": ("prefill",), "pag
 """Ops that serve one phase only."""
 
 
-def bucket_of(phase: Phase, M: int) -> str:
-    """`decode:16` for a decode step of 2 to 16 rows; the last bucket of a phase is `decode:inf`."""
-    limit = next(limit for limit in BUCKETS[phase] if M <= limit)
-    return f"{phase}:{limit}"
-
-
 def all_buckets() -> list[tuple[str, Phase, float]]:
     """Every bucket as (name, phase, upper end)."""
     return [(f"{phase}:{limit}", phase, limit) for phase, limits in BUCKETS.items() for limit in limits]
+
+
+def bucket_of(phase: Phase, M: int) -> str:
+    """`decode:16` for a decode step of 2 to 16 rows; the last bucket of a phase is `decode:inf`."""
+    return f"{phase}:{next(limit for limit in BUCKETS[phase] if M <= limit)}"
 
 
 def phases_of(op: str) -> tuple[Phase, ...]:
@@ -205,36 +197,23 @@ def launch_bucket(op: str, rows: int) -> str:
 
     A launcher does not know its phase: for an op with both phases, up to 64 rows count as decode, more as prefill.
     """
-    phases = phases_of(op)
-    phase: Phase = phases[0] if len(phases) == 1 else "decode" if rows <= 64 else "prefill"
-    return bucket_of(phase, rows)
-
-
-@cache
-def _load(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    if not path.is_file():
-        return {}
-    choices: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text())
-    return choices
+    first, *others = phases_of(op)
+    return bucket_of(first if rows <= 64 or not others else "prefill", rows)
 
 
 def chosen(op: str, device: str, bucket: str) -> str | None:
     """The kernel that a committed record chose for `op` on `device` in `bucket`, or None."""
-    entry = _entry(op, device, bucket)
-    return None if entry is None else str(entry["kernel"])
+    return choice(op, device, bucket).get("kernel")
 
 
-def tuned(op: str, kernel: str, device: str, rows: int, scheme: str) -> Mapping[str, Any] | None:
-    """The best config of `kernel` on `device` at `rows` rows by a committed record, or None."""
-    entry = _entry(op, device, launch_bucket(op, rows))
-    if entry is None or entry.get("scheme") != scheme:
-        return None
-    config: Mapping[str, Any] | None = entry.get("config") if entry["kernel"] == kernel else None
-    return config or entry.get("tuned", {}).get(kernel)
+def choice(op: str, device: str, bucket: str) -> Mapping[str, Any]:
+    """What `choices.json` of `op` says for `device` and `bucket`; nothing if it has no such entry."""
+    return _load(Path(__file__).parent / op / "choices.json").get(device, {}).get(bucket, {})
 
 
-def _entry(op: str, device: str, bucket: str) -> dict[str, Any] | None:
-    return _load(Path(__file__).parent / op / "choices.json").get(device, {}).get(bucket)
+@cache
+def _load(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 @cache

@@ -71,7 +71,7 @@ def loaded(files: Sequence[str | Path]) -> Iterator[list[Kernel]]:
         yield kernels
     finally:
         for kernel in kernels:
-            registry._kernels[kernel.op].pop(kernel.name)
+            registry._kernels.pop(kernel.id)
 
 
 def first_fault(kernel: Kernel, seed: int, check: Callable[[CheckTask], CheckResult], limit_s: float) -> Outcome:

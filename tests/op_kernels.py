@@ -27,7 +27,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ops and kernels that a test registers are gone after it."""
     registry.load_all()
     monkeypatch.setattr(registry, "_ops", dict(registry._ops))
-    monkeypatch.setattr(registry, "_kernels", {op: dict(found) for op, found in registry._kernels.items()})
+    monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
 
 
 def here(op: str, backend: str | None = None) -> list[Kernel]:

@@ -9,7 +9,9 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import write
 from rooflab.bench.tune.choose import choose, write_choices
 from rooflab.kernels import tuning as choices
+from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.tuning import all_buckets, bucket_of
+from rooflab.reference.spec import SCHEMES, Case
 
 CARD = {"gpu": {"name": "NVIDIA H200"}}
 
@@ -164,6 +166,8 @@ def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):
     (file,) = write_choices([on_gpu("fused", 1, 1.0, warps=8), on_gpu("fused", 1, 2.0, warps=4)], tmp_path)
     found = json.loads(file.read_text())
     monkeypatch.setattr(choices, "_load", lambda path: found)
-    assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "bf16") == EIGHT
-    assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "fp16") is None
-    assert choices.tuned("rmsnorm", "fused", "NVIDIA H100", 1, "bf16") is None
+    monkeypatch.setattr(choices, "card", lambda device: device)
+    tuning, case = get_kernel("rmsnorm", "fused").tuning, Case(T=1, H=64, eps=1e-6)
+    for card, scheme, tuned in (("H200", "bf16", True), ("H200", "fp16", False), ("H100", "bf16", False)):
+        config = tuning.config_for("rmsnorm", "fused", case, SCHEMES[scheme], f"NVIDIA {card}")
+        assert (config == tuning.config_type(**EIGHT)) == tuned

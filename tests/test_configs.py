@@ -26,7 +26,7 @@ from rooflab.reference.spec import SCHEMES, Case
 
 CPU = torch.device("cpu")
 BF16, FP32 = SCHEMES["bf16"], SCHEMES["fp32"]
-TUNABLE = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if kernel.takes_config]
+TUNABLE = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if kernel.tuning is not None]
 every_tunable_kernel = pytest.mark.parametrize("kernel", TUNABLE, ids=lambda kernel: kernel.id)
 OWN_CONFIGS = [kernel.id for kernel in TUNABLE if kernel.op in ("gemm_w8a16", "gemm_w4a16")] + ["flash_attention/fp8"]
 """Kernels that other tests of the short suite run in configs that no heuristic chose: those of
@@ -211,7 +211,7 @@ def test_with_config_pins_kernel_and_traffic():
     inputs = spec.make_inputs(Case(M=512, N=64, K=64, layout="NN", bias=False), BF16, torch.device("meta"), 0)
     narrow = kernel.tuning.config_type(16, 64, 64, num_warps=4, group_m=1)
     pinned = kernel.with_config(narrow)
-    assert pinned.id == kernel.id and pinned.takes_out
+    assert pinned.id == kernel.id and "out" in pinned.accepted
     assert pinned.traffic_of(inputs).bytes > kernel.traffic_of(inputs).bytes
     with pytest.raises(ValueError, match="config: expected one of gemm/tensor_core"):
         kernel.with_config(registry.get_kernel("rmsnorm", "fused").tuning.heuristic(Case(T=1, H=8)))
@@ -307,21 +307,21 @@ def test_a_tunable_kernel_registers_every_part():
         registry.register(op="rmsnorm", name="test_part", role="optimized", backend="torch", **options)(fn)
 
     for fn, changes, message in [
-        (norm, {"tunable": False}, "expected both tuning and a keyword-only argument config, or neither"),
+        (norm, {"tunable": False}, "expected both tuning and a keyword-only argument config=None, or neither"),
         (norm, {"is_legal": None}, "expected is_legal, or a footprint"),
         (norm, {"config_type": Thawed}, "expected Thawed to be a frozen dataclass"),
         (norm, {"config_type": Nested}, "expected Nested.rows to be a JSON scalar"),
         (norm, {"config_type": dict}, "expected dict to be a frozen dataclass"),
-        (lambda x, weight, eps=1e-6: x, {}, "expected both tuning and a keyword-only argument config, or neither"),
-        (lambda x, weight, eps=1e-6, config=None: x, {}, "expected config to be keyword-only"),
-        (lambda x, weight, eps=1e-6, *, config=1: x, {}, "expected config to be keyword-only with the default None"),
+        (lambda x, weight, eps=1e-6: x, {}, "expected both tuning and a keyword-only argument config=None, or neither"),
+        (lambda x, weight, eps=1e-6, config=None: x, {}, "a keyword-only argument config=None, or neither"),
+        (lambda x, weight, eps=1e-6, *, config=1: x, {}, "a keyword-only argument config=None, or neither"),
     ]:
         with pytest.raises(TypeError, match=message):
             attempt(fn, **changes)
     attempt()
     kernel = registry.get_kernel("rmsnorm", "test_part")
-    assert kernel.takes_config and kernel.accepted == {"x", "weight", "eps", "config"}
-    assert not registry.get_kernel("rmsnorm", "naive").takes_config
+    assert kernel.tuning is not None and kernel.accepted == {"x", "weight", "eps", "config"}
+    assert registry.get_kernel("rmsnorm", "naive").tuning is None
 
 
 WEIGHT_ONLY = [

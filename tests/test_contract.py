@@ -130,7 +130,7 @@ def check_refusals(kernel: Kernel, inputs: dict[str, Any]) -> None:
     found = as_tuple(kernel.fn(**inputs)) if runs else ()
     tried = [*refusals(kernel, inputs)]
     assert len(tried) > 2
-    if kernel.takes_out:
+    if "out" in kernel.accepted:
         tried += [({"out": out}, words) for out, words in wrong_outs(results(kernel, inputs))]
     before = {name: x.clone() for name, x in inputs.items() if isinstance(x, torch.Tensor)}
     for change, words in tried:

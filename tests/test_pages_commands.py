@@ -147,8 +147,8 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     yield tmp_path
-    for kernels in registry._kernels.values():
-        kernels.pop("mine", None)
+    for name in [name for name in registry._kernels if name.endswith("/mine")]:
+        registry._kernels.pop(name)
 
 
 @pytest.fixture

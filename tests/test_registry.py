@@ -139,15 +139,20 @@ def register_toy(fn, **changes):
 def test_registering_checks_the_signature(toy_op):
     register_toy(lambda x, scale=2.0: x * scale)  # `offset` came later: keyword-only, off by default, may be missing
     for wrong, message in [
-        (lambda y, scale=2.0: y, "has no argument 'y'"),
-        (lambda scale=2.0: scale, "misses the argument 'x'"),
-        (lambda scale, x: x, "in the order x, scale"),
-        (lambda x, scale=3.0: x, "expected the argument scale=2.0, as the reference has it, got scale=3.0"),
+        (lambda y, scale=2.0: y, r"expected the argument x, as in toy\(x, scale=2.0, \*, offset=0.0\), got y"),
+        (lambda scale=2.0: scale, "expected the argument x, as in .*, got scale=2.0"),
+        (lambda scale, x: x, "expected the argument x, as in .*, got scale"),
+        (lambda x: x, "expected the argument scale=2.0, as in .*, got none"),
+        (lambda x, scale=3.0: x, "expected the argument scale=2.0, as in .*, got scale=3.0"),
+        (lambda x, scale=2.0, y=1: x, "expected no other argument, as in .*, got y=1"),
     ]:
         with pytest.raises(TypeError, match=message):
             register_toy(wrong, name="other", role="optimized")
     register_toy(lambda x, scale=2.0, out=None: x * scale, name="with_out", role="optimized")
-    assert registry.get_kernel("toy", "with_out").takes_out and not registry.get_kernel("toy", "naive").takes_out
+    assert (
+        "out" in registry.get_kernel("toy", "with_out").accepted
+        and "out" not in registry.get_kernel("toy", "naive").accepted
+    )
 
 
 def test_prepare_is_given_what_it_names_of_what_lies_beside_a_weight():
@@ -283,7 +288,7 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
     status, out, _ = rooflab("list", "rmsnorm", "--json")
     reasons = {row["name"]: row["reason"] for row in json.loads(out) if not row["available"]}
     assert status == 0 and reasons["leaves"] == "UNAVAILABLE: plug-in leaves cannot be imported: SystemExit: no GPU"
-    assert "breaks cannot be imported: TypeError: toy/theirs: the reference has no argument 'y'" in reasons["breaks"]
+    assert "breaks cannot be imported: TypeError: toy/theirs: expected the argument x, as in toy" in reasons["breaks"]
     for words in (("check", "toy", "--kernel", "theirs"), ("bench", "unknown")):
         status, _, err = rooflab(*words)
         assert status == 2 and f"got {words[-1]!r}; {reasons['leaves']}; {reasons['breaks']}\n" in err

@@ -93,7 +93,7 @@ TRIED = [
     for op, spec in ops().items()
     for kernel in kernels(op).values()
     for scheme in spec.schemes
-    if kernel.takes_config and scheme not in LIKE_OTHERS
+    if kernel.tuning is not None and scheme not in LIKE_OTHERS
 ]
 
 

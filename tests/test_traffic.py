@@ -111,7 +111,7 @@ def test_a_kernel_from_elsewhere_is_counted_if_it_asks_for_it() -> None:
         assert registry.get_kernel("softmax", "asking").traffic_of({"x": x}) == counted(asking, {"x": x}, "cuda")
     finally:
         for name in ("silent", "asking"):
-            registry._kernels["softmax"].pop(name, None)
+            registry._kernels.pop(f"softmax/{name}", None)
 
 
 def test_a_count_imports_no_compiler() -> None:

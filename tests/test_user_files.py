@@ -27,7 +27,7 @@ def {name}(x):
     ],
 )
 def test_it_finds_the_files_beside_it(tmp_path, folder, imports, monkeypatch):
-    monkeypatch.setattr(registry, "_kernels", {op: dict(own) for op, own in registry._kernels.items()})
+    monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
     place = tmp_path / folder
     place.mkdir(parents=True, exist_ok=True)
     for package in [place, *place.parents] if folder else []:

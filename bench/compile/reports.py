@@ -76,7 +76,7 @@ def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
         return list(chosen)
-    tunable = [item for item in chosen if item.registered.takes_config]
+    tunable = [item for item in chosen if item.registered.tuning is not None]
     if not tunable:
         raise ValueError("config: expected a kernel that takes configs, got none")
     values, found = [dict(Case.parse(text)) for text in texts], []

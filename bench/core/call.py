@@ -44,7 +44,7 @@ class Rotation:
         outputs: Outputs | None = None
         for inputs in copies:
             arguments = self.arguments(kernel, spec, inputs)
-            if kernel.takes_out and not spec.mutates:
+            if "out" in kernel.accepted and not spec.mutates:
                 if outputs is None:
                     began = time.perf_counter()
                     outputs = as_tuple(kernel.fn(**arguments))

@@ -231,7 +231,7 @@ class Check:
         elements behind the first, as far as the contract lets them lie apart."""
         results = self.spec.contract.results.values() if self.spec.contract else ()
         fixed = {"out" for of in results if of.layout == "contiguous"}
-        forms = data.forms if self.kernel.takes_out and not self.spec.mutates else ()
+        forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
         models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
         for kind in FAR:
             outs = {"out"} if any(strides_of(one, kind) != one.stride() for one in models) else set[str]()
@@ -285,7 +285,7 @@ class Check:
             if isinstance(value := data.inputs.get(name), torch.Tensor)
             if forms.get(output) == (value.shape, value.dtype)
         }
-        if own and self.kernel.takes_out:
+        if own and "out" in self.kernel.accepted:
             with suppress(LayoutRefused):
                 layout = Layout(forms=data.forms, in_place=own)
                 self._judged(f"other data, out is {', '.join(own.values())}", data, layout)
@@ -305,7 +305,7 @@ class Check:
         The caller's outputs first hold NaN, and then an answer to the other data.  The first run calls the kernel twice
         at once, because a kernel may do nothing while it is called in a loop; the second run is in another thread.
         """
-        into_out = self.kernel.takes_out and not self.spec.mutates
+        into_out = "out" in self.kernel.accepted and not self.spec.mutates
         label = "first data again, into out" if into_out else "first data again"
         forms = data.forms if into_out else ()
         plain = Layout(out="plain" if into_out else None, forms=forms)

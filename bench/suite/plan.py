@@ -189,7 +189,7 @@ def op_entries(op: str) -> list[Entry]:
               (*LAB, "bench", op, "--budget", "0.02", *small),
               after=("ceilings",), ops=(op,), launches=({"op": op, "suites": list(MODEL_SUITES)},)),
     ]  # fmt: skip
-    if any(kernel.takes_config for kernel in kernels):
+    if any(kernel.tuning is not None for kernel in kernels):
         found.append(
             Entry(f"tune:{op}", f"configs of {op}'s kernels searched",
                   (*LAB, "tune", op, "--budget", "{seconds}", *rest), 90.0, 30.0,

@@ -121,9 +121,9 @@ def _check_clean(clean: bool) -> None:
 
 def _tunable(op: str, kernels: Sequence[Kernel], named: bool, exclude: Collection[str]) -> list[Kernel]:
     for kernel in kernels:
-        if named and not kernel.takes_config:
+        if named and kernel.tuning is None:
             raise ValueError(f"kernel: expected a tunable one, got {kernel.id}, which takes no config")
-    found = [kernel for kernel in kernels if kernel.takes_config and kernel.id not in exclude]
+    found = [kernel for kernel in kernels if kernel.tuning is not None and kernel.id not in exclude]
     if not found:
         raise ValueError(f"kernel: expected a tunable one, and no kernel of {op} takes a config")
     return found

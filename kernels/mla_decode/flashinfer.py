@@ -62,7 +62,6 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,),
     limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)}, whole={"q": -1, "kv_cache": -1},
-    aligned=("q", "kv_cache"),
     traffic=adapter.with_base_e(traffic), plan=plan_of,
 )  # fmt: skip
 def flashinfer(

@@ -56,7 +56,7 @@ def _searched(context: Context, bar: Mapping[str, Any], before: list[Record], se
     kernels = [
         kernel.name
         for kernel in here
-        if kernel.takes_config and kernel.role == "optimized" and (not rungs or kernel.name in rungs)
+        if kernel.tuning is not None and kernel.role == "optimized" and (not rungs or kernel.name in rungs)
     ]
     if not kernels:
         return "no kernel of it takes a config"
