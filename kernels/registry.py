@@ -227,13 +227,12 @@ def add_op(op: OpSpec) -> OpSpec:
 
 def get_op(name: str) -> OpSpec:
     """The op called `name`.  Raises `ValueError` that lists the known ops."""
-    if name in _folders() and name not in _ops:
+    if name not in _ops and name in _folders():
         add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
-    elif name not in _ops:
-        load_plugins()
-    if name not in _ops:
-        raise _unknown(f"op: expected one of {', '.join(ops())}, got {name!r}")
-    return _ops[name]
+    known = _ops if name in _ops else ops()
+    if name not in known:
+        raise _unknown(f"op: expected one of {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
 def _unknown(text: str) -> ValueError:
@@ -260,10 +259,9 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
 
 def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> None:
     """Registers a function as a kernel.  Raises as `register` does."""
-    if role not in get_args(Role):
-        raise ValueError(f"role: expected one of {', '.join(get_args(Role))}, got {role!r}")
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend: expected one of {', '.join(get_args(Backend))}, got {backend!r}")
+    for option, value, known in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
+        if value not in known:
+            raise ValueError(f"{option}: expected one of {', '.join(known)}, got {value!r}")
     check_name("name", name)
     kernel = Kernel(spec.name, name, role, backend, fn, **options)
     _check_arguments(kernel, spec)

@@ -151,7 +151,7 @@ class Tuning:
         """The config for a launch of a kernel on `device` that is given none: the device's own choice if that is legal
         for this case, or else the default.  A case without a number of rows has no choice."""
         name, rows = card(device), rows_of(case)
-        entry = {} if name is None or rows is None else choice(op, name, launch_bucket(op, rows))
+        entry = {} if name is None or rows is None else _choice(op, name, launch_bucket(op, rows))
         if entry.get("scheme") == scheme.name:
             own = entry.get("config") if entry["kernel"] == kernel else None
             values = own or entry.get("tuned", {}).get(kernel)
@@ -203,10 +203,10 @@ def launch_bucket(op: str, rows: int) -> str:
 
 def chosen(op: str, device: str, bucket: str) -> str | None:
     """The kernel that a committed record chose for `op` on `device` in `bucket`, or None."""
-    return choice(op, device, bucket).get("kernel")
+    return _choice(op, device, bucket).get("kernel")
 
 
-def choice(op: str, device: str, bucket: str) -> Mapping[str, Any]:
+def _choice(op: str, device: str, bucket: str) -> Mapping[str, Any]:
     """What `choices.json` of `op` says for `device` and `bucket`; nothing if it has no such entry."""
     return _load(Path(__file__).parent / op / "choices.json").get(device, {}).get(bucket, {})
 

@@ -337,7 +337,7 @@ def test_interpreted_kernels_print_no_times_and_write_no_record(rooflab, tmp_pat
         (
             "from rooflab.kernels.registry import register\n"
             "@register(op='rmsnorm', name='mine', role='optimized', backend='torch')\ndef f(x): return x\n",
-            "TypeError: rmsnorm/mine: misses the argument 'weight'",
+            "TypeError: rmsnorm/mine: expected the argument weight, as in rmsnorm(x, weight",
         ),
     ],
 )
