@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from rooflab.kernels._attention import LN2, Returned, get_scale
-from rooflab.kernels._tma import ALIGNMENT, address_of
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
@@ -30,27 +29,6 @@ HEAD_DIMS = (64, 128, 256)
 """Head dims of its kernels for Hopper and of those for CUDA cores (`utils.cuh`, 0.6.18 and 0.7.2)."""
 WORKSPACE_BYTES = 512 * 2**20
 """For partial results where it splits keys: FlashInfer recommends a quarter of this, and raises if it is too small."""
-
-
-def why_not(inputs: Arguments) -> str | None:
-    """Why FlashInfer cannot take the strides or addresses of these inputs, dense, ragged or in pages; or None."""
-    names = [name for name in ("q", "k", "v", "k_cache", "v_cache", "kv_cache") if name in vars(inputs)]
-    for name, tensor in ((name, getattr(inputs, name)) for name in names):
-        if inputs.q.ndim == 4 and tensor.shape[0] > 1 < tensor.shape[1]:  # a dense batch
-            if tensor.stride(0) != tensor.shape[1] * tensor.stride(1):
-                return f"{name}: expected sequences one after another in memory, got strides {tensor.stride()}"
-        address = address_of(tensor) % ALIGNMENT
-        steps = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False) if size > 1]
-        if tensor.numel() and (address or any(step * tensor.element_size() % ALIGNMENT for step in steps)):
-            return (
-                f"{name}: expected an address and strides of whole {ALIGNMENT} bytes, got address % {ALIGNMENT} = "
-                f"{address} and strides {tensor.stride()}"
-            )
-    if len(names) == 3:
-        k, v = (getattr(inputs, name) for name in names[1:])
-        if k.numel() and k.stride() != v.stride():
-            return f"{names[2]}: expected the strides of {names[1]}, {k.stride()}, got {v.stride()}"
-    return None
 
 
 def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:

@@ -9,7 +9,7 @@ measured after a warm-up does not contain it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -18,12 +18,11 @@ import torch
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Backend, get_op
-from rooflab.kernels.takes import Limit
 from rooflab.reference.spec import Arguments
 
 SHAPES = 512
 """Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
-LIGER: Mapping[str, Limit] = {"H": 65536}
+LIGER = {"H": 65536}
 """The longest row that Liger takes (`calculate_settings`)."""
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
 BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
@@ -36,11 +35,10 @@ def peer(
     traffic: Callable[[Arguments], Any],
     *,
     lacks: tuple[str, ...] = (),
-    limits: Mapping[str, Limit] | None = None,
-    contiguous: tuple[str, ...] = (),
-    unsupported: Callable[[Arguments], str | None] | None = None,
+    **takes: Any,
 ) -> None:
-    """Registers `call` as the peer `name` of `op`; it takes the op's arguments by name, but for those it `lacks`."""
+    """Registers `call` as the peer `name` of `op`; it takes the op's arguments by name, but for those it `lacks`,
+    as the fields `takes` of `Takes` say."""
     parameters = [parameter for parameter in get_op(op).parameters if parameter.name not in lacks]
 
     def adapter(**given: Any) -> Any:
@@ -51,8 +49,7 @@ def peer(
     adapter.__doc__ = f"`{op}` by {name}; on CUDA only."
     kernel(
         role="peer", backend=BACKENDS[name], min_sm=90 if name == "quack" else 80, devices=("cuda",), traffic=traffic,
-        limits=limits, contiguous=contiguous, unsupported=unsupported,
-        requires=(PACKAGES[name],) if name in PACKAGES else (),
+        requires=(PACKAGES[name],) if name in PACKAGES else (), **takes,
     )(adapter)  # fmt: skip
 
 

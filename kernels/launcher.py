@@ -280,7 +280,7 @@ def kernel(
     `**others` it gets all of the op's arguments.
 
     `options` are the fields of `Takes`, which say what it takes, and the other fields of `Kernel`; `unsupported` says
-    what it does not take where arithmetic is needed.  `aligned` names tensors whose address counts for `unsupported` or
+    what else it does not take.  `aligned` names tensors whose address counts for `unsupported` or
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
@@ -303,7 +303,7 @@ def kernel(
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         why = partial(takes.why_not, contract=contract, rest=unsupported)
         launcher = Launcher(
-            spec, contract, fn, why, tuning, (*aligned, *takes.mapped), bind, empty,
+            spec, contract, fn, why, tuning, (*aligned, *takes.whole, *takes.mapped), bind, empty,
             on_cpu=backend == "cpp", allocates=allocates,
         )  # fmt: skip
 

@@ -1,26 +1,33 @@
-"""What a rung takes of its op's calls, as data: dtypes, sizes, options that must be off, and strides; and `Refusal`.
+"""What a rung takes of its op's calls, as data: dtypes, sizes, options, and how tensors lie in memory; and `Refusal`.
 
 `kernel(...)` of `kernels/launcher.py` has these fields; the sentence of a refusal is made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType
 from typing import Literal
 
 import torch
 
+from rooflab.kernels._device import kind_of
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
-from rooflab.reference.contract import Contract
+from rooflab.reference.contract import Contract, Given
 from rooflab.reference.spec import Arguments
 
 OWN = ("out", "config", "plan")
 """Arguments that a kernel may have in addition to those of the reference."""
 HALVES = (torch.float16, torch.bfloat16)
+OF_FIRST = ("itemsize", "device")
+"""Names in `holds` beside those of the op: the bytes of an element, and the kind of device, of the first tensor."""
 Unsupported = Callable[[Arguments], str | None]
 Limit = int | range | tuple[int, ...]
 """The most that a size may be; a range, whose step is what it must be a multiple of; or its only values."""
+Inner = int | tuple[int, ...]
+"""The dimension of a tensor, or one of several, that is innermost in memory."""
 
 
 @dataclass(frozen=True)
@@ -44,72 +51,99 @@ class Takes:
     """Of dimensions of the op's contract and of integer options, by name."""
     off: Mapping[str, str] = field(default_factory=dict)
     """Arguments that must be None, with the reason."""
+    holds: Mapping[str, str] = field(default_factory=dict)
+    """What must be true, in Python, and in words what that asks for: `{"D == rotary": "heads that are rotated whole"}`.
+    Names are dimensions, options, and tensors, which stand for their strides; the first one is what is refused."""
     contiguous: tuple[str, ...] = ()
     """Tensors that must be contiguous."""
-    mapped: Mapping[str, int] = field(default_factory=dict)
-    """Tensors of which TMA makes a map, with the dimension (-1: the last) along which their stride must be 1; their
-    address and other strides must be whole 16 bytes."""
-    instead: str | None = None
-    """A kernel that takes what this one refuses."""
+    whole: Mapping[str, Inner] = field(default_factory=dict)
+    """Tensors whose address and strides, but for the innermost, must be whole 16 bytes."""
+    mapped: Mapping[str, Inner] = field(default_factory=dict)
+    """The same for TMA, which makes a map of the tensor: the innermost stride must be 1, the others not 0."""
+    instead: str | Mapping[str, str] | None = None
+    """A kernel that takes what this one refuses; or kernels by names of the fields above, and by "" for other names."""
 
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
         """Raises `TypeError` on a name that the op does not have."""
         dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
-        known = {*parameters, *dims}
-        for name in (*self.dtypes, *self.limits, *self.off, *self.contiguous, *self.mapped):
+        known = {*parameters, *dims, *OF_FIRST}
+        held = [name for text in self.holds for name in _compiled(text).co_names]
+        for name in (*self.dtypes, *self.limits, *self.off, *held, *self.contiguous, *self.whole, *self.mapped):
             if name not in known:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
         """Why a call with these arguments is refused, by this data or else by `rest`, or None."""
-        reason = self._why_not(inputs, contract)
-        if reason is None:
-            return None if rest is None else rest(inputs)
-        return reason if self.instead is None else f"{reason}; {self.instead} takes it"
+        for name, reason in self._refused(vars(inputs), contract):
+            instead = self.instead
+            if isinstance(instead, Mapping):
+                instead = instead.get(name, instead[""])
+            return reason if instead is None else f"{reason}; {instead} takes it"
+        return None if rest is None else rest(inputs)
 
-    def _why_not(self, inputs: Arguments, contract: Contract) -> str | None:
-        given = vars(inputs)
+    def _refused(self, given: Given, contract: Contract) -> Iterator[tuple[str, str]]:
+        """What is refused, each with its sentence."""
+        tensors = {name: x for name in contract.arguments if (x := given.get(name)) is not None}
         for name, dtypes in self.dtypes.items():
-            if (x := given.get(name)) is not None and x.dtype not in dtypes:
-                return f"{name}: expected {' or '.join(map(str, dtypes))}, got {x.dtype}"
+            if name in tensors and tensors[name].dtype not in dtypes:
+                yield name, f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensors[name].dtype}"
         for name, reason in self.off.items():
             if given.get(name) is not None:
-                return f"{name}: expected none, because {reason}"
-        sizes = contract.sizes(given) if self.limits else {}
+                yield name, f"{name}: expected none, because {reason}"
+        sizes = contract.sizes(given) if self.limits or self.holds else {}
         for name, limit in self.limits.items():
             if name in sizes and not (sizes[name] <= limit if isinstance(limit, int) else sizes[name] in limit):
-                return _refused(contract, name, limit, sizes[name])
+                argument = _argument(contract, name)
+                wanted = _words(limit) if argument == name else f"{name} of {_words(limit)}"
+                yield name, f"{argument}: expected {wanted}, got {sizes[name]}"
+        if self.holds:
+            first, strides = next(iter(tensors.values())), {name: x.stride() for name, x in tensors.items()}
+            known = {**given, **strides, **sizes, "itemsize": first.element_size(), "device": kind_of(first)}
+            for text, wanted in self.holds.items():
+                names = _compiled(text).co_names
+                if known.keys() >= {*names} and not eval(_compiled(text), {"__builtins__": {}}, known):
+                    got = ", ".join(f"{name}={known[name]}" for name in names) if names[1:] else known[names[0]]
+                    yield names[0], f"{_argument(contract, names[0])}: expected {wanted}, got {got}"
         for name in self.contiguous:
-            if (x := given.get(name)) is not None and not x.is_contiguous():
-                return f"{name}: expected a contiguous tensor, got strides {x.stride()}"
-        for name, inner in self.mapped.items():
-            if (x := given.get(name)) is not None and (why := why_not_mapped(x, inner)):
-                return f"{name}: {why}"
-        return None
+            if name in tensors and not tensors[name].is_contiguous():
+                yield name, f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"
+        for tma, layouts in ((False, self.whole), (True, self.mapped)):
+            for name, inner in layouts.items():
+                if name in tensors and (why := why_not_mapped(tensors[name], inner, tma)):
+                    yield name, f"{name}: {why}"
 
 
-def why_not_mapped(x: torch.Tensor, inner: int = -1) -> str | None:
-    """Why TMA cannot make a map of x, whose stride along `inner` is to be 1, or None."""
-    strides = [stride * x.element_size() for stride in x.stride()]
-    inner %= x.ndim
-    steps = [step for dim, step in enumerate(strides) if dim != inner and x.shape[dim] > 1]
-    aligned = address_of(x) % ALIGNMENT == 0 and all(
-        0 < step < STRIDE_LIMIT and step % ALIGNMENT == 0 for step in steps
-    )
-    if not x.numel() or (aligned and (x.shape[inner] == 1 or x.stride(inner) == 1)):
-        return None
-    where = f"address % {ALIGNMENT} = {address_of(x) % ALIGNMENT} and strides of {', '.join(map(str, strides))} bytes"
-    wanted = f"stride 1 in dimension {inner}, and an address and other strides of whole {ALIGNMENT} bytes, for TMA"
-    return f"expected {wanted}, got {where}"
+@cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, "holds", "eval")
 
 
-def _refused(contract: Contract, name: str, limit: Limit, size: int) -> str:
-    tensors = (each for each, argument in contract.arguments.items() if name in [dim.name for dim in argument.dims])
-    tensor = next(tensors, None)
-    wanted = f"at most {limit}"
+def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str | None:
+    """Why TMA cannot make a map of x, or without `tma` why copies of 16 bytes do not fit, or None."""
+    dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
+    address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
+    for inner in dims:
+        steps = [step for dim, step in enumerate(strides) if dim != inner and x.shape[dim] > 1]
+        whole = address == 0 and all(step % ALIGNMENT == 0 for step in steps)
+        fits = all(0 < step < STRIDE_LIMIT for step in steps) and (x.shape[inner] == 1 or x.stride(inner) == 1)
+        if not x.numel() or (whole and (fits or not tma)):
+            return None
+    others = f"strides of whole {ALIGNMENT} bytes"
+    wanted = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {others}, for TMA"
+    got = f"address % {ALIGNMENT} = {address} and strides of {', '.join(map(str, strides))} bytes"
+    return f"expected {wanted if tma else f'an address and {others}'}, got {got}"
+
+
+def _argument(contract: Contract, name: str) -> str:
+    """The first tensor that has the dimension `name`; another name is that of an argument."""
+    tensors = contract.arguments.items()
+    return next((each for each, x in tensors if name in [dim.name for dim in x.dims]), name)
+
+
+def _words(limit: Limit) -> str:
     if isinstance(limit, tuple):
-        wanted = f"{', '.join(map(str, limit[:-1]))} or {limit[-1]}" if limit[1:] else str(limit[0])
-    elif isinstance(limit, range):
-        whole = f" in multiples of {limit.step}" if limit.step > 1 else ""
-        wanted = (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{whole}"
-    return f"{tensor}: expected {name} of {wanted}, got {size}" if tensor else f"{name}: expected {wanted}, got {size}"
+        return f"{', '.join(map(str, limit[:-1]))} or {limit[-1]}" if limit[1:] else str(limit[0])
+    if isinstance(limit, int):
+        return f"at most {limit}"
+    whole = f" in multiples of {limit.step}" if limit.step > 1 else ""
+    return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{whole}"

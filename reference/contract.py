@@ -27,7 +27,7 @@ Dims = dict[str, int]
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: a number, or times * name / over + plus of a name."""
+    """One dimension: a number, or times * name / over + plus of a name; the quotient is rounded up."""
 
     text: str
     name: str | None
@@ -50,7 +50,7 @@ class Dim:
         if self.name is None:
             return self.times
         known = dims.get(self.name)
-        return None if known is None else self.times * known // self.over + self.plus
+        return None if known is None else self.times * -(-known // self.over) + self.plus
 
     def solve(self, size: int) -> int | None:
         """The number that the name must have for this size, or None if there is no such number."""

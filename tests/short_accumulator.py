@@ -53,7 +53,7 @@ def error(name: str, case: Case) -> dict[str, float]:
 
 OWN_SUM = "acc += tl.dot(weights.to(v.dtype), v)"
 ONE_SUM = "acc = tl.dot(weights.to(v.dtype), v, acc)"
-LAUNCH = "\n\ndef why_v_not_mapped("
+LAUNCH = "\n\ndef bind("
 """Where the rung's device code ends."""
 CONFIG = fp8.Config(64, 128, num_warps=4, num_stages=2)
 

@@ -231,9 +231,8 @@ def test_refusals_name_a_rung_that_takes_it():
     assert "a: expected M of at most 4, got 5; gemm/swap_ab takes it" in reason("gemv", case_of(5, 64, 64))
     assert "b: expected stride 1 along K" in reason("gemv", Case(M=1, N=64, K=64, layout="NN", bias=False))
     assert "stride 1 along K" in reason("swap_ab", Case(M=2, N=64, K=64, layout="TN", bias=False))
-    assert "multiples of 16 bytes for cp.async, got others; gemm/split_k takes any" in reason(
-        "swap_ab", case_of(2, 64, 65)
-    )
+    assert "a: expected an address and strides of whole 16 bytes, got" in reason("swap_ab", case_of(2, 64, 65))
+    assert "; gemm/split_k takes it" in reason("swap_ab", case_of(2, 64, 65))
     assert "precision: expected tf32" in reason("swap_ab", case_of(2, 64, 64), "fp32")
     for scheme in ("bf16", "fp16", "tf32"):
         assert reason("swap_ab", case_of(2, 64, 64), scheme) is None

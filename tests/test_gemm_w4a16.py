@@ -45,7 +45,7 @@ def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
     inputs = inputs_of()
     weight = library.pack(inputs["b"], inputs["scale"], None)
     assert weight.shape == (32, 128) and weight.nbytes == 32 * 128 + 2 * inputs["scale"].nbytes
-    with pytest.raises(ValueError, match="b: expected N in multiples of 16, as torch packs it on this device, got 31"):
+    with pytest.raises(ValueError, match="b: expected N in multiples of 16, as torch packs it here, got 31"):
         library.pack(torch.zeros((31, 64), dtype=torch.uint8), torch.ones(31, 4), None)
 
 
@@ -55,7 +55,7 @@ def test_refusals(kernel: Kernel) -> None:
         ({"a": torch.ones(256, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
         ({"b": torch.zeros(32, 128, dtype=torch.uint8)}, "b: expected a weight packed by this kernel's prepare"),
         ({"b": torch.zeros(32, 64, dtype=torch.int32)[:, ::2]}, "b: expected a contiguous tensor"),
-        ({"b": torch.zeros(32, 31, dtype=torch.int32)}, r"b: expected shape \(32, 32\), got \(32, 31\)"),
+        ({"b": torch.zeros(32, 31, dtype=torch.int32)}, r"b: expected shape \(N=32, 4K/32=32\), got \(32, 31\)"),
         ({"scale": torch.ones(32, 3)}, "scale: expected a scale for each 32, 64 or 128 of K=256, got 3 groups"),
         ({"scale": torch.ones(8, 32).mT}, "scale: expected stride 1 along groups"),
     ]
@@ -64,12 +64,17 @@ def test_refusals(kernel: Kernel) -> None:
 
 
 def test_gemv_says_which_rung_takes_more_rows() -> None:
-    for scheme, most in (("w4a16_g128", 8), ("w4a16_g64", 8), ("w4a16_g32", 4)):
+    of_32 = "at most 4 rows with groups of 32, got M=5, G=8, K=256"
+    for scheme, most, wanted in (
+        ("w4a16_g128", 8, "M of at most 8, got 9"),
+        ("w4a16_g64", 8, "M of at most 8, got 9"),
+        ("w4a16_g32", 4, of_32),
+    ):
         gemv = get_kernel("gemm_w4a16", "gemv")
         assert gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most)) is None
         reason = gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most + 1)).reason
-        assert f"a: expected up to {most} rows in groups of this size, got {most + 1}" in reason
-        assert "gemm_w4a16/dequant_dot" in reason
+        assert reason.startswith(f"gemm_w4a16/gemv: a: expected {wanted}")
+        assert reason.endswith("; gemm_w4a16/dequant_dot takes it")
 
 
 def test_traffic_falls_from_naive_to_the_stream() -> None:
@@ -116,6 +121,6 @@ def test_what_marlin_is_given(monkeypatch) -> None:
     assert SPEC.judge((found,), SPEC.oracle(inputs), inputs, scheme)[0].passed
     why_not = get_kernel("gemm_w4a16", "marlin").why_not_args
     assert "zero: expected none" in str(why_not(inputs_of(zeros=True)))
-    assert "groups of 128 for Marlin, got 8 scales for K=256" in str(why_not(inputs_of()))
+    assert "groups of 128 for Marlin, got G=8, K=256" in str(why_not(inputs_of()))
     one = inputs_of(scheme, N=256, K=128)
     assert "scale: expected several groups" in str(why_not(one))

@@ -112,7 +112,7 @@ def test_refusals(kernel: Kernel) -> None:
     changes = [
         ({"a": torch.ones(64, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
         ({"b": torch.zeros(64, 32, dtype=torch.int8)}, "b: expected a weight packed by this kernel's prepare"),
-        ({"b": torch.zeros(32, 15, dtype=torch.int32)}, r"b: expected shape \(32, 16\), got \(32, 15\)"),
+        ({"b": torch.zeros(32, 15, dtype=torch.int32)}, r"b: expected shape \(N=32, 4K/16=16\), got \(32, 15\)"),
     ]
     inputs = inputs_of()
     refuses(kernel.fn, lambda: {**inputs, "b": kernel.prepare(inputs["b"])}, changes)

@@ -115,7 +115,7 @@ def test_refusals_name_a_rung_that_takes_it():
     apart = torch.empty_strided((2**23, 16, 2, 64), (16 * 128 + 8, 128, 64, 1), dtype=torch.bfloat16, device=META)
     given = {"q": apart[0, :3, :1], "k_cache": apart, "v_cache": apart, "block_table": None, "seq_lens": None}
     assert "larger common factor" in KERNEL.why_not_args(given).reason
-    with pytest.raises(ValueError, match="got 24; paged_attention/chunked takes any"):
+    with pytest.raises(ValueError, match="got 24; paged_attention/chunked takes it"):
         tma_pages.tma_pages(**SPEC.make_inputs(case_of(block_size=24), BF16, torch.device("cpu"), 0))
 
 

@@ -13,11 +13,11 @@ from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention import _split_counters, split_kv
-from rooflab.kernels.paged_attention._args import why_unaligned
 from rooflab.kernels.paged_attention.split_kv import SPLIT_KV, UNIT, SplitConfig, grid, parts, ring_bytes, virtual_heads
 from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.kernels.takes import why_not_mapped
 from rooflab.reference.attention import listen, shout
-from rooflab.reference.spec import SCHEMES, Arguments, Case
+from rooflab.reference.spec import SCHEMES, Case
 
 BF16, FP8 = SCHEMES["bf16"], SCHEMES["kv_fp8"]
 SPEC = get_op("paged_attention")
@@ -344,8 +344,7 @@ def test_refusals_name_a_rung_that_takes_it():
     fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
     assert "expected k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))
     odd = torch.empty(9, 16, 8, 72, dtype=torch.bfloat16, device=META)[..., 4:68]
-    assert why_unaligned(Arguments(k_cache=odd, v_cache=odd))
-    assert why_unaligned(Arguments(k_cache=odd.contiguous(), v_cache=odd.contiguous())) is None
-    with pytest.raises(ValueError, match="k_cache: expected .* of 16 bytes, .*; paged_attention/chunked takes any"):
+    assert why_not_mapped(odd, tma=False) and why_not_mapped(odd.contiguous(), tma=False) is None
+    with pytest.raises(ValueError, match="k_cache: expected .* of whole 16 bytes, .*; .*/chunked takes it"):
         inputs = SPEC.make_inputs(case_of(H_kv=1), BF16, CPU, 0)
         run(inputs | {"k_cache": torch.zeros(*inputs["k_cache"].shape[:3], 68, dtype=torch.bfloat16)[..., 4:]})

@@ -13,26 +13,11 @@ from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.flash_attention import E4M3
-from rooflab.reference.spec import Arguments
 
 AUTHORS, FORWARD = "flash_attn_interface", "fa3_fwd_interface"
 """The module of the authors' package and of others that build all of it; and that of `fa3-fwd`, a wheel of the forward
 pass alone, with the same functions."""
 PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
-
-
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the package cannot take these inputs, or None."""
-    q, q_scale = inputs.q, inputs.q_scale
-    if q.dtype == E4M3 and q.shape[-1] % 16:
-        return f"q: expected D of at most 256 in multiples of 16, got {q.shape[-1]}"
-    group = q.shape[2] // inputs.k.shape[2]
-    if q_scale is not None and group > 1 and q_scale.stride(1) != 0:
-        return (
-            f"q_scale: expected one scale for the {group} query heads of a group, which an expanded tensor (stride 0 "
-            f"over heads) shows without a look at its values, got a stride of {q_scale.stride(1)}"
-        )
-    return None
 
 
 def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:
@@ -51,7 +36,14 @@ def window_sizes(window: int | None) -> tuple[int, int]:
 
 @kernel(
     role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,), dtypes={"q": (*HALVES, E4M3)},
-    limits={"D": range(0, 257, 8)}, unsupported=why_not_taken, traffic=traffic,
+    limits={"D": range(0, 257, 8)}, traffic=traffic,
+    holds={
+        "D % 16 == 0 or itemsize > 1": "D in multiples of 16 in fp8",
+        "q_scale is None or H == H_kv or q_scale[1] == 0": (
+            "one scale for the query heads of a group, which an expanded tensor (stride 0 over heads) shows without a "
+            "look at its values"
+        ),
+    },
 )  # fmt: skip
 def flash_attention_3(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,

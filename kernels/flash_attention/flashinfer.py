@@ -43,7 +43,12 @@ def _planned(
 
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), dtypes={"q": HALVES},
-    limits={"D": adapter.HEAD_DIMS}, unsupported=adapter.why_not, aligned=("q", "k", "v"),
+    limits={"D": adapter.HEAD_DIMS}, whole={"q": -1, "k": -1, "v": -1},
+    holds={
+        "q[0] == T * q[1] or B <= 1 or T <= 1": "sequences one after another in memory",
+        "k[0] == S * k[1] or B <= 1 or S <= 1": "sequences one after another in memory",
+        "v == k or B * S == 0": "the strides of k",
+    },
     traffic=adapter.with_base_e(traffic),
 )  # fmt: skip
 def flashinfer(

@@ -22,7 +22,6 @@ from rooflab.kernels.flash_attention._configs import query_tiles
 from rooflab.kernels.flash_attention._launch import COLUMNS, ROWS, nothing_seen, tensor_map, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, weigh
-from rooflab.kernels.takes import why_not_mapped
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.flash_attention import E4M3, keys_contiguous
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -151,12 +150,6 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
-def why_v_not_mapped(inputs: Arguments) -> str | None:
-    """Why TMA cannot map the values, contiguous along their keys or their head_dim, or None."""
-    why = why_not_mapped(inputs.v, 1 if keys_contiguous(inputs.v) else 3)
-    return why and f"v: {why}; flash_attention/naive takes it"
-
-
 def bind(of: Arguments) -> Any:
     """Once for a layout: the grid, what makes the maps, the numbers behind the tensors, and the constants, of which two
     say how values are stored."""
@@ -172,8 +165,8 @@ def bind(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, dtypes={"q": (E4M3,)}, limits={"D": range(32, 257, 16)}, mapped={"q": -1, "k": -1},
-    instead="flash_attention/naive", unsupported=why_v_not_mapped, aligned=("v",), traffic=traffic,
+    backend="triton", min_sm=90, dtypes={"q": (E4M3,)}, limits={"D": range(32, 257, 16)},
+    mapped={"q": -1, "k": -1, "v": (1, -1)}, instead="flash_attention/naive", traffic=traffic,
     tuning=Tuning(Config, configs, DEFAULTS, footprint), bind=bind, empty=nothing_seen,
     over="tma", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true,v_columns=true "

@@ -337,13 +337,6 @@ def _attention(
         )  # fmt: skip
 
 
-def why_not_scaled(inputs: Arguments) -> str | None:
-    """Why a masked score of -inf would become the highest, or None."""
-    if (scale := inputs.softmax_scale) is None or scale >= 0:
-        return None
-    return f"softmax_scale: expected 0 or more, got {scale}; flash_attention/online takes it"
-
-
 def _map(x: Tensor, rows: int) -> Any:
     """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; no box passes the end of its
     sequence.  A dimension of size 1 may have any stride, and TMA wants whole 16 bytes, so it gets 16."""
@@ -373,7 +366,8 @@ def bind(of: Arguments) -> tuple[Any, ...]:
 
 @kernel(
     backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
-    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", unsupported=why_not_scaled, traffic=traffic,
+    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
+    holds={"softmax_scale is None or softmax_scale >= 0": "0 or more, as a masked score of -inf must stay the lowest"},
     tuning=PING_PONG, bind=bind, empty=nothing_seen,
     over="online", shows={"": (
         r'not below.uses_warp_specialization and uses_warp_specialization and threads == 384; '

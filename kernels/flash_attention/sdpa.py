@@ -13,23 +13,12 @@ from rooflab.kernels._attention import never_zero
 from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
-from rooflab.reference.spec import Arguments
 
-
-def why_not(inputs: Arguments, grouped: bool = True) -> str | None:
-    """Why no fused backend, or none without `grouped` heads, can take these inputs, or None."""
-    (_, T, H, _), (_, S, H_kv, _) = inputs.q.shape, inputs.k.shape
-    if H != H_kv and not grouped:
-        return f"k: expected q's {H} heads, as this backend takes no groups, got {H_kv}"
-    if inputs.causal and T != S:
-        sizes = f"{T} queries and {S} keys"
-        return f"q: expected as many queries as keys, as the causal mask is upper-left, got {sizes}; library takes them"
-    return None
-
-
+EQUAL_LENGTHS = {"T == S or not causal": "as many queries as keys, as the causal mask is upper-left"}
 peer = partial(
-    kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic
-)
+    kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic,
+    instead="flash_attention/library",
+)  # fmt: skip
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
@@ -47,19 +36,19 @@ def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_
     return result.transpose(1, 2)
 
 
-@peer(unsupported=why_not)
+@peer(holds=EQUAL_LENGTHS)
 def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """cuDNN's fused attention."""
     return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@peer(unsupported=partial(why_not, grouped=False))
+@peer(holds={**EQUAL_LENGTHS, "H_kv == H": "q's heads, as this backend takes no groups"})
 def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """The memory-efficient backend, which does not group heads."""
     return attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@peer(unsupported=why_not)
+@peer(holds=EQUAL_LENGTHS)
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """torch's build of FlashAttention-2."""
     return attend("FLASH_ATTENTION", q, k, v, causal, softmax_scale)

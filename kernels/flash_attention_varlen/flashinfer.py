@@ -31,7 +31,8 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), dtypes={"q": HALVES},
-    limits={"D": adapter.HEAD_DIMS}, unsupported=adapter.why_not, aligned=("q", "k", "v"),
+    limits={"D": adapter.HEAD_DIMS}, whole={"q": -1, "k": -1, "v": -1},
+    holds={"v == k or S == 0": "the strides of k"},
     traffic=adapter.with_base_e(traffic), plan=plan_of,
 )  # fmt: skip
 def flashinfer(

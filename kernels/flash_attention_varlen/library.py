@@ -14,14 +14,6 @@ from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.flash_attention_varlen._args import told_longest
 from rooflab.kernels.flash_attention_varlen.naive import spans
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-
-
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    if inputs.window is not None and not has_flash(inputs.q):
-        return "window: expected None but on CUDA in fp16 and bf16, which alone have one"
-    return None
 
 
 def has_flash(q: Tensor) -> bool:
@@ -29,7 +21,14 @@ def has_flash(q: Tensor) -> bool:
     return kind_of(q) == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
-@kernel(backend="torch", unsupported=why_not_taken)
+@kernel(
+    backend="torch",
+    holds={
+        "window is None or device == 'cuda' and itemsize == 2 and D <= 256 and D % 8 == 0": (
+            "None but on CUDA in 16 bits with D of at most 256 in multiples of 8, where torch has a window"
+        )
+    },
+)
 def library(
     q: Tensor, k: Tensor, v: Tensor, *,
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, causal: bool,

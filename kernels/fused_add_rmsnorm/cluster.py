@@ -6,13 +6,13 @@ from torch import Tensor
 
 from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.rows import Config, launch, tuning, why_not_taken
+from rooflab.kernels.lib.rows import PAIR_BYTES, Config, launch, tuning
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
     tuning=tuning("fused_add_rmsnorm"),
-    unsupported=lambda inputs: why_not_taken("fused_add_rmsnorm", inputs.x, inputs.x.shape[-1]),
+    holds={f"H * itemsize <= {PAIR_BYTES}": f"rows of at most {PAIR_BYTES} bytes, which registers hold"},
     over="fused", shows={
         "": (
             "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 4 and barrier >= 1; "

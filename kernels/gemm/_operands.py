@@ -77,10 +77,6 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
     return bits & -bits
 
 
-def why_not_along_k(inputs: Arguments, instead: str, operands: tuple[str, ...] = ("a", "b")) -> str | None:
-    """`unsupported` of a kernel whose a, or a and b, are contiguous along K; `instead` takes any."""
-    for name in operands:
-        x, k_dim = getattr(inputs, name), 1 if name == "a" else 0
-        if x.shape[k_dim] > 1 and x.stride(k_dim) != 1:
-            return f"{name}: expected stride 1 along K, got strides {x.stride()}; {instead} takes any"
-    return None
+def along_k(*operands: str) -> dict[str, str]:
+    """`holds` of a kernel that reads these operands along K, where they must be contiguous."""
+    return {f"{name}[{1 if name == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for name in operands}

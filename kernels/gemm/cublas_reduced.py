@@ -9,14 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels.gemm import library
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 
 
 @kernel(
-    role="peer", backend="torch", devices=("cuda",), dtypes={"a": HALVES}, unsupported=library.unsupported,
-    allocates=True,
+    role="peer", backend="torch", devices=("cuda",), dtypes={"a": HALVES}, holds=library.TAKES,
+    unsupported=padded_rows_refused, allocates=True,
 )  # fmt: skip
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str

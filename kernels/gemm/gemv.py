@@ -15,7 +15,6 @@ kernel before; `swap_ab` says what that can hide.  The loads are no `ld.global.n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,7 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
-    instead="gemm/swap_ab", unsupported=partial(_operands.why_not_along_k, instead="gemm/split_k"), aligned=("a", "b"),
+    holds=_operands.along_k("a", "b"), instead={"M": "gemm/swap_ab", "": "gemm/split_k"}, aligned=("a", "b"),
     bind=divided, traffic=_operands.traffic, tuning=TUNING,
     over="naive", shows={
         "": "below.LDG__128 == 0",

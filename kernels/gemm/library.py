@@ -7,16 +7,12 @@ from torch import Tensor
 
 from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
 
-
-def unsupported(inputs: Arguments) -> str | None:
-    """torch adds one addend per call and rounds between calls; on some CPUs it reads the padding of a."""
-    if inputs.bias is not None and inputs.residual is not None:
-        return "residual: expected none beside a bias, because torch has no call that adds both before it rounds"
-    if inputs.precision == "tf32" and inputs.a.device.type == "cpu":
-        return "precision: expected ieee, because torch has no TF32 on a CPU, got tf32"
-    return padded_rows_refused(inputs)
+TAKES = {
+    "residual is None or bias is None": "None beside a bias, because torch has no call that adds both before it rounds",
+    "precision == 'ieee' or device != 'cpu'": "ieee, because torch has no TF32 on a CPU",
+}
+"""`holds` of torch's products."""
 
 
 def product(
@@ -34,7 +30,7 @@ def product(
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@kernel(backend="torch", unsupported=unsupported, allocates=True)
+@kernel(backend="torch", holds=TAKES, unsupported=padded_rows_refused, allocates=True)
 def library(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:

@@ -6,7 +6,6 @@ As in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, at l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._native import DTYPES, built, sizes
-from rooflab.kernels.gemm._operands import traffic, why_not_along_k
+from rooflab.kernels.gemm._operands import along_k, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.contract import Packed
 from rooflab.reference.rules import check_shape
@@ -64,7 +63,7 @@ def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) ->
 
 @kernel(
     backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic,
-    unsupported=partial(why_not_along_k, instead="gemm/packed", operands=("a",)),
+    holds=along_k("a"), instead="gemm/packed",
 )  # fmt: skip
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
     """a b + bias with a weight from `pack`, in fp32, rounded once."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
@@ -118,17 +117,6 @@ def traffic(inputs: Arguments) -> Traffic:
     return _operands.panels_traffic(inputs, inputs.config.block_m)
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why this kernel cannot take the operands, or None."""
-    a, b = inputs.a, inputs.b
-    if a.dtype == torch.float32 and inputs.precision == "ieee":
-        return "precision: expected tf32, to which wgmma rounds fp32, got ieee; gemm/split_k takes it"
-    reason = _operands.why_not_along_k(inputs, "gemm/split_k")
-    if reason is None and _operands.alignment_bytes(a, b, whole_k=False) < _operands.VECTOR_BYTES:
-        return "a, b: expected rows at multiples of 16 bytes for cp.async, got others; gemm/split_k takes any"
-    return reason
-
-
 def divided(of: Arguments) -> Any:
     """Of a layout: options of the compiler, grid, threads, sizes and strides, bytes of shared memory."""
     a, b, config = of.a, of.b, of.config
@@ -146,7 +134,12 @@ def divided(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    holds={
+        "precision == 'tf32' or itemsize < 4": "tf32, to which wgmma rounds fp32",
+        **_operands.along_k("a", "b"),
+    },
+    whole={"a": 1, "b": 0}, instead="gemm/split_k",
     bind=divided, traffic=traffic, tuning=TUNING,
     over="split_k", shows={
         "M={1|8|16|32|64},N=4096,K=4096,layout=NT,bias=false": (

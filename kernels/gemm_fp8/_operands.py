@@ -13,6 +13,9 @@ from rooflab.kernels.lib.product_maps import stored_operands
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
+BLOCKS, ONE_EACH = "a_scale[1:]", "not a_scale[1:]"
+"""`holds` of kernels with one kind of scales: block scales have a second dimension, and so a second stride."""
+
 
 def block_scaled(a_scale: torch.Tensor) -> bool:
     """Whether the scales are block scales; otherwise each operand has one scale."""
@@ -25,7 +28,7 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """`unsupported` of a kernel with TMA and wgmma, and what cuBLASLt and DeepGEMM ask: both operands along K."""
+    """Why fp8 operands do not fit TMA and wgmma, and what cuBLASLt and DeepGEMM ask: both operands along K."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
@@ -37,14 +40,9 @@ def why_no_tma(inputs: Arguments) -> str | None:
     return None
 
 
-def why_not_operands(inputs: Arguments, stores: bool = False, promotes: bool = True) -> str | None:
-    """And None for empty operands, which no kernel reads; with `stores` TMA also stores a new result, and a kernel that
-    does not promote sums needs to be allowed that."""
+def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
+    """And None for empty operands, which no kernel reads; with `stores` TMA also stores a new result."""
     a, b = inputs.a, inputs.b
-    if not promotes and block_scaled(inputs.a_scale):
-        return "a_scale: expected one element, because the sum runs over all of K; promoted takes block scales"
-    if not promotes and not inputs.fast_accum:
-        return "fast_accum: expected True, because Hopper's fp8 accumulator keeps 14 bits; promoted takes False"
     if not a.numel() or not b.numel():
         return None
     if stores and len(a) > 1 and 2 * b.shape[1] % ALIGNMENT:

@@ -8,26 +8,22 @@ from typing import Any
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._operands import block_scaled, traffic, why_no_tma
+from rooflab.kernels.gemm_fp8._operands import BLOCKS, traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
+from rooflab.reference.gemm_fp8 import GROUP
 
 MULTIPLE = 8
 """N is a multiple of this, so that rows of a bf16 output are a multiple of 16 bytes apart, as TMA needs."""
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why `fp8_gemm_nt` cannot take the operands on Hopper (its source asserts this), or None."""
-    b_scale = inputs.b_scale
-    if not block_scaled(inputs.a_scale):
-        return "a_scale: expected block scales for DeepGEMM, got one element"
-    if not b_scale.mT.is_contiguous():
-        return f"b_scale: expected the strides (1, {b_scale.shape[0]}), got {b_scale.stride()}"
-    return why_no_tma(inputs)
-
-
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("deep_gemm",), unsupported=unsupported,
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("deep_gemm",), unsupported=why_not_operands,
+    holds={
+        BLOCKS: "block scales for DeepGEMM",
+        f"(b_scale[0] == 1 or K <= {GROUP}) and (b_scale[1] == -(-K // {GROUP}) or N <= {GROUP}) or K * N == 0": (
+            f"columns of K / {GROUP} scales, one after another"
+        ),
+    },
     off={"bias": "DeepGEMM adds no bias to a bf16 result"}, limits={"N": range(0, 2**31, MULTIPLE)},
     aligned=("a", "b"), empty=epilogue_alone, traffic=traffic,
 )  # fmt: skip

@@ -10,7 +10,6 @@ accumulator.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import triton
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
-from rooflab.kernels.gemm_fp8._operands import by_maps, tiles_traffic, why_not_operands
+from rooflab.kernels.gemm_fp8._operands import ONE_EACH, by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tiles import grouped_tile
 
@@ -49,7 +48,12 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=partial(why_not_operands, promotes=False), aligned=("a", "b"),
+    backend="triton", min_sm=90, unsupported=why_not_operands, instead="gemm_fp8/promoted",
+    holds={
+        ONE_EACH: "one element, because the sum runs over all of K",
+        "fast_accum": "True, because Hopper's fp8 accumulator keeps 14 bits",
+    },
+    aligned=("a", "b"),
     empty=epilogue_alone, bind=by_maps, traffic=tiles_traffic, tuning=FAST_ACCUM,
     over="naive", shows={
         "": 'calls("naive").total >= 6',

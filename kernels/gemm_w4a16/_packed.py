@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels.gemm._operands import why_not_along_k
-from rooflab.kernels.lib.stream import MOST_COLUMNS, MOST_M
+from rooflab.kernels.gemm._operands import along_k
 from rooflab.reference.contract import Argument
-from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.rules import check_dtype, check_shape
-from rooflab.reference.spec import Arguments
 
 BLOCK_K = 32
 WORDS = 4
@@ -36,28 +33,17 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     return (words[..., 0] | words[..., 1] << 4).contiguous().view(torch.int32).view(N, blocks * WORDS)
 
 
-PACKED = Argument("N W", (torch.int32,), "contiguous", packed=torch.Tensor)
+PACKED = Argument(f"N {WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
 """What `pack` returns, in a contract."""
+HOLDS = {
+    "scale[1] == 1 or G <= 1": "stride 1 along groups",
+    "zero is None or zero[1] == 1 or G <= 1": "stride 1 along groups",
+    "zero is None or zero[0] == scale[0] or N == 1": "the strides of scale",
+    **along_k("a"),
+}
+"""`holds` of the kernels that take it."""
 
 
 def subgroups(group: int) -> int:
     """Groups that a quad holds at once."""
     return CHUNK_K // group
-
-
-def unsupported(inputs: Arguments, few_rows: bool = False) -> str | None:
-    """Why a kernel refuses packed codes for another K, layouts that it does not read, or more than `few_rows`."""
-    b, scale, zero, (M, K) = inputs.b, inputs.scale, inputs.zero, inputs.a.shape
-    if few_rows:
-        most = min(MOST_M, MOST_COLUMNS // subgroups(group_size(K, scale.shape[1]) if K else CHUNK_K))
-        if most < M:
-            return f"a: expected up to {most} rows in groups of this size, got {M}; gemm_w4a16/dequant_dot takes more"
-    words = -(-K // BLOCK_K) * WORDS
-    if b.dtype == torch.int32 and b.shape[1] != words:
-        return f"b: expected shape ({b.shape[0]}, {words}), got {tuple(b.shape)}"
-    for name, x in (("scale", scale), ("zero", zero)):
-        if x is not None and x.shape[1] > 1 and x.stride(1) != 1:
-            return f"{name}: expected stride 1 along groups, got strides {x.stride()}; gemm_w4a16/naive takes any"
-    if zero is not None and zero.shape[0] > 1 and zero.stride(0) != scale.stride(0):
-        return f"zero: expected the strides of scale, got {zero.stride()}; gemm_w4a16/naive takes any"
-    return why_not_along_k(inputs, "gemm_w4a16/naive", ("a",))

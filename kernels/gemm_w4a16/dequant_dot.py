@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16._packed import PACKED, pack, unsupported
+from rooflab.kernels.gemm_w4a16._packed import HOLDS, PACKED, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import dequant_dot as shared
 from rooflab.kernels.lib.dequant_dot import Config
@@ -27,7 +27,8 @@ def arranged(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported, bind=arranged,
+    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=HOLDS, instead="gemm_w4a16/naive",
+    bind=arranged,
     traffic=shared.traffic, tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
     over="gemv", shows={
         "M=64,N=28672,K=8192,zeros=false,bias=false in w4a16_g{128|64|32}": (

@@ -10,19 +10,20 @@ a fixed order.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w4a16._packed import CHUNK_K, PACKED, pack, subgroups, unsupported
+from rooflab.kernels.gemm_w4a16._packed import CHUNK_K, HOLDS, PACKED, pack, subgroups
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import stream
-from rooflab.kernels.lib.stream import Config
+from rooflab.kernels.lib.stream import MOST_COLUMNS, MOST_M, Config
 from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Arguments
 
 BITS = 4
+MOST_OF_32 = MOST_COLUMNS // subgroups(32)
+"""Rows of a that it multiplies in groups of 32."""
 
 
 def divided(of: Arguments) -> Any:
@@ -32,7 +33,9 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
-    unsupported=partial(unsupported, few_rows=True), aligned=("a",), bind=divided, traffic=stream.traffic,
+    limits={"M": MOST_M}, instead={"M": "gemm_w4a16/dequant_dot", "": "gemm_w4a16/naive"},
+    holds={f"M <= {MOST_OF_32} or 64 * G < K + 64": f"at most {MOST_OF_32} rows with groups of 32", **HOLDS},
+    aligned=("a",), bind=divided, traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
     over="naive", shows={
         "": 'calls("naive").total >= 8',

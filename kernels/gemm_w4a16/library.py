@@ -21,8 +21,15 @@ from rooflab.roofline.model import Traffic
 
 INNER_K_TILES = 8
 """Tiles of 16 along K that are stored together on CUDA: with eight a thread loads 16 bytes at a time."""
-MULTIPLES = {"cuda": (8, 16 * INNER_K_TILES), "cpu": (16, 2)}
-"""Of N and K, by device."""
+MULTIPLES = {"N": (8, 16), "K": (16 * INNER_K_TILES, 2)}
+"""On CUDA and on a CPU."""
+HOLDS = {"G > 0 and K % G == 0 and K // G in (32, 64, 128)": "whole groups of 32, 64 or 128"} | {
+    f"{name} % ({on_cuda} if device == 'cuda' else {on_cpu}) == 0 < {name}": (
+        f"{name} in multiples of {on_cuda} on CUDA and of {on_cpu} on a CPU, as torch packs it"
+    )
+    for name, (on_cuda, on_cpu) in MULTIPLES.items()
+}
+"""What torch (2.11 to 2.13) asks for, as its source checks it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,10 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
     Raises `ValueError` if torch cannot pack them.
     """
     N, K = b.shape[0], 2 * b.shape[1]
-    if reason := _why_not(N, K, b.device):
-        raise ValueError(reason)
+    for (name, (on_cuda, on_cpu)), size in zip(MULTIPLES.items(), (N, K), strict=True):
+        multiple = on_cuda if b.is_cuda else on_cpu
+        if size % multiple or not size:
+            raise ValueError(f"b: expected {name} in multiples of {multiple}, as torch packs it here, got {size}")
     if b.device.type == "cuda":
         halves_swapped = (b << 4 | b >> 4).contiguous()
         packed = torch.ops.aten._convert_weight_to_int4pack(halves_swapped, INNER_K_TILES)
@@ -57,22 +66,6 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
     return TinygemmWeight(packed, (N, K // 2), b.dtype, pairs)
 
 
-def _why_not(N: int, K: int, device: torch.device) -> str | None:
-    for name, size, multiple in zip("NK", (N, K), MULTIPLES["cuda" if device.type == "cuda" else "cpu"], strict=True):
-        if size % multiple or not size:
-            return f"b: expected {name} in multiples of {multiple}, as torch packs it on this device, got {size}"
-    return None
-
-
-def unsupported(inputs: Arguments) -> str | None:
-    """Why torch (2.11 to 2.13) cannot take the operands (its source checks this), or None; b may be packed already."""
-    a, scale = inputs.a, inputs.scale
-    K, groups = a.shape[1], scale.shape[1]
-    if not groups or K % groups or K // groups not in (32, 64, 128):
-        return f"scale: expected whole groups of 32, 64 or 128, got K={K} in {groups} groups"
-    return _why_not(inputs.b.shape[0], K, inputs.b.device)
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """Every operand once, and one offset per scale."""
     a, b = inputs.a, inputs.b
@@ -81,7 +74,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    backend="torch", prepare=pack, packed=TinygemmWeight, unsupported=unsupported, traffic=traffic,
+    backend="torch", prepare=pack, packed=TinygemmWeight, holds=HOLDS, traffic=traffic,
     dtypes={"scale": (torch.bfloat16,)}, contiguous=("a",),
     off={"bias": "torch has no call that adds a bias before it rounds"},
 )  # fmt: skip

@@ -41,8 +41,9 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
     Raises `ValueError` on sizes that Marlin does not take.
     """
     N, K = b.shape[0], 2 * b.shape[1]
-    if reason := _why_not(N, K):
-        raise ValueError(reason)
+    for (name, multiple), size in zip(MULTIPLES.items(), (N, K), strict=True):
+        if size % multiple or not size:
+            raise ValueError(f"b: expected {name} in multiples of {multiple} for Marlin, got {size}")
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
     linear = torch.nn.Linear(K, N, bias=False, dtype=torch.half, device=b.device)
     linear.weight.data = codes.half() - INT4_ZERO
@@ -52,23 +53,6 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
     tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
     ordered = tiles.transpose(2, 3).reshape(scale.shape[1], N)
     return MarlinWeight(layer.B, (N, K // 2), b.dtype, ordered, layer.workspace)
-
-
-def _why_not(N: int, K: int) -> str | None:
-    for (name, multiple), size in zip(MULTIPLES.items(), (N, K), strict=True):
-        if size % multiple or not size:
-            return f"b: expected {name} in multiples of {multiple} for Marlin, got {size}"
-    return None
-
-
-def unsupported(inputs: Arguments) -> str | None:
-    """Why Marlin's `Layer` and `mul` cannot take the operands, or None; b may be packed already."""
-    K, groups = inputs.a.shape[1], inputs.scale.shape[1]
-    if groups * GROUP != K:
-        return f"scale: expected groups of {GROUP} for Marlin, got {groups} scales for K={K}"
-    if groups == 1:
-        return "scale: expected several groups, because Marlin reads a single one in the order of scales of channels"
-    return _why_not(inputs.b.shape[0], K)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -83,7 +67,12 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=("marlin",), prepare=pack,
-    packed=MarlinWeight, unsupported=unsupported,
+    packed=MarlinWeight,
+    holds={
+        "G > 1": "several groups, because Marlin reads a single one in the order of scales of channels",
+        f"G * {GROUP} == K": f"groups of {GROUP} for Marlin",
+        f"N % {MULTIPLES['N']} == 0 < N": f"N in multiples of {MULTIPLES['N']} for Marlin",
+    },
     off={"zero": "Marlin has no zero points", "bias": "Marlin adds no bias"}, traffic=traffic,
 )  # fmt: skip
 def marlin(a: Tensor, b: MarlinWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels.gemm._operands import why_not_along_k
 from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
-from rooflab.reference.spec import Arguments
 
 BLOCK_K = 16
 WORDS = 4
@@ -31,13 +29,5 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     return words.contiguous().view(torch.int32).view(N, blocks * WORDS)
 
 
-PACKED = Argument("N W", (torch.int32,), "contiguous", packed=torch.Tensor)
+PACKED = Argument(f"N {WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
 """What `pack` returns, in a contract."""
-
-
-def unsupported(inputs: Arguments) -> str | None:
-    """Why a kernel refuses an `a` that is not contiguous along K, or packed codes for another K, or None."""
-    b, words = inputs.b, -(-inputs.a.shape[1] // BLOCK_K) * WORDS
-    if b.dtype == torch.int32 and b.shape[1] != words:
-        return f"b: expected shape ({b.shape[0]}, {words}), got {tuple(b.shape)}"
-    return why_not_along_k(inputs, "gemm_w8a16/naive", ("a",))

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w8a16._packed import PACKED, pack, unsupported
+from rooflab.kernels.gemm._operands import along_k
+from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import dequant_dot as shared
 from rooflab.kernels.lib.dequant_dot import BLOCK_K8, Config
@@ -20,7 +21,7 @@ BITS = 8
 
 
 @kernel(
-    backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported,
+    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=along_k("a"), instead="gemm_w8a16/naive",
     bind=lambda of: shared.arranged(of, BITS, BLOCK_K8), traffic=shared.traffic, fenced_since="3.7.1",
     tuning=shared.tuning(BITS, lambda scheme: BLOCK_K8),
     over="gemv", shows={

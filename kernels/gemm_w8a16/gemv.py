@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels.gemm_w8a16 import _packed
+from rooflab.kernels.gemm._operands import along_k
 from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import stream
@@ -24,7 +24,7 @@ SUBGROUPS = 1
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
-    limits={"M": MOST_M}, instead="gemm_w8a16/dequant_dot", unsupported=_packed.unsupported,
+    limits={"M": MOST_M}, holds=along_k("a"), instead={"M": "gemm_w8a16/dequant_dot", "": "gemm_w8a16/naive"},
     aligned=("a",), bind=lambda of: stream.divided(of, BITS, SUBGROUPS), traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: SUBGROUPS),
     over="naive", shows={

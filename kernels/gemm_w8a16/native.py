@@ -6,14 +6,13 @@ With one row only the codes' bytes count.  No weight is rounded.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rooflab.kernels.gemm import native as native_gemm
-from rooflab.kernels.gemm._operands import why_not_along_k
+from rooflab.kernels.gemm._operands import along_k
 from rooflab.kernels.gemm.native import Panels
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.rules import check_dtype
@@ -35,7 +34,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @kernel(
     backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=native_gemm.shape, traffic=traffic,
-    unsupported=partial(why_not_along_k, instead="gemm_w8a16/packed", operands=("a",)),
+    holds=along_k("a"), instead="gemm_w8a16/packed",
 )  # fmt: skip
 def native(a: Tensor, b: Panels, scale: Tensor, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
     """a (scale b) + bias in fp32, rounded once; b from `pack`, with the scales in it."""

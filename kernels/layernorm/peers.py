@@ -8,7 +8,6 @@ import torch
 
 from rooflab.kernels._peers import LIGER, compiled, peer, theirs
 from rooflab.kernels.layernorm._traffic import traffic
-from rooflab.reference.spec import Arguments
 
 _liger = theirs("liger_kernel.ops.layer_norm", "layer_norm_forward")
 
@@ -23,10 +22,5 @@ def liger(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float)
     return _liger(x, weight, bias, eps)[0]
 
 
-def why_no_bias(inputs: Arguments) -> str | None:
-    """Liger has no form without a bias."""
-    return "bias: expected one, got None" if inputs.bias is None else None
-
-
 peer("layernorm", "compiled", compiled(formula), traffic)
-peer("layernorm", "liger", liger, traffic, limits=LIGER, contiguous=("x",), unsupported=why_no_bias)
+peer("layernorm", "liger", liger, traffic, limits=LIGER, contiguous=("x",), holds={"bias is not None": "one"})

@@ -37,6 +37,10 @@ RESIDENT_THREADS = 768
 """Threads of an SM in a persistent grid; with up to 80 registers each, all of them run at once."""
 MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
 """Values of a row that the registers of a cluster hold; half as many of each of two rows in fp32."""
+MOST_PAIRED = 8
+"""Vectors of a thread of each of two inputs."""
+PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
+"""Bytes of a row of each of two inputs that the registers of a cluster hold."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,7 @@ def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
 
 def most_vectors(op: str, itemsize: int) -> int:
     """16-byte vectors of a thread at most: 64 values, or eight vectors of each of two inputs."""
-    return min(MOST_VALUES * itemsize // VECTOR_BYTES, 8 if op in TWO_INPUTS else 16)
-
-
-def why_not_taken(op: str, x: torch.Tensor, width: int) -> str | None:
-    """Why a row of each of two inputs does not fit in the registers of a cluster, or None."""
-    most = MOST_LANES * MOST_CLUSTER * most_vectors(op, x.element_size()) * VECTOR_BYTES // x.element_size()
-    return f"x: expected rows of at most {most} values, which registers hold, got {width}" if width > most else None
+    return min(MOST_VALUES * itemsize // VECTOR_BYTES, MOST_PAIRED if op in TWO_INPUTS else 16)
 
 
 def may_persist(config: Config) -> bool:

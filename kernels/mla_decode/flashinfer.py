@@ -61,7 +61,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,),
-    limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)}, unsupported=adapter.why_not, aligned=("q", "kv_cache"),
+    limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)}, whole={"q": -1, "kv_cache": -1},
     traffic=adapter.with_base_e(traffic), plan=plan_of,
 )  # fmt: skip
 def flashinfer(

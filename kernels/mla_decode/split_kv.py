@@ -159,12 +159,6 @@ def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) 
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    rotary = inputs.q.shape[-1] - inputs.latent_dim
-    return None if 1 <= rotary <= 64 else f"q: expected 1 to 64 rotary dimensions behind the latent, got {rotary}"
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's latents once, because L2 keeps them for its tiles of heads; the parts are written and read."""
     q, kv_cache, block_table, seq_lens = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
@@ -190,7 +184,8 @@ def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
 
 
 @kernel(
-    backend="triton", limits={"latent_dim": range(16, 513)}, unsupported=why_not_taken, traffic=traffic, bind=launch,
+    backend="triton", limits={"latent_dim": range(16, 513)}, traffic=traffic, bind=launch,
+    holds={"1 <= D - latent_dim <= 64": "1 to 64 rotary dimensions behind the latent"},
     fenced_since="3.7.1",
     tuning=Tuning(Config, SPACE, DEFAULTS, footprint),
     over="naive", shows={"": (

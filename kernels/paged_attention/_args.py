@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._checks import checks_bounds
-from rooflab.kernels._tma import address_of
 from rooflab.reference import pages
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Arguments, nbytes
@@ -30,14 +29,10 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
 
 
-def why_unaligned(inputs: Arguments) -> str | None:
-    """Why a key or a value begins at an address that is not a multiple of 16 bytes, or None."""
-    for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
-        steps = [stride for size, stride in zip(cache.shape[:-1], cache.stride(), strict=False) if size > 1]
-        if any(place % 16 for place in (address_of(cache), *(step * cache.element_size() for step in steps))):
-            wanted = f"keys and values at multiples of 16 bytes, got strides {cache.stride()}"
-            return f"{name}: expected {wanted}; paged_attention/chunked takes any"
-    return None
+def pages_from(least: int) -> dict[str, str]:
+    """`holds` of a kernel whose pages are a power of two of `least` tokens or more."""
+    words = f"pages of a power of two of at least {least} tokens"
+    return {f"block_size >= {least} and block_size & (block_size - 1) == 0": words}
 
 
 def check_all_pages(

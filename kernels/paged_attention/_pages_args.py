@@ -12,7 +12,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.lib import attention_gluon as attention
 from rooflab.kernels.lib.tma import PAGES, map_maker
-from rooflab.kernels.paged_attention._args import why_unaligned
 from rooflab.kernels.paged_attention._configs import tiles_at_most
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -49,17 +48,13 @@ TMA_PAGES = Tuning(
 )
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why TMA cannot load the cache or wgmma cannot multiply, or None."""
-    block_size, other = inputs.k_cache.shape[1], "; paged_attention/chunked takes any"
-    if block_size < LEAST_PAGE or block_size & (block_size - 1):
-        wanted = f"pages of a power of two of at least {LEAST_PAGE} tokens"
-        return f"k_cache: expected {wanted}, got {block_size}{other}"
+def why_too_far(inputs: Arguments) -> str | None:
+    """Why a tensor map cannot count the pages and heads of a cache as one dimension, or None."""
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if _units(cache)[1] > MOST_UNITS:
             wanted = "strides of pages and heads with a larger common factor"
-            return f"{name}: expected {wanted}, got {cache.stride()}{other}"
-    return why_unaligned(inputs)
+            return f"{name}: expected {wanted}, got {cache.stride()}; paged_attention/chunked takes any"
+    return None
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:

@@ -53,7 +53,8 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), dtypes={"q": HALVES},
-    limits={"D": adapter.HEAD_DIMS}, unsupported=adapter.why_not, aligned=("q", "k_cache", "v_cache"),
+    limits={"D": adapter.HEAD_DIMS}, whole={"q": -1, "k_cache": -1, "v_cache": -1},
+    holds={"v_cache == k_cache or num_blocks * block_size * H_kv == 0": "the strides of k_cache"},
     traffic=adapter.with_base_e(traffic), plan=plan_of,
 )  # fmt: skip
 def flashinfer(

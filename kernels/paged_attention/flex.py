@@ -23,6 +23,7 @@ from torch import Tensor
 from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels._peers import compiled
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import pages_from
 from rooflab.kernels.paged_attention._args import traffic as in_pages
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
@@ -161,24 +162,14 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(keys.read_bytes + places, keys.write_bytes + places, launches=6)
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why FlexAttention's kernel for decoding cannot take these inputs, or None."""
-    q, k_cache, v_cache = inputs.q, inputs.k_cache, inputs.v_cache
-    _, block_size, H_kv, _ = k_cache.shape
-    if block_size < LEAST_PAGE or block_size & (block_size - 1):
-        return f"k_cache: expected pages of a power of two of at least {LEAST_PAGE} tokens, got {block_size}"
-    group = q.shape[1] // max(1, H_kv)
-    if group & (group - 1):
-        return f"q: expected a power of two of query heads for each of k_cache's, got {group}"
-    for name, pages in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if pages.numel() and pages.stride(0) != block_size * pages.stride(1):
-            return f"{name}: expected pages one after another in memory, got strides {pages.stride()}"
-    return None
-
-
 @kernel(
-    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, unsupported=why_not_taken,
-    traffic=traffic,
+    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic,
+    holds={
+        **pages_from(LEAST_PAGE),
+        "H // (H_kv or 1) & H // (H_kv or 1) - 1 == 0": "a power of two of query heads for each of k_cache's",
+        "k_cache[0] == block_size * k_cache[1] or num_blocks * H_kv * D == 0": "pages one after another in memory",
+        "v_cache[0] == block_size * v_cache[1] or num_blocks * H_kv * D == 0": "pages one after another in memory",
+    },
 )  # fmt: skip
 def flex(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,

@@ -26,7 +26,6 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.paged_attention._args import why_unaligned
 from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
@@ -179,17 +178,12 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(once.read_bytes + again + kept, once.write_bytes + kept, launches=1)
 
 
-def why_not_taken(inputs: Arguments) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    if (inputs.k_scale is None) != (inputs.v_scale is None):
-        return "v_scale: expected k_scale and v_scale together, got one; paged_attention/chunked takes one"
-    return why_unaligned(inputs)
-
-
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=why_not_taken,
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    holds={"(v_scale is None) == (k_scale is None)": "k_scale and v_scale together"},
+    whole={"k_cache": -1, "v_cache": -1},
     dtypes={"q": HALVES}, limits={"D": range(16, 257, 16)}, instead="paged_attention/chunked",
-    aligned=("k_cache", "v_cache"), traffic=traffic, tuning=SPLIT_KV,
+    traffic=traffic, tuning=SPLIT_KV,
     over="gqa_packed", shows={
         "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
             "below.ctas == 8 and below.BAR > 0; "

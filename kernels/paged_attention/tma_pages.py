@@ -28,9 +28,9 @@ from rooflab.kernels._device import sm_count
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import attention_gluon as attention
 from rooflab.kernels.lib.tma import advance, async_load, new_barriers, reinterpret
-from rooflab.kernels.paged_attention._args import traffic
+from rooflab.kernels.paged_attention._args import pages_from, traffic
 from rooflab.kernels.paged_attention._configs import tiles_at_most
-from rooflab.kernels.paged_attention._pages_args import TMA_PAGES, PagesConfig, cache_map, why_not_taken
+from rooflab.kernels.paged_attention._pages_args import LEAST_PAGE, TMA_PAGES, PagesConfig, cache_map, why_too_far
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -364,7 +364,8 @@ def bind(of: Arguments) -> tuple[Any, ...]:
 
 @kernel(
     backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
-    instead="paged_attention/chunked", unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic,
+    holds=pages_from(LEAST_PAGE), whole={"k_cache": -1, "v_cache": -1},
+    instead="paged_attention/chunked", unsupported=why_too_far, traffic=traffic,
     bind=bind, tuning=TMA_PAGES,
     over="chunked", shows={
         "B=4,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false,queries=512": (

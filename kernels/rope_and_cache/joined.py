@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rooflab.kernels.kv_cache_write import index_copy
@@ -10,14 +9,8 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.rope import joined as rope
 
 
-def why_not_taken(q: torch.Tensor, cos: torch.Tensor) -> str | None:
-    """Why the kernel cannot take these inputs, or None."""
-    rotary = 2 * cos.shape[1]
-    return None if q.shape[-1] == rotary else f"q: expected heads of {rotary} values, all rotated, got {q.shape[-1]}"
-
-
 @kernel(
-    backend="torch", devices=("cpu",), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.cos),
+    backend="torch", devices=("cpu",), holds={"D == rotary": "heads that are rotated whole"},
     over="naive", shows={"": 'calls("joined").total < calls("naive").total'},
 )  # fmt: skip
 def joined(

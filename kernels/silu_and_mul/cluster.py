@@ -6,13 +6,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.rows import Config, launch, tuning, why_not_taken
+from rooflab.kernels.lib.rows import PAIR_BYTES, Config, launch, tuning
 from rooflab.kernels.silu_and_mul._traffic import traffic
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("silu_and_mul"),
-    unsupported=lambda inputs: why_not_taken("silu_and_mul", inputs.x, inputs.x.shape[-1] // 2),
+    holds={f"I * itemsize <= {PAIR_BYTES}": f"rows of at most {PAIR_BYTES} bytes, which registers hold"},
     over="fused", shows={"": (
         "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 2 and barrier == 0; "
         "LDG_E_NA_128 >= 2 * below.LDG_E_128"
