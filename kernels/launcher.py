@@ -179,8 +179,7 @@ class Launcher:
         gpu = device.index if device.type == "cuda" else None
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
-        everything = {p.name: p.default for p in self.spec.parameters} | dict(given)
-        if reason := self.unsupported(Arguments(**{"config": None, "device": "cuda", **everything})):
+        if reason := self.unsupported(self.spec.arguments(given, config=None, device="cuda")):
             raise ValueError(reason)
         wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
         if outs is not None and len(outs) != len(wanted):
@@ -190,8 +189,7 @@ class Launcher:
         shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in wanted.items()}
         written = [*shapes.values()] if self.contract.results else [next(iter(tensors.values())).shape]
         instead = self.empty if any(0 in x.shape for x in tensors.values()) else None
-        if written and all(0 in shape for shape in written):
-            instead = _launch_nothing
+        instead = (lambda arguments: None) if written and all(0 in shape for shape in written) else instead
         config = given.get("config")
         if self.tuning is not None and config is None and instead is None:
             config = self.default_config(given, dims)
@@ -236,10 +234,6 @@ class Launcher:
             given = vars(inputs)
             inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
         return traffic(inputs)
-
-
-def _launch_nothing(given: Arguments) -> None:
-    """Where every result is empty."""
 
 
 def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:

@@ -126,6 +126,8 @@ def test_a_name_that_the_op_lacks_is_refused() -> None:
 
     with pytest.raises(TypeError, match="J: expected an argument or a dimension of the op"):
         kernel(backend="torch", op="softmax", limits={"J": 8})(wrong)
+    with pytest.raises(TypeError, match="'limts'"):
+        kernel(backend="torch", op="softmax", limts={"H": 8})(wrong)
 
 
 def test_a_kernel_with_such_data_is_a_key() -> None:
