@@ -228,7 +228,7 @@ def test_refusals_name_a_rung_that_takes_it():
         refusal = get_kernel("gemm", name).why_not_args(get_op("gemm").make_inputs(case, SCHEMES[scheme], META, 0))
         return refusal and refusal.reason
 
-    assert "a: expected M of at most 4, got 5; gemm/swap_ab takes it" in reason("gemv", case_of(5, 64, 64))
+    assert "a: expected M of at most 4, got 5; gemm/split_k takes it" in reason("gemv", case_of(5, 64, 64))
     assert "b: expected stride 1 along K" in reason("gemv", Case(M=1, N=64, K=64, layout="NN", bias=False))
     assert "stride 1 along K" in reason("swap_ab", Case(M=2, N=64, K=64, layout="TN", bias=False))
     assert "a: expected an address and strides of whole 16 bytes, got" in reason("swap_ab", case_of(2, 64, 65))

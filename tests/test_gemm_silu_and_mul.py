@@ -42,7 +42,7 @@ def test_tma_names_the_rung_that_takes_what_it_cannot(kernel: Kernel) -> None:
 def test_fp32_is_for_another_rung_than_cooperative() -> None:
     kernel = get_kernel("gemm_silu_and_mul", "cooperative")
     reason = kernel.why_not_args({"a": torch.ones(16, 64), "b": weight(64, 32)}).reason
-    assert "gemm_silu_and_mul/persistent takes it" in str(reason)
+    assert "gemm_silu_and_mul/fused takes it" in str(reason)
 
 
 def test_cost_and_traffic() -> None:

@@ -40,7 +40,7 @@ TUNING = cluster_tuning((2,), (128, 256), (1, 2, 4), DEFAULTS, itemsize=2, accum
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES}, instead="gemm/cooperative",
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES}, instead="gemm/pipelined",
     unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
     aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=tiles_traffic, tuning=TUNING,
     over="cooperative", shows={"": (

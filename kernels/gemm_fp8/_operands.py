@@ -47,7 +47,7 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
         return None
     if stores and len(a) > 1 and 2 * b.shape[1] % ALIGNMENT:
         wanted = f"N of whole {ALIGNMENT} bytes of the result, so that TMA can store its rows"
-        return f"b: expected {wanted}, got {b.shape[1]}; gemm_fp8/promoted_ws takes any"
+        return f"b: expected {wanted}, got {b.shape[1]}; gemm_fp8/naive takes any"
     return why_no_tma(inputs)
 
 

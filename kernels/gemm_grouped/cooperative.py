@@ -250,7 +250,7 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/tma",
+    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/grouped",
     unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped", stored_by="gemm_grouped/tma"),
     aligned=("a", "b"), empty=zeros, bind=by_maps,
     traffic=traffic, tuning=TUNING,

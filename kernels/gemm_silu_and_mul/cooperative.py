@@ -206,7 +206,7 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/persistent",
+    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/fused",
     unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
     traffic=traffic, tuning=TUNING,
     over="persistent", shows={

@@ -33,8 +33,11 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
-    limits={"M": MOST_M}, instead={"M": "gemm_w4a16/dequant_dot", "": "gemm_w4a16/naive"},
-    holds={f"M <= {MOST_OF_32} or 64 * G < K + 64": f"at most {MOST_OF_32} rows with groups of 32", **HOLDS},
+    instead={"M": "gemm_w4a16/dequant_dot", "": "gemm_w4a16/naive"},
+    holds={
+        **HOLDS, f"M <= {MOST_M}": f"M of at most {MOST_M}",
+        f"M <= {MOST_OF_32} or 64 * G < K + 64": f"at most {MOST_OF_32} rows with groups of 32",
+    },
     aligned=("a",), bind=divided, traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
     over="naive", shows={

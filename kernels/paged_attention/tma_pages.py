@@ -365,7 +365,8 @@ def bind(of: Arguments) -> tuple[Any, ...]:
 @kernel(
     backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
     holds=pages_from(LEAST_PAGE), whole={"k_cache": -1, "v_cache": -1},
-    instead="paged_attention/chunked", unsupported=why_too_far, traffic=traffic,
+    instead={"D": "paged_attention/naive", "": "paged_attention/chunked"},
+    unsupported=why_too_far, traffic=traffic,
     bind=bind, tuning=TMA_PAGES,
     over="chunked", shows={
         "B=4,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false,queries=512": (
