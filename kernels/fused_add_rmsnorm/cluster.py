@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.rows import Config, launch, tuning, why_not_taken
+from rooflab.reference.fused_add_rmsnorm import SPEC
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least,
     tuning=tuning("fused_add_rmsnorm"),
     unsupported=lambda inputs: why_not_taken("fused_add_rmsnorm", inputs.x, inputs.x.shape[-1]),
     over="fused", shows={

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.gated import TUNING, Config, launch
-from rooflab.kernels.silu_and_mul._traffic import traffic
+from rooflab.reference.gelu_and_mul import SPEC
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=TUNING,
+    backend="triton", traffic=SPEC.least, tuning=TUNING,
     over="naive", shows={"": (
         'calls("naive").total >= 11 and launched == 1; '
         'LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 1; not loops; F2F + F2FP == 4'

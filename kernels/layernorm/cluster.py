@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.layernorm._traffic import traffic
 from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, tuning
+from rooflab.reference.layernorm import SPEC
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("layernorm"),
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least, tuning=tuning("layernorm"),
     limits={"H": MOST_WIDTH},
     over="fused", shows={
         "": (

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, tuning
-from rooflab.kernels.rmsnorm._traffic import traffic
+from rooflab.reference.rmsnorm import SPEC
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("rmsnorm"),
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least, tuning=tuning("rmsnorm"),
     limits={"H": MOST_WIDTH},
     over="fused", shows={
         "": (

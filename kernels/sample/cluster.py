@@ -20,8 +20,9 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.sample._args import Edit, traffic
+from rooflab.kernels.sample._args import Edit
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
+from rooflab.reference.sample import SPEC
 from rooflab.reference.spec import Case, Scheme
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
@@ -85,7 +86,7 @@ def load_bytes(logits: torch.Tensor) -> int:
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least,
     limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, instead="sample/bisect",
     tuning=TUNING,
     over="bisect", shows={"": (

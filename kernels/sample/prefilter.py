@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.philox import log_exponential, words_of_rows, words_of_tokens
-from rooflab.kernels.sample._args import Edit, check_rows, edited_rows, traffic
+from rooflab.kernels.sample._args import Edit, check_rows, edited_rows
+from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 
 FIRST_GUESS = 256
@@ -17,7 +18,7 @@ FIRST_GUESS = 256
 
 
 @kernel(
-    backend="torch", devices=("cpu",), traffic=traffic,
+    backend="torch", devices=("cpu",), traffic=SPEC.least,
     over="naive", shows={
         "B=4,V=300,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02": (
             'calls("naive").sorted_elements == 1200 > 2 * calls("prefilter").sorted_elements'

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.rows import Config, launch, tuning, why_not_taken
-from rooflab.kernels.silu_and_mul._traffic import traffic
+from rooflab.reference.silu_and_mul import SPEC
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("silu_and_mul"),
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least, tuning=tuning("silu_and_mul"),
     unsupported=lambda inputs: why_not_taken("silu_and_mul", inputs.x, inputs.x.shape[-1] // 2),
     over="fused", shows={"": (
         "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 2 and barrier == 0; "

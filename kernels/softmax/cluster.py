@@ -6,11 +6,11 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, tuning
-from rooflab.kernels.softmax._traffic import traffic
+from rooflab.reference.softmax import SPEC
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("softmax"),
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least, tuning=tuning("softmax"),
     limits={"H": MOST_WIDTH},
     over="fused", shows={
         "": (
