@@ -7,9 +7,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "hopper.h"
+
 using i64 = long long;
-using u32 = unsigned int;
-using u64 = unsigned long long;
 
 #if ELEMENT == 4
 using T = float;
@@ -60,26 +60,15 @@ __device__ __forceinline__ float weigh(float x, float best, float rate) {
     return power;
 }
 
-__device__ __forceinline__ void barrier() {
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-
+__device__ __forceinline__ void barrier() { cluster_barrier(); }
 __device__ __forceinline__ float load_cluster(const float* mine, u32 rank) {
-#if CLUSTER > 1
-    u32 there;
-    float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(there) : "r"((u32)__cvta_generic_to_shared(mine)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-    return value;
-#else
-    return *mine;
-#endif
+    return load_cluster(shared_address(mine), rank);
 }
+#else
+__device__ __forceinline__ void barrier() { __syncthreads(); }
+__device__ __forceinline__ float load_cluster(const float* mine, u32) { return *mine; }
+#endif
 
 struct Shared {
     float warps[WARPS][8], cta[2][8], total[8];
