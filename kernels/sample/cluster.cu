@@ -125,6 +125,15 @@ struct Row {
     float best, least, rate;
 };
 
+// Gives each token of this thread to `take`, with its id.
+template <class F> __device__ __forceinline__ void each(const Row& row, F take) {
+    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
+        const float4 x = row.four[i];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) take(j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w, row.first + 4 * i + j);
+    }
+}
+
 // Keeps of the row, or of what this warp held before (held >= 0), the tokens in (low, high] in the warp's segment, in
 // their order.  Held is then their number, or -1 where they do not fit in some warp; returns that of the cluster.
 __device__ __forceinline__ int keep(Shared& shared, int& turn, const Row& row, float low, float high, int& held) {
@@ -251,15 +260,10 @@ __device__ __forceinline__ float find_cut(Shared& shared, int& turn, const Row& 
 // Over the row: how many tokens are above the cut, their mass, and how many are equal to it.
 __device__ __forceinline__ void tail_of(Shared& shared, int& turn, const Row& row, float cut, float (&sums)[3]) {
     sums[0] = sums[1] = sums[2] = 0.f;
-    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-        const float4 x = row.four[i];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-            if (one > cut) sums[0] += 1.f, sums[1] += weigh(one, row.best, row.rate);
-            if (one == cut) sums[2] += 1.f;
-        }
-    }
+    each(row, [&](float one, int) {
+        if (one > cut) sums[0] += 1.f, sums[1] += weigh(one, row.best, row.rate);
+        if (one == cut) sums[2] += 1.f;
+    });
     combine<false>(shared, turn, sums);
 }
 
@@ -308,15 +312,10 @@ __device__ __forceinline__ float last_tie(Shared& shared, int& turn, const Row& 
 // The largest and the least finite value.
 __device__ __forceinline__ void extremes(Shared& shared, int& turn, Row& row) {
     float ends[2] = {NEVER, NEVER};
-    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-        const float4 x = row.four[i];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-            ends[0] = fmaxf(ends[0], one);
-            ends[1] = fmaxf(ends[1], one > NEVER ? -one : NEVER);
-        }
-    }
+    each(row, [&](float one, int) {
+        ends[0] = fmaxf(ends[0], one);
+        ends[1] = fmaxf(ends[1], one > NEVER ? -one : NEVER);
+    });
     combine<true>(shared, turn, ends);
     row.best = ends[0], row.least = -ends[1];
 }
@@ -391,18 +390,12 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
         last_n = last_tie(shared, turn, row, NEVER, TOP_N - (int)all[0], rank);
     if (threadIdx.x == 0) shared.lengths[0] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-        const float4 x = four[i];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-            const int id = row.first + 4 * i + j;
-            if (one > cut_n || (one == cut_n && id <= last_n && all[0] != TOP_N)) {
-                const int place = atomicAdd(&shared.lengths[0], 1);
-                shared.list[place] = one, shared.list[TOP_N + place] = (float)id;
-            }
+    each(row, [&](float one, int id) {
+        if (one > cut_n || (one == cut_n && id <= last_n && all[0] != TOP_N)) {
+            const int place = atomicAdd(&shared.lengths[0], 1);
+            shared.list[place] = one, shared.list[TOP_N + place] = (float)id;
         }
-    }
+    });
     __syncthreads();
     if (threadIdx.x == 0) shared.length = (float)shared.lengths[0];
     barrier();

@@ -36,11 +36,10 @@ def race(
     for start in range(0, V, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
         weight = tl.load(p_ptr + tokens, mask=tokens < V, other=0.0)
-        if RESIDUAL:
-            if HAS_Q:
-                weight = weight - tl.load(q_ptr + tokens, mask=tokens < V, other=0.0)
-            else:
-                weight = tl.where(tokens == drafted, weight - 1.0, weight)
+        if RESIDUAL and HAS_Q:
+            weight = weight - tl.load(q_ptr + tokens, mask=tokens < V, other=0.0)
+        elif RESIDUAL:
+            weight = tl.where(tokens == drafted, weight - 1.0, weight)
         blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
         w0, w1, w2, w3 = tl.philox(seed, position, blocks, stream, 0)
         words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
