@@ -5,18 +5,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.rows import Config, launch, tuning, why_not_taken
-from rooflab.reference.gelu_and_mul import SPEC
+from rooflab.kernels.lib.rows import Config, launch, rung, why_not_taken
 
 
-@kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least, tuning=tuning("gelu_and_mul"),
+@rung(
+    "gelu_and_mul", "LDG_E_NA_128 >= 2 * below.LDG_E_128; barrier == 0",
     unsupported=lambda inputs: why_not_taken("gelu_and_mul", inputs.x, inputs.x.shape[-1] // 2),
-    over="fused", shows={"": (
-        "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 2 and barrier == 0; "
-        "LDG_E_NA_128 >= 2 * below.LDG_E_128"
-    )},
 )  # fmt: skip
 def cluster(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None, config: Config) -> None:
     """gelu(gate) * up, in its tanh form, in fp32, rounded once."""

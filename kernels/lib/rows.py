@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,8 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import address_of
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Function, get_op
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.rows import CODES
 from rooflab.reference.spec import Case, Scheme
@@ -147,6 +151,20 @@ def tuning(op: str) -> Tuning:
         return covered and held and config.persistent <= may_persist(config) and footprint(config, case, scheme).fits
 
     return Tuning(Config, configs, heuristic, footprint, is_legal=is_legal)
+
+
+def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
+    """Registers the decorated launcher as the rung `cluster` of `op`; `takes` are further fields of `kernel`.
+
+    `over_fused` compares its code with that of `fused`; `wide` is a case in which a cluster shares a row.
+    """
+    shows = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
+    if wide is not None:
+        shows[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
+    return kernel(
+        backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=get_op(op).least, tuning=tuning(op),
+        over="fused", shows=shows, **takes,
+    )  # fmt: skip
 
 
 def launch(
