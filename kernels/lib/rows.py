@@ -18,13 +18,12 @@ from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Function, get_op
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.rows import CODES
 from rooflab.reference.spec import Case, Scheme
 
 SOURCE = (_cuda.LIB / "rows.cu").read_text()
 OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
 """The numbers by which the source knows the ops."""
-QUANTIZED = {None: 0, "int8": 1, "fp8_e4m3": 2}
+QUANTIZED = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """Those of the dtypes of quantised results."""
 TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
 WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
@@ -187,10 +186,9 @@ def launch(
     All arguments were checked before.
     """
     T, width = out.shape
-    quantize = next((name for name, dtype in CODES.items() if scale is not None and dtype == out.dtype), None)
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]
     options = _cuda.macros(
-        OP=OPS[op], ELEMENT=_cuda.ELEMENTS[x.dtype], QUANTIZE=QUANTIZED[quantize],
+        OP=OPS[op], ELEMENT=_cuda.ELEMENTS[x.dtype], QUANTIZE=QUANTIZED[out.dtype] if scale is not None else 0,
         PIECE=_piece(width, VECTOR_BYTES // x.element_size(), tensors), LANES=config.lanes, ROWS=config.rows,
         VECTORS=config.vectors, CLUSTER=config.cluster, PERSISTENT=config.persistent, ROUND_FIRST=round_first,
     )  # fmt: skip
