@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -58,23 +57,21 @@ def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...]
     return cubin_file(source, arch=arch, options=options).read_bytes()
 
 
-def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = (), folder: Path | None = None) -> Path:
-    """The cubin's file in `folder` (default: `cubins` in the cache folder); compiles it if it is not there.
+def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> Path:
+    """The cubin's file in the cache folder; compiles it if it is not there.
 
     Its name is a hash of source, options, architecture, NVRTC's version, the text of our headers and the folders of
-    CUDA's.  If `options` name an include folder, each call compiles, because the hash does not cover what it holds.
+    CUDA's; what a folder of the caller's holds is not in it, so `options` must name none.
     """
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
-    folder = folder or cache_folder() / "cubins"
     headers = include_folders() if "#include" in source else ()
-    path = folder / f"{_key(source, arch, options, headers)}.cubin"
+    path = cache_folder() / "cubins" / f"{_key(source, arch, options, headers)}.cubin"
     log_path = path.with_suffix(".log")
-    known = not any(option.startswith(("-I", "--include-path")) for option in options)
-    if known and path.is_file() and log_path.is_file():
+    if path.is_file() and log_path.is_file():
         return path
     cubin, log = _compile(source, arch, (*options, *(f"-I{header}" for header in headers)))
-    check_writable("ROOFLAB_CACHE", folder)
+    check_writable("ROOFLAB_CACHE", path.parent)
     write_whole(log_path, log)
     write_whole(path, cubin)
     return path
@@ -99,10 +96,9 @@ def _own_headers() -> str:
 
 def _compile(source: str, arch: str, options: Sequence[str]) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
-    standard = () if any(option.startswith(("-std", "--std")) for option in options) else (STANDARD,)
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", *standard, *options))
+        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", STANDARD, *options))
         return _whole(nvrtc.getCUBIN(program)), _log(nvrtc, program)
     except nvrtc.NVRTCError as error:
         raise CudaCompileError(_log(nvrtc, program) or str(error)) from error
@@ -126,12 +122,7 @@ def _whole(cubin: bytes) -> bytes:
 
 def nvrtc_version() -> tuple[int, int]:
     """NVRTC's version, (13, 0) for CUDA 13.0.  Raises `ValueError` if NVRTC is not installed."""
-    return _version(_nvrtc())
-
-
-@cache
-def _version(nvrtc: ModuleType) -> tuple[int, int]:
-    major, minor = nvrtc.getVersion()
+    major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
 
@@ -211,8 +202,6 @@ class CudaKernel:
         self.name = name
         self.options = (*options, "-DPDL") if dependent else options
         self.dependent = dependent
-        self.log = ""
-        """The compiler's log, once the kernel is loaded."""
         self._raw: dict[int, Any] = {}
         self._shared_bytes: dict[int, int] = {}
         """Dynamic shared memory per launch that was requested so far, by device."""
@@ -240,7 +229,6 @@ class CudaKernel:
         if device not in self._raw:
             with torch.cuda.device(device):
                 file = cubin_file(self.source, arch=architecture(device), options=self.options)
-                self.log = file.with_suffix(".log").read_text()
                 raw = _cupy().RawModule(path=str(file)).get_function(self.name)
                 # Static shared memory and its padding take part of the 48 KB that need no request.
                 self._shared_bytes[device] = 0 if raw.shared_size_bytes else STATIC_SHARED_BYTES

@@ -97,14 +97,8 @@ def library(source: Path) -> Path:
     if path is None:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
     openmp = _openmp_of_torch()
-    texts = (
-        source.read_text(),
-        *(header.read_text() for header in HEADERS),
-        _version(path),
-        processor(),
-        openmp,
-        *OPTIONS,
-    )
+    headers = (header.read_text() for header in HEADERS)
+    texts = (source.read_text(), *headers, _version(path), processor(), openmp, *OPTIONS)
     name = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
     target = _folder() / f"{source.parent.name}-{name}.so"
     if target.is_file():

@@ -1,4 +1,4 @@
-"""Adapters of ops over rows to torch.compile, Liger-Kernel and QuACK, made of the one call that each op needs.
+"""Peers of the ops over rows: torch.compile, Liger-Kernel and QuACK.
 
 `compiled` is torch's second library twin: the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989,
 `liger-kernel`) is written in Triton, QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) in CuTe DSL; names and
@@ -8,9 +8,8 @@ measured after a warm-up does not contain it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Backend, get_op
-from rooflab.reference.spec import Arguments
 
 SHAPES = 512
 """Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
@@ -28,29 +26,22 @@ PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
 BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
 
 
-def peer(
-    op: str,
-    name: str,
-    call: Callable[..., Any],
-    traffic: Callable[[Arguments], Any],
-    *,
-    lacks: tuple[str, ...] = (),
-    **takes: Any,
-) -> None:
-    """Registers `call` as the peer `name` of `op`; it takes the op's arguments by name, but for those it `lacks`,
-    as the fields `takes` of `Takes` say."""
-    parameters = [parameter for parameter in get_op(op).parameters if parameter.name not in lacks]
+def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the decorated function, named `compiled`, `liger` or `quack`, as this peer of the op of its folder.
 
-    def adapter(**given: Any) -> Any:
-        return call(**given)
+    It names the op's arguments that the peer takes; `takes` are further fields of `kernel`.  What `compiled` does goes
+    through torch.compile.
+    """
 
-    adapter.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what the launcher reads
-    adapter.__name__, adapter.__module__ = name, call.__module__
-    adapter.__doc__ = f"`{op}` by {name}; on CUDA only."
-    kernel(
-        role="peer", backend=BACKENDS[name], min_sm=90 if name == "quack" else 80, devices=("cuda",), traffic=traffic,
-        requires=(PACKAGES[name],) if name in PACKAGES else (), **takes,
-    )(adapter)  # fmt: skip
+    def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
+        name = call.__name__
+        return kernel(
+            role="peer", backend=BACKENDS[name], min_sm=90 if name == "quack" else 80, devices=("cuda",),
+            requires=(PACKAGES[name],) if name in PACKAGES else (),
+            traffic=get_op(call.__module__.split(".")[-2]).least, **takes,
+        )(compiled(call) if name == "compiled" else call)  # fmt: skip
+
+    return decorate
 
 
 def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,18 +51,14 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
     def made() -> Callable[..., Any]:
         return torch.compile(formula, fullgraph=True, dynamic=False)
 
+    @wraps(formula)
     def call(**inputs: Any) -> Any:
         with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
             return made()(**inputs)
 
-    call.__module__ = formula.__module__
     return call
 
 
 def theirs(module: str, name: str) -> Callable[..., Any]:
     """A function of another package, imported at its first call."""
-
-    def call(*args: Any) -> Any:
-        return getattr(import_module(module), name)(*args)
-
-    return call
+    return lambda *args: getattr(import_module(module), name)(*args)

@@ -10,11 +10,6 @@ LEAST_SCALE = 2.0**-126
 """fp32's least normal number: one over a smaller scale would overflow."""
 
 
-def written_bytes(x: torch.Tensor, values: int, quantize: str | None) -> int:
-    """Bytes of a result with this number of values, with the scales of its rows."""
-    return values * x.element_size() if quantize is None else values + 4 * x.shape[0]
-
-
 def write_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None) -> None:
     """Writes fp32 `values` (T, N) to `out`, or with `scale` (T,) their codes and scales, in torch steps."""
     if scale is None:

@@ -155,19 +155,11 @@ def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.
     return found.log_().add_(squeezed)
 
 
-def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    joined: torch.Tensor = aten.cat([x.unsqueeze(dim) for x in tensors], dim)
-    return joined
-
-
-def _mean(x: torch.Tensor, dim: list[int], keepdim: bool = False, **dtype: torch.dtype) -> torch.Tensor:
-    summed: torch.Tensor = aten.sum(x, dim, keepdim, **dtype)
-    return summed
-
-
 COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {
-    aten.logsumexp.default: _logsumexp, aten.stack.default: _stack, aten.mean.dim: _mean,
-}  # fmt: skip
+    aten.logsumexp.default: _logsumexp,
+    aten.stack.default: lambda tensors, dim=0: aten.cat([x.unsqueeze(dim) for x in tensors], dim),
+    aten.mean.dim: lambda x, dim, keepdim=False, **dtype: aten.sum(x, dim, keepdim, **dtype),
+}
 """What is called in place of a call: its parts, or one that moves as much."""
 SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
     "addmm": lambda addend, a, b, **options: (a.shape[0], b.shape[1]),
@@ -217,7 +209,7 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
         dtype = torch.bool if name == "any" else given[0].dtype
         return torch.empty(SHAPES[name](*args, **kwargs), dtype=dtype, device="meta")
     if elementwise:  # torch would do this in Python too
-        tiny = tree_map_only(torch.Tensor, _one, (args, dict(kwargs)))
+        tiny = tree_map_only(torch.Tensor, lambda x: torch.ones((1,) * x.dim(), dtype=x.dtype), (args, dict(kwargs)))
         dtype = func(*tiny[0], **tiny[1]).dtype
         like = next((x for x in given if x.shape == shape), torch.empty(shape, device="meta"))
         layout = kwargs.get("memory_format") or torch.preserve_format
@@ -225,11 +217,6 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     keep = name in TAKES and not any(x.is_meta for x in given[1:])  # a mask must have values
     moved = [x if keep and place else tree_map_only(torch.Tensor, _meta, x) for place, x in enumerate(args)]
     return func(*moved, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
-
-
-def _one(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of the dtype, to find that of a result."""
-    return torch.ones((1,) * x.dim(), dtype=x.dtype)
 
 
 def _meta(x: torch.Tensor) -> torch.Tensor:

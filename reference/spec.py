@@ -15,7 +15,7 @@ from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.contract import Contract
 from rooflab.reference.domain import Domain
 from rooflab.reference.special import common_sets
-from rooflab.roofline.model import Cost
+from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.names import values_by_name
 
 CONTRACT = 4
@@ -251,6 +251,11 @@ class OpSpec:
     def cost_of(self, inputs: Mapping[str, Any]) -> Cost:
         """The least work for real or `meta` inputs."""
         return self.cost(self.arguments(inputs))
+
+    def least(self, args: Arguments) -> Traffic:
+        """`traffic` of a kernel that reads each operand from memory once and writes each result once."""
+        cost = self.cost(args)
+        return Traffic(cost.read_bytes, cost.write_bytes)
 
     def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
         """The planted sets, and those that every op with a contract has."""

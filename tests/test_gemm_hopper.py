@@ -331,7 +331,7 @@ def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, stati
     module = SimpleNamespace(get_function=lambda name: raw)
     monkeypatch.setattr(_cuda, "_cupy", lambda: SimpleNamespace(RawModule=lambda path: module))
     monkeypatch.setattr(_cuda, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(_cuda, "cubin_file", lambda *arguments, **options: SimpleNamespace(with_suffix=lambda s: LOG))
+    monkeypatch.setattr(_cuda, "cubin_file", lambda *arguments, **options: "file")
     monkeypatch.setattr(_cuda, "_stream", lambda address: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -340,9 +340,6 @@ def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, stati
     for nbytes in (49152, 49152, 65536, 1024):
         kernel((1,), (1,), shared_bytes=nbytes)
     assert raw.allowed == allowed
-
-
-LOG = SimpleNamespace(read_text=lambda: "")
 
 
 def test_a_stream_is_taken_without_a_warning():

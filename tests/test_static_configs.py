@@ -19,7 +19,6 @@ from rooflab.reference.spec import SCHEMES
 
 FMA = "fp32 products are FMAs, whose operands are held in registers, more than is_legal counts"
 FEW = "two to four registers"
-SEARCH = "values that wait while the cut is sought; four warps hold 128 registers of counts beside them"
 MOST_STACK_BYTES = {
     "flash_attention/masked_tiles fp32": (232, FMA),
     "flash_attention/masked_tiles bf16": (8, FEW),
@@ -48,8 +47,6 @@ MOST_STACK_BYTES = {
     "paged_attention/gqa_packed bf16": (160, "one warp holds a whole tile"),
     "paged_attention/split_kv kv_fp8": (112, "held to the registers that 16 warps leave, beside the conversion"),
     "paged_attention/tma_pages bf16": (56, "said in test_compile.py"),
-    "sample/bisect fp32": (24, SEARCH),
-    "sample/bisect bf16": (64, SEARCH),
 }
 """Bytes of stack a thread of the worst config, by kernel and dtype, and what, by its tile, fills its registers.  It is
 legal all the same: a config that spills may still be the fastest, and tuning measures it."""

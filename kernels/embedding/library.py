@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels.embedding._traffic import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.reference.embedding import SPEC
 
 
-@kernel(backend="torch", traffic=traffic)
+@kernel(backend="torch", traffic=SPEC.least)
 def library(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
     """weight[token_ids]; an id outside the table raises torch's `IndexError` on the CPU, and trips its assertion on
     CUDA."""

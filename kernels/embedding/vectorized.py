@@ -7,8 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.embedding._traffic import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.reference.embedding import SPEC
 
 NUM_WARPS = 4
 BLOCK_T = 4
@@ -33,7 +33,7 @@ def _embedding(
 
 
 @kernel(
-    backend="triton", traffic=traffic,
+    backend="triton", traffic=SPEC.least,
     over="naive", shows={"": (
         "below.LDG_E_U16 > 0 and below.STG_E_U16 > 0 and STG_E_128 == 4; LDG_E_U16 == STG_E_U16 == 0; "
         "bytes_in_flight >= 64 >= 8 * below.bytes_in_flight"

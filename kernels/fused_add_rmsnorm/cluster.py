@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
-from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.rows import PAIR_BYTES, Config, launch, tuning
+from rooflab.kernels.lib.rows import Config, launch, rung
 
 
-@kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
-    tuning=tuning("fused_add_rmsnorm"),
-    holds={f"H * itemsize <= {PAIR_BYTES}": f"rows of at most {PAIR_BYTES} bytes, which registers hold"},
-    over="fused", shows={
-        "": (
-            "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 4 and barrier >= 1; "
-            "LDG_E_NA_128 >= 4 * below.LDG_E_128 / 3"
-        ),
-        "T=4096,H=131072,eps=1e-05": "LDG_E_NA_128 == 8 and UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0",
-    },
+@rung(
+    "fused_add_rmsnorm", "LDG_E_NA_128 >= 4 * below.LDG_E_128 / 3", wide="T=4096,H=131072,eps=1e-05",
 )  # fmt: skip
 def cluster(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, scale: Tensor | None, *,

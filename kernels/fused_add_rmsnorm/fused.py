@@ -9,8 +9,8 @@ from torch import Tensor
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._rows_triton import LIMITS, TUNING, Config
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
+from rooflab.reference.fused_add_rmsnorm import SPEC
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _fused_add_rmsnorm(
 
 
 @kernel(
-    backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING,
+    backend="triton", limits=LIMITS, traffic=SPEC.least, tuning=TUNING,
     over="naive", shows={"": (
         'calls("naive").total >= 9 and launched == 1; '
         'LDG_E_128 == global_load == 6 and STG_E_128 == global_store == 4; not loops'

@@ -6,34 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
-from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.kv_cache_write import SPEC
 
-ADDRESS_REGISTERS = 24
-"""For pointers and masks, in addition to the values."""
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A tile of k and one of v in registers, in the dtype of the cache."""
-    threads = 32 * config.num_warps
-    block_d, block_heads = _blocks(config, int(case["H_kv"]), int(case["D"]))
-    registers = cdiv(2 * block_d * block_heads * scheme.activation.itemsize, 4 * threads)
-    ctas = int(case["T"]) * cdiv(int(case["H_kv"]), block_heads)
-    return Footprint(threads, registers + ADDRESS_REGISTERS, 0, ctas)
-
-
-def _blocks(config: Config, H_kv: int, D: int) -> tuple[int, int]:
-    """The tile of a program: a head, and the number of heads."""
-    block_d = int(next_power_of_2(D))
-    return block_d, min(int(next_power_of_2(H_kv)), max(config.tile // block_d, 1))
-
-
-# Eight values of k and eight of v for each of 128 threads.
-TUNING = Tuning(Config, tiles(256, 32), Defaults((({}, Config(tile=1024, num_warps=4)),)), footprint)
+NUM_WARPS = 4
+TILE = 1024
+"""Values of k and of v of a program: eight for each of 128 threads."""
 
 
 @triton.jit
@@ -57,24 +36,17 @@ def _kv_cache_write(
         tl.store(v_cache_ptr + target, v, mask=mask)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """All slots are read; the rows of tokens with a slot are read and written."""
-    k, slot_mapping = inputs.k, inputs.slot_mapping
-    written = int((slot_mapping >= 0).sum())
-    moved = written * k.shape[1] * k.shape[2] * (k.element_size() + inputs.v.element_size())
-    return Traffic(read_bytes=nbytes(slot_mapping) + moved, write_bytes=moved)
-
-
 @kernel(
-    backend="triton", traffic=traffic, tuning=TUNING,
+    backend="triton", traffic=SPEC.least, limits={"D": 16384},
     over="naive", shows={"": 'calls("naive").total >= 6 and launched == 1; STG_E_128 == global_store == 2'},
 )  # fmt: skip
-def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, config: Config) -> None:
+def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Skips a slot that is negative or past the cache."""
     T, H_kv, D = k.shape
-    block_d, block_heads = _blocks(config, H_kv, D)
+    block_d = next_power_of_2(D)
+    block_heads = min(next_power_of_2(H_kv), max(TILE // block_d, 1))
     _kv_cache_write[(T, cdiv(H_kv, block_heads))](
         k, v, k_cache, v_cache, slot_mapping, k_cache.shape[0] * k_cache.shape[1], H_kv, *k.stride()[:2],
         *v.stride()[:2],
-        D=D, BLOCK_D=block_d, BLOCK_HEADS=block_heads, num_warps=config.num_warps,
+        D=D, BLOCK_D=block_d, BLOCK_HEADS=block_heads, num_warps=NUM_WARPS,
     )  # fmt: skip

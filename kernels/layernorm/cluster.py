@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.launcher import kernel
-from rooflab.kernels.layernorm._traffic import traffic
-from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, tuning
+from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
 
 
-@kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("layernorm"),
+@rung(
+    "layernorm", "LDG_E_NA_128 >= 2 * below.LDG_E_128 / 3", wide="T=4096,H=131072,bias=true,eps=1e-05",
     limits={"H": MOST_WIDTH},
-    over="fused", shows={
-        "": (
-            "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 4 and barrier >= 1; "
-            "LDG_E_NA_128 >= 2 * below.LDG_E_128 / 3"
-        ),
-        "T=4096,H=131072,bias=true,eps=1e-05": (
-            "LDG_E_NA_128 == 4 and UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
-        ),
-    },
 )  # fmt: skip
 def cluster(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
     """(x - mean) / sqrt(variance + eps) * weight + bias in fp32, rounded once; the variance after the mean."""

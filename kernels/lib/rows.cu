@@ -7,8 +7,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "hopper.h"
+
 using i64 = long long;
-using u32 = unsigned int;
 
 #define RMSNORM 0
 #define ADD_RMSNORM 1
@@ -121,20 +122,6 @@ template <class E> __device__ __forceinline__ void store(E* row, const u32* word
     }
 }
 
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ float load_cluster(const float* mine, u32 rank) {
-    u32 there;
-    float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(there)
-                 : "r"((u32)__cvta_generic_to_shared(mine)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-    return value;
-}
-
 template <bool MAX, int COUNT> __device__ __forceinline__ float over_lanes(float value) {
 #pragma unroll
     for (int step = COUNT / 2; step; step /= 2) {
@@ -160,7 +147,7 @@ template <bool MAX> __device__ __forceinline__ float over_row(float value, int c
         __shared__ float of_cta[2];
         if (threadIdx.x == 0) of_cta[call % 2] = value;
         cluster_barrier();  // the sums of all CTAs are in their shared memory
-        value = over_lanes<MAX, CLUSTER>(load_cluster(&of_cta[call % 2], threadIdx.x % CLUSTER));
+        value = over_lanes<MAX, CLUSTER>(load_cluster(shared_address(&of_cta[call % 2]), threadIdx.x % CLUSTER));
     }
     return value;
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +15,15 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import address_of
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Function, get_op
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.rows import CODES
 from rooflab.reference.spec import Case, Scheme
 
 SOURCE = (_cuda.LIB / "rows.cu").read_text()
 OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
 """The numbers by which the source knows the ops."""
-QUANTIZED = {None: 0, "int8": 1, "fp8_e4m3": 2}
+QUANTIZED = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """Those of the dtypes of quantised results."""
 TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
 WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
@@ -147,6 +150,24 @@ def tuning(op: str) -> Tuning:
     return Tuning(Config, configs, heuristic, footprint, is_legal=is_legal)
 
 
+def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
+    """Registers the decorated launcher as the rung `cluster` of `op`; `takes` are further fields of `kernel`.
+
+    `over_fused` compares its code with that of `fused`; `wide` is a case in which a cluster shares a row.
+    """
+    shows = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
+    if op in TWO_INPUTS:
+        width = "H" if op == "fused_add_rmsnorm" else "I"
+        held = f"rows of at most {PAIR_BYTES} bytes, which registers hold"
+        takes["holds"] = {f"{width} * itemsize <= {PAIR_BYTES}": held}
+    if wide is not None:
+        shows[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
+    return kernel(
+        backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=get_op(op).least, tuning=tuning(op),
+        over="fused", shows=shows, **takes,
+    )  # fmt: skip
+
+
 def launch(
     op: str,
     x: torch.Tensor,
@@ -167,10 +188,9 @@ def launch(
     All arguments were checked before.
     """
     T, width = out.shape
-    quantize = next((name for name, dtype in CODES.items() if scale is not None and dtype == out.dtype), None)
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]
     options = _cuda.macros(
-        OP=OPS[op], ELEMENT=_cuda.ELEMENTS[x.dtype], QUANTIZE=QUANTIZED[quantize],
+        OP=OPS[op], ELEMENT=_cuda.ELEMENTS[x.dtype], QUANTIZE=QUANTIZED[out.dtype] if scale is not None else 0,
         PIECE=_piece(width, VECTOR_BYTES // x.element_size(), tensors), LANES=config.lanes, ROWS=config.rows,
         VECTORS=config.vectors, CLUSTER=config.cluster, PERSISTENT=config.persistent, ROUND_FIRST=round_first,
     )  # fmt: skip

@@ -9,21 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, tuning
-from rooflab.kernels.rmsnorm._traffic import traffic
+from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
 
 
-@kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("rmsnorm"),
+@rung(
+    "rmsnorm", "LDG_E_NA_128 >= below.LDG_E_128", wide="T=4096,H=131072,eps=1e-05",
     limits={"H": MOST_WIDTH},
-    over="fused", shows={
-        "": (
-            "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 4 and barrier >= 1; "
-            "LDG_E_NA_128 >= below.LDG_E_128"
-        ),
-        "T=4096,H=131072,eps=1e-05": "LDG_E_NA_128 == 4 and UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0",
-    },
 )  # fmt: skip
 def cluster(
     x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,

@@ -8,33 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
-from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.rope import SPEC
+from rooflab.reference.spec import Arguments
 
-ADDRESS_REGISTERS = 24
-"""For pointers and masks, in addition to the values and the angles."""
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Both halves of a program's heads in fp32 registers."""
-    threads = 32 * config.num_warps
-    block_half, block_heads = _blocks(config, int(case["H"]), int(case["H_kv"]), int(case["D"]))
-    ctas = int(case["T"]) * sum(cdiv(int(case[heads]), block_heads) for heads in ("H", "H_kv"))
-    return Footprint(threads, cdiv(2 * block_half * block_heads, threads) + ADDRESS_REGISTERS, 0, ctas)
-
-
-def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, int]:
-    """The tile of a program: half of a head, and the number of heads."""
-    block_half = int(next_power_of_2(D // 2))
-    return block_half, min(int(next_power_of_2(max(H, H_kv))), max(config.tile // block_half, 1))
-
-
-# Eight values of each half for each of 128 threads.
-TUNING = Tuning(Config, tiles(256, 32), Defaults((({}, Config(tile=1024, num_warps=4)),)), footprint)
+NUM_WARPS = 4
+TILE = 1024
+"""Values of each half of a program's heads: eight for each of 128 threads."""
 
 
 @triton.jit
@@ -88,28 +69,22 @@ def _rope(
         _rotate(x_ptr, out_ptr, heads, num_kv_heads, stride_kh, stride_k_out_h, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """q and k are read and written; the angles are read once per distinct position (L2 serves repeats)."""
-    q, k, cos, positions = inputs.q, inputs.k, inputs.cos, inputs.positions
-    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
-    return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
-
-
 def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
     """The grid, the sizes and strides, and the constants of a launch."""
     (T, H, D), H_kv = of.q.shape, of.k.shape[1]
-    block_half, block_heads = _blocks(of.config, H, H_kv, D)
+    block_half = next_power_of_2(D // 2)
+    block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE // block_half, 1))
     strides = (stride for x in (of.q_out, of.k_out) for stride in x.stride()[:2])
     numbers = (
         H, H_kv, of.cos.shape[0], *of.q.stride()[:2], *of.k.stride()[:2], of.cos.stride(0), of.sin.stride(0), *strides,
     )  # fmt: skip
     blocks = {"HALF": D // 2, "BLOCK_HALF": block_half, "BLOCK_HEADS": block_heads}
-    constants = {**blocks, "INTERLEAVED": of.interleaved, "num_warps": of.config.num_warps}
+    constants = {**blocks, "INTERLEAVED": of.interleaved, "num_warps": NUM_WARPS}
     return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), numbers, constants
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=TUNING, bind=layout,
+    backend="triton", traffic=SPEC.least, bind=layout, limits={"D": 16384},
     over="joined", shows={
         "": (
             'calls("joined").total > 5 and calls("naive").total >= 18 and launched == 1; '
@@ -120,7 +95,7 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
 )  # fmt: skip
 def fused(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
-    interleaved: bool, config: Config, bound: Any,
+    interleaved: bool, bound: Any,
 ) -> None:  # fmt: skip
     """In fp32, rounded once; a position outside the tables gives zeros, because a kernel cannot raise."""
     grid, numbers, constants = bound

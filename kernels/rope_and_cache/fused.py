@@ -9,41 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
-from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
-ADDRESS_REGISTERS = 28
-"""For pointers and masks, in addition to the values and the angles."""
-
-
-def blocks_of(config: Config, H: int, H_kv: int, D: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """The tile of a program: at least half of a head; then tokens and heads, of q and of k."""
-    half = int(next_power_of_2(cdiv(D, 2)))
-    rows = max(config.tile // half, 1)
-    q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (H, H_kv))
-    return half, (rows // q_heads, q_heads), (rows // k_heads, k_heads)
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """fp32 registers for both halves of a program's heads, and for their cosines and sines."""
-    threads = 32 * config.num_warps
-    T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
-    half, *blocks = blocks_of(config, H, H_kv, D)
-    ctas = sum(
-        cdiv(T, tokens) * cdiv(all_heads, heads) for (tokens, heads), all_heads in zip(blocks, (H, H_kv), strict=True)
-    )
-    values = half * max(tokens * heads for tokens, heads in blocks)
-    return Footprint(threads, cdiv(4 * values, threads) + ADDRESS_REGISTERS, 0, ctas)
-
-
-# With fewer than 64 tokens, programs with a tile of 1024 would not fill the SMs twice; with more tokens a thread has 16
-# bytes of each half.
-DEFAULTS = Defaults((({"T": 63}, Config(tile=512, num_warps=4)), ({}, Config(tile=1024, num_warps=4))))
+NUM_WARPS = 4
 
 
 @triton.jit
@@ -208,20 +180,24 @@ def traffic(inputs: Arguments) -> Traffic:
 def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     """The grid, the sizes and strides, and the constants of a launch."""
     (T, H, D), H_kv, R = of.q.shape, of.k.shape[1], 2 * of.cos.shape[1]
-    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = blocks_of(of.config, H, H_kv, D)
+    block_half = next_power_of_2(cdiv(D, 2))
+    # For few tokens, programs of 1024 values would not fill the SMs twice; else a thread has 16 bytes of each half.
+    rows = max((512 if T < 64 else 1024) // block_half, 1)
+    q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (H, H_kv))
+    q_tokens, k_tokens = rows // q_heads, rows // k_heads
     strides = (stride for x in (of.q, of.q_out, of.k, of.v) for stride in x.stride()[:2])
     slots = of.k_cache.shape[0] * of.k_cache.shape[1]
     numbers = (T, of.cos.shape[0], slots, *strides, of.cos.stride(0), of.sin.stride(0))
     constants = {
         "H": H, "H_KV": H_kv, "D": D, "HALF": R // 2, "BLOCK_HALF": block_half, "Q_TOKENS": q_tokens,
         "Q_HEADS": q_heads, "K_TOKENS": k_tokens, "K_HEADS": k_heads, "BLOCK_TAIL": next_power_of_2(max(D - R, 1)),
-        "INTERLEAVED": of.interleaved, "FP8": of.k_scale is not None, "num_warps": of.config.num_warps,
+        "INTERLEAVED": of.interleaved, "FP8": of.k_scale is not None, "num_warps": NUM_WARPS,
     }  # fmt: skip
     return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), numbers, constants
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=layout, tuning=Tuning(Config, tiles(128, 16), DEFAULTS, footprint),
+    backend="triton", traffic=traffic, bind=layout, limits={"D": 8192},
     over="naive", shows={"": (
         'calls("naive").total >= 25 and launched == 1; STG_E_128 > 0 and shared_load == barrier == 0'
     )},
@@ -230,7 +206,7 @@ def fused(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
-    norm_eps: float, config: Config, bound: Any,
+    norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
     """In fp32, rounded once; skips a slot outside the cache, and a position outside the tables rotates to zeros:
     a kernel cannot raise."""

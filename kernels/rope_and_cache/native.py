@@ -10,19 +10,10 @@ from torch import Tensor
 
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.rope_and_cache import SPEC
+from rooflab.reference.spec import Arguments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, and a row of both tables for each token; what has no slot is not read."""
-    q, k, slots = inputs.q, inputs.k, inputs.slot_mapping
-    kept = int((slots >= 0).sum()) * k.shape[1] * k.shape[2] * k.element_size()
-    tables = 2 * len(slots) * inputs.cos.shape[1] * 4
-    read = nbytes(q, inputs.positions, slots, inputs.q_norm, inputs.k_norm) + 2 * kept + tables
-    return Traffic(read, nbytes(q) + 2 * kept)
 
 
 def shape(of: Arguments) -> Any:
@@ -35,7 +26,7 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape,
+    backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape,
     over="naive", shows={"": (
         'calls("naive").total >= 20 and calls("native").names.keys() <= {"empty", "empty_like"}'
     )},

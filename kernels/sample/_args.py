@@ -1,16 +1,13 @@
-"""The edits of logits and the log-probabilities in torch steps, and the traffic of kernels that read logits once."""
+"""The edits of logits and the log-probabilities in torch steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 
 import torch
 
 from rooflab.reference.sample_rules import Edits
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 Edit = torch.Tensor | None
 
@@ -81,13 +78,3 @@ def note_logprobs(
         likely = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
         ids[:, 0], ids[:, 1:] = tokens, likely[:, : ids.shape[1] - 1]
         torch.gather(logits.float().log_softmax(-1), 1, ids, out=values)
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """The logits once, because L2 or a core's cache keeps the rows in work; the settings, edits, and the outputs."""
-    logits = inputs.logits
-    B = logits.shape[0]
-    given = [getattr(inputs, each.name) for each in fields(Edits)]
-    read = sum(value.numel() * value.element_size() for value in given if value is not None)
-    written = 8 * B + (0 if inputs.top_n is None else 12 * B * (1 + inputs.top_n))
-    return Traffic(logits.numel() * logits.element_size() + 32 * B + read, written)

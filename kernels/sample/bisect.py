@@ -7,59 +7,22 @@ crosses its limit.  Ties at that value are taken in index order by a last pass, 
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.race import log_exponential
-from rooflab.kernels.sample._args import Edit, edited, note_logprobs, traffic
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.sample._args import Edit, edited, note_logprobs
+from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
-from rooflab.reference.spec import Case, Scheme
 
 MAX_VOCABULARY = 2**24
 """fp32 counts tokens exactly up to this number."""
-THRESHOLDS = 16
-"""Keys that a step of the search compares at once."""
-ADDRESS_REGISTERS = 32
-"""For the row's settings, pointers and masks, in addition to the accumulator of the search."""
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """One way to launch the kernel."""
-
-    block: int
-    """Tokens per step of the other passes."""
-    search_block: int
-    """Tokens per step of the search."""
-    num_warps: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks of 2 to 16 tokens per thread; for the search 1 to 8."""
-    return tuple(
-        Config(block, search_block, num_warps)
-        for block, search_block, num_warps in itertools.product((512, 1024, 2048, 4096), (256, 512, 1024), (4, 8, 16))
-        if 2 <= block // (32 * num_warps) <= 16 and 1 <= search_block // (32 * num_warps) <= 8
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The accumulator of the search (a sum per token and threshold), or the other passes' best values."""
-    threads = 32 * config.num_warps
-    held = max(THRESHOLDS * config.search_block, 2 * config.block)
-    return Footprint(threads, cdiv(held, threads) + ADDRESS_REGISTERS, 0, int(case["B"]))
-
-
-DEFAULTS = Defaults((({}, Config(block=1024, search_block=512, num_warps=8)),))
-"""In the search 32 registers of a thread hold its tokens and 16 thresholds."""
-TUNING = Tuning(Config, configs, DEFAULTS, footprint)
+NUM_WARPS = 8
+BLOCK = 1024
+SEARCH_BLOCK = 512
+"""Tokens of a step of the search: 32 registers of a thread hold them and 16 thresholds.  BLOCK: of the other passes."""
 
 
 @triton.jit
@@ -196,7 +159,7 @@ def bisect_kernel(
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=TUNING, limits={"V": MAX_VOCABULARY},
+    backend="triton", traffic=SPEC.least, limits={"V": MAX_VOCABULARY},
     over="naive", shows={"": (
         'calls("naive").sorted_elements > 0 and calls("naive").total >= 10 and launched == 1; '
         'STG_E_64 == global_store == 1 and len(loops) > 1 and not any(loop.global_store for loop in loops); '
@@ -206,13 +169,14 @@ def bisect_kernel(
 def bisect(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, config: Config, **edits: Edit,
+    top_n: int | None, **edits: Edit,
 ) -> None:  # fmt: skip
     """Without a sort.  Edits and log-probabilities are torch steps before and after the launch."""
     B, V = logits.shape
     changed = any(edit is not None for edit in edits.values())
     rows = edited(logits, Edits(**edits)) if changed else logits  # the kernel itself takes 16 bits
     bisect_kernel[(B,)](
-        rows, temperature, top_k, top_p, min_p, seed, position, tokens, V, rows.stride(0), **config.launch_arguments
-    )
+        rows, temperature, top_k, top_p, min_p, seed, position, tokens, V, rows.stride(0), BLOCK=BLOCK,
+        SEARCH_BLOCK=SEARCH_BLOCK, num_warps=NUM_WARPS,
+    )  # fmt: skip
     note_logprobs(logits, tokens, logprob_ids, logprobs)

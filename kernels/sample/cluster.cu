@@ -7,9 +7,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "hopper.h"
+
 using i64 = long long;
-using u32 = unsigned int;
-using u64 = unsigned long long;
 
 #if ELEMENT == 4
 using T = float;
@@ -60,26 +60,15 @@ __device__ __forceinline__ float weigh(float x, float best, float rate) {
     return power;
 }
 
-__device__ __forceinline__ void barrier() {
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-
+__device__ __forceinline__ void barrier() { cluster_barrier(); }
 __device__ __forceinline__ float load_cluster(const float* mine, u32 rank) {
-#if CLUSTER > 1
-    u32 there;
-    float value;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(there) : "r"((u32)__cvta_generic_to_shared(mine)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-    return value;
-#else
-    return *mine;
-#endif
+    return load_cluster(shared_address(mine), rank);
 }
+#else
+__device__ __forceinline__ void barrier() { __syncthreads(); }
+__device__ __forceinline__ float load_cluster(const float* mine, u32) { return *mine; }
+#endif
 
 struct Shared {
     float warps[WARPS][8], cta[2][8], total[8];
@@ -135,6 +124,15 @@ struct Row {
     int groups, first;   // groups of four; the part's first token
     float best, least, rate;
 };
+
+// Gives each token of this thread to `take`, with its id.
+template <class F> __device__ __forceinline__ void each(const Row& row, F take) {
+    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
+        const float4 x = row.four[i];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) take(j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w, row.first + 4 * i + j);
+    }
+}
 
 // Keeps of the row, or of what this warp held before (held >= 0), the tokens in (low, high] in the warp's segment, in
 // their order.  Held is then their number, or -1 where they do not fit in some warp; returns that of the cluster.
@@ -262,15 +260,10 @@ __device__ __forceinline__ float find_cut(Shared& shared, int& turn, const Row& 
 // Over the row: how many tokens are above the cut, their mass, and how many are equal to it.
 __device__ __forceinline__ void tail_of(Shared& shared, int& turn, const Row& row, float cut, float (&sums)[3]) {
     sums[0] = sums[1] = sums[2] = 0.f;
-    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-        const float4 x = row.four[i];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-            if (one > cut) sums[0] += 1.f, sums[1] += weigh(one, row.best, row.rate);
-            if (one == cut) sums[2] += 1.f;
-        }
-    }
+    each(row, [&](float one, int) {
+        if (one > cut) sums[0] += 1.f, sums[1] += weigh(one, row.best, row.rate);
+        if (one == cut) sums[2] += 1.f;
+    });
     combine<false>(shared, turn, sums);
 }
 
@@ -319,15 +312,10 @@ __device__ __forceinline__ float last_tie(Shared& shared, int& turn, const Row& 
 // The largest and the least finite value.
 __device__ __forceinline__ void extremes(Shared& shared, int& turn, Row& row) {
     float ends[2] = {NEVER, NEVER};
-    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-        const float4 x = row.four[i];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-            ends[0] = fmaxf(ends[0], one);
-            ends[1] = fmaxf(ends[1], one > NEVER ? -one : NEVER);
-        }
-    }
+    each(row, [&](float one, int) {
+        ends[0] = fmaxf(ends[0], one);
+        ends[1] = fmaxf(ends[1], one > NEVER ? -one : NEVER);
+    });
     combine<true>(shared, turn, ends);
     row.best = ends[0], row.least = -ends[1];
 }
@@ -402,18 +390,12 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
         last_n = last_tie(shared, turn, row, NEVER, TOP_N - (int)all[0], rank);
     if (threadIdx.x == 0) shared.lengths[0] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-        const float4 x = four[i];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-            const int id = row.first + 4 * i + j;
-            if (one > cut_n || (one == cut_n && id <= last_n && all[0] != TOP_N)) {
-                const int place = atomicAdd(&shared.lengths[0], 1);
-                shared.list[place] = one, shared.list[TOP_N + place] = (float)id;
-            }
+    each(row, [&](float one, int id) {
+        if (one > cut_n || (one == cut_n && id <= last_n && all[0] != TOP_N)) {
+            const int place = atomicAdd(&shared.lengths[0], 1);
+            shared.list[place] = one, shared.list[TOP_N + place] = (float)id;
         }
-    }
+    });
     __syncthreads();
     if (threadIdx.x == 0) shared.length = (float)shared.lengths[0];
     barrier();

@@ -8,11 +8,10 @@ a cluster in a fixed order, so two runs agree bit for bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
@@ -20,8 +19,10 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.sample._args import Edit, traffic
+from rooflab.kernels.sample._args import Edit
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
+from rooflab.reference.sample import SPEC
+from rooflab.reference.sample_rules import Edits
 from rooflab.reference.spec import Case, Scheme
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
@@ -36,6 +37,8 @@ AIMED_SHARE = 16 * 1024
 """Tokens of a CTA at which two CTAs share an SM, as 64 registers a thread allow: one row is loaded while another is
 searched."""
 MAX_TOP_N = 32
+EDITS = tuple(each.name for each in fields(Edits))
+"""In the order of the kernel's arguments."""
 MOST_TOKENS = (SHARED_BYTES_PER_CTA - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
 """What the shared memory of a cluster holds."""
 
@@ -77,17 +80,9 @@ TUNING = Tuning(ClusterConfig, CONFIGS, few_ctas, footprint)
 """Legal are those whose shared memory holds the row."""
 
 
-def load_bytes(logits: torch.Tensor) -> int:
-    """The largest power of two, at most 16, that divides the address of every row."""
-    stride = logits.stride(0) if logits.shape[0] > 1 else 0
-    bits = 16 | address_of(logits) | stride * logits.element_size()
-    return bits & -bits
-
-
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic,
-    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, instead="sample/bisect",
-    tuning=TUNING,
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least,
+    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, instead="sample/bisect", tuning=TUNING,
     over="bisect", shows={"": (
         "launched == 1 and STG_E_64 == global_store == 1 and stack_bytes == 0; "
         "grid[0] >= 4 * 16 and UCGABAR_ARV > 0; "
@@ -97,20 +92,19 @@ def load_bytes(logits: torch.Tensor) -> int:
 def cluster(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, config: ClusterConfig,
-    repetition_penalty: Edit, presence_penalty: Edit, frequency_penalty: Edit, edit_offsets: Edit, edit_ids: Edit,
-    edit_counts: Edit, edit_bias: Edit, allowed: Edit,
+    top_n: int | None, config: ClusterConfig, **edits: Edit,
 ) -> None:  # fmt: skip
     """One launch that reads each logit once, with log-probabilities of up to 32 tokens."""
     B, V = logits.shape
     share = share_of(V, config.cluster)
-    edits = repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias
+    given = [edits[name] for name in EDITS]
+    stride = logits.stride(0) if B > 1 else 0
+    places = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
     options = _cuda.macros(
-        CLUSTER=config.cluster, THREADS=config.threads, ELEMENT=_cuda.ELEMENTS[logits.dtype], BYTES=load_bytes(logits),
-        EDITS=any(edit is not None for edit in (*edits, allowed)), TOP_N=-1 if top_n is None else top_n,
+        CLUSTER=config.cluster, THREADS=config.threads, ELEMENT=_cuda.ELEMENTS[logits.dtype], BYTES=places & -places,
+        EDITS=any(edit is not None for edit in given), TOP_N=-1 if top_n is None else top_n,
     )  # fmt: skip
     _cuda.load(SOURCE, "sample", options=options)(
-        (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *edits,
-        allowed, tokens, logprob_ids, logprobs, np.int32(V), np.int32(share),
-        np.int64(logits.stride(0) if B > 1 else 0), shared_bytes=4 * share,
+        (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *given,
+        tokens, logprob_ids, logprobs, np.int32(V), np.int32(share), np.int64(stride), shared_bytes=4 * share,
     )  # fmt: skip

@@ -10,10 +10,10 @@ from __future__ import annotations
 from importlib import import_module
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels._flashinfer import PACKAGE
-from rooflab.kernels.registry import register
-from rooflab.reference.sample import CONTRACT
+from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
@@ -34,7 +34,7 @@ def why_not(inputs: Arguments) -> str | None:
     return None
 
 
-def plan_of(inputs: Arguments) -> int | torch.Tensor:
+def plan_of(inputs: Arguments) -> int | Tensor:
     """top-k as FlashInfer takes it: a number if all rows have it, or (B,) int32; V is off."""
     V = inputs.logits.shape[1]
     top_k = torch.where(inputs.top_k > 0, inputs.top_k, V).clamp(max=V)
@@ -42,37 +42,27 @@ def plan_of(inputs: Arguments) -> int | torch.Tensor:
     return numbers.pop() if len(numbers) == 1 else top_k
 
 
-@register(
-    op="sample", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(PACKAGE,),
-    unsupported=why_not, traffic=traffic, plan=plan_of,
+@kernel(
+    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(PACKAGE,), unsupported=why_not,
+    traffic=traffic, plan=plan_of,
     nondeterministic="FlashInfer draws from torch's own stream, not by seed and position",
 )  # fmt: skip
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    *,
-    plan: int | torch.Tensor | None = None,
-) -> torch.Tensor:
+def flashinfer(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor, *,
+    plan: int | Tensor | None,
+) -> Tensor:  # fmt: skip
     """Token ids (B,) int64; `seed` and `position` are not used.  Without a plan it waits for the device to read the
-    settings.  There is no `out`, because FlashInfer writes int32.  Raises `ValueError` on wrong shapes or dtypes, and
-    without a plan on rows that it cannot take."""
-    given = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    CONTRACT.check({**given, "seed": seed, "position": position})
+    settings, and raises `ValueError` on rows that it cannot take.  There is no `out`, because FlashInfer writes int32.
+    """
     if plan is None:
         inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
-        reason = why_not(inputs)
-        if reason:
+        if reason := why_not(inputs):
             raise ValueError(reason)
         plan = plan_of(inputs)
     if not len(logits):
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     package = import_module(PACKAGE)
-    drawn: torch.Tensor
+    drawn: Tensor
     scaled = logits.float() / temperature[:, None]
     if isinstance(plan, int) and plan == logits.shape[1]:
         drawn = package.top_p_sampling_from_probs(scaled.softmax(-1), top_p)

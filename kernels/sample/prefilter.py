@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.philox import log_exponential, words_of_rows, words_of_tokens
-from rooflab.kernels.sample._args import Edit, check_rows, edited_rows, traffic
+from rooflab.kernels.sample._args import Edit, check_rows, edited_rows
+from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 
 FIRST_GUESS = 256
@@ -17,7 +19,7 @@ FIRST_GUESS = 256
 
 
 @kernel(
-    backend="torch", devices=("cpu",), traffic=traffic,
+    backend="torch", devices=("cpu",), traffic=SPEC.least,
     over="naive", shows={
         "B=4,V=300,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02": (
             'calls("naive").sorted_elements == 1200 > 2 * calls("prefilter").sorted_elements'
@@ -31,21 +33,20 @@ def prefilter(
 ) -> None:  # fmt: skip
     """For the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for it.
     Raises `ValueError` on rows without a law."""
-    _draw(logits, Edits(**edits), (temperature, top_k, top_p, min_p, seed, position), tokens)
+    changed = Edits(**edits)
+    if not changed.tensors and not any(temperature.tolist()):
+        torch.argmax(logits, dim=-1, out=tokens)
+        check_rows(logits.gather(1, tokens[:, None])[:, 0])  # a NaN is the largest for argmax
+    else:
+        _draw(edited_rows(logits, changed), (temperature, top_k, top_p, min_p), seed, position, tokens)
     if logprob_ids is not None and logprobs is not None:
         _note_logprobs(logits, tokens, logprob_ids, logprobs)
 
 
-def _draw(logits: Tensor, edits: Edits, settings: tuple[Tensor, ...], out: Tensor) -> None:
-    """Writes the tokens (B,); `settings` are the six tensors."""
-    temperature, seed, position = settings[0], settings[4], settings[5]
-    if not edits.tensors and not any(temperature.tolist()):
-        torch.argmax(logits, dim=-1, out=out)
-        check_rows(logits.gather(1, out[:, None])[:, 0])  # a NaN is the largest for argmax
-        return
-    few: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-    each = zip(edited_rows(logits, edits), *(values.tolist() for values in settings[:4]), strict=True)
-    for b, (row, t, k, p, m) in enumerate(each):
+def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, position: Tensor, out: Tensor) -> None:
+    """Writes the tokens (B,); `settings` are the temperature, top_k, top_p and min_p of each row."""
+    few: list[tuple[int, Tensor, Tensor]] = []
+    for b, (row, t, k, p, m) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
         if t == 0:
             out[b] = row.argmax()
             check_rows(row[out[b]][None], (b,))
@@ -59,10 +60,16 @@ def _draw(logits: Tensor, edits: Edits, settings: tuple[Tensor, ...], out: Tenso
         else:
             few.append((b, *_survivors(row, best, t, k, p, m)))
     if few:
-        _race(few, seed, position, out)
+        # For all rows at once, because Philox on few tokens costs its hundred calls, not its arithmetic.
+        places, tokens, scores = zip(*few, strict=True)
+        sizes = [len(ids) for ids in tokens]
+        at = torch.tensor(places).repeat_interleave(torch.tensor(sizes))
+        finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[at], position[at], torch.cat(tokens)))
+        for b, ids, final in zip(places, tokens, torch.split(finals, sizes), strict=True):
+            out[b] = ids[final.argmax()]
 
 
-def _note_logprobs(logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
+def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
     """Fills ids and log-probabilities (B, 1 + n): a threshold leaves few tokens to sort, with all ties at it."""
     n = ids.shape[1] - 1
     ids[:, 0] = tokens
@@ -74,8 +81,8 @@ def _note_logprobs(logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor
 
 
 def _survivors(
-    row: torch.Tensor, best: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    row: Tensor, best: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Tensor, Tensor]:
     """The tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best."""
     total = None
     if 0 < top_k < len(row):
@@ -102,9 +109,7 @@ def _survivors(
     return ids, scores[kept][order]
 
 
-def _top_p_threshold(
-    row: torch.Tensor, best: torch.Tensor, total: torch.Tensor, top_p: float, temperature: float
-) -> torch.Tensor:
+def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
     """A value such that the tokens with at least this value hold top_p of the unnormalized mass `total`."""
     if len(row) > FIRST_GUESS:
         values = row.topk(FIRST_GUESS).values
@@ -112,15 +117,3 @@ def _top_p_threshold(
             return values[-1]
     # V tokens with less than (1 - top_p) * total / V each may all be cut; half of that leaves room for rounding.
     return best + temperature * torch.log((1 - top_p) * total / (2 * len(row))).float()
-
-
-def _race(
-    few: list[tuple[int, torch.Tensor, torch.Tensor]], seed: torch.Tensor, position: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Draws for all rows at once, because Philox on few tokens costs its hundred calls, not its arithmetic."""
-    sizes = [len(ids) for _, ids, _ in few]
-    rows = torch.tensor([b for b, _, _ in few]).repeat_interleave(torch.tensor(sizes))
-    words = words_of_tokens(seed[rows], position[rows], torch.cat([ids for _, ids, _ in few]))
-    finals = torch.cat([scores for _, _, scores in few]) - log_exponential(words)
-    for (b, ids, _), final in zip(few, torch.split(finals, sizes), strict=True):
-        out[b] = ids[final.argmax()]

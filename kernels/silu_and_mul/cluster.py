@@ -5,18 +5,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.rows import PAIR_BYTES, Config, launch, tuning
-from rooflab.kernels.silu_and_mul._traffic import traffic
+from rooflab.kernels.lib.rows import Config, launch, rung
 
 
-@kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, tuning=tuning("silu_and_mul"),
-    holds={f"I * itemsize <= {PAIR_BYTES}": f"rows of at most {PAIR_BYTES} bytes, which registers hold"},
-    over="fused", shows={"": (
-        "LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store == 2 and barrier == 0; "
-        "LDG_E_NA_128 >= 2 * below.LDG_E_128"
-    )},
+@rung(
+    "silu_and_mul", "LDG_E_NA_128 >= 2 * below.LDG_E_128; barrier == 0",
 )  # fmt: skip
 def cluster(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None, config: Config) -> None:
     """silu(gate) * up in fp32, rounded once."""

@@ -3,8 +3,6 @@ memory.  Of the laws of other positions it reads one probability each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,31 +10,12 @@ from torch import Tensor
 from rooflab.kernels._sizes import next_power_of_2
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.race import log_exponential
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Arguments, Case, Scheme
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """One way to launch the kernel."""
-
-    block: int
-    """Tokens per step of the pass."""
-    num_warps: int
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A thread holds its tokens' weights, words, and best scores."""
-    threads = 32 * config.num_warps
-    return Footprint(threads, 4 * config.block // threads + 16, 0, int(case["B"]))
-
-
-CONFIGS = tuple(Config(128 * warps * step, warps) for warps in (4, 8, 16) for step in (1, 2, 4))
-"""4 to 16 tokens per thread."""
-DEFAULTS = Defaults((({}, Config(2048, 16)),))
-"""A program alone must keep enough loads in flight."""
-TUNING = Tuning(Config, lambda case, scheme=BF16: CONFIGS, DEFAULTS, footprint)
+NUM_WARPS = 16
+BLOCK = 2048
+"""Tokens of a step of the pass; a program alone must keep enough loads in flight."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -57,11 +36,10 @@ def race(
     for start in range(0, V, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
         weight = tl.load(p_ptr + tokens, mask=tokens < V, other=0.0)
-        if RESIDUAL:
-            if HAS_Q:
-                weight = weight - tl.load(q_ptr + tokens, mask=tokens < V, other=0.0)
-            else:
-                weight = tl.where(tokens == drafted, weight - 1.0, weight)
+        if RESIDUAL and HAS_Q:
+            weight = weight - tl.load(q_ptr + tokens, mask=tokens < V, other=0.0)
+        elif RESIDUAL:
+            weight = tl.where(tokens == drafted, weight - 1.0, weight)
         blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
         w0, w1, w2, w3 = tl.philox(seed, position, blocks, stream, 0)
         words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
@@ -112,7 +90,7 @@ def fused_kernel(
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=TUNING,
+    backend="triton", traffic=traffic,
     over="naive", shows={
         "": 'calls("naive").total > 50',
         "in fp32": "stack_bytes == 0 and len(loops) >= 2 and not any(loop.global_store for loop in loops)",
@@ -120,12 +98,12 @@ def fused_kernel(
 )  # fmt: skip
 def fused(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
-    num_accepted: Tensor, *, draft_probs: Tensor | None, config: Config,
+    num_accepted: Tensor, *, draft_probs: Tensor | None,
 ) -> None:  # fmt: skip
     """One launch; tokens are padded with -1."""
     (B, K), V = draft_tokens.shape, target_probs.shape[2]
     law = target_probs if draft_probs is None else draft_probs
     fused_kernel[(B,)](
         draft_tokens, target_probs, num_drafts, seed, position, law, tokens, num_accepted, K, V,
-        HAS_Q=draft_probs is not None, PLACES=next_power_of_2(K + 1), **config.launch_arguments,
+        HAS_Q=draft_probs is not None, PLACES=next_power_of_2(K + 1), BLOCK=BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
