@@ -7,9 +7,7 @@ from torch import Tensor
 from rooflab.kernels.lib.rows import Config, launch, rung
 
 
-@rung(
-    "fused_add_rmsnorm", "LDG_E_NA_128 >= 4 * below.LDG_E_128 / 3", wide="T=4096,H=131072,eps=1e-05",
-)  # fmt: skip
+@rung("fused_add_rmsnorm", "LDG_E_NA_128 >= 4 * below.LDG_E_128 / 3", wide="T=4096,H=131072,eps=1e-05")
 def cluster(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, scale: Tensor | None, *,
     eps: float, weight_offset: float, round_first: bool, quantize: str | None, config: Config,

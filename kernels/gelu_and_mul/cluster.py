@@ -8,9 +8,7 @@ from torch import Tensor
 from rooflab.kernels.lib.rows import Config, launch, rung
 
 
-@rung(
-    "gelu_and_mul", "LDG_E_NA_128 >= 2 * below.LDG_E_128; barrier == 0",
-)  # fmt: skip
+@rung("gelu_and_mul", "LDG_E_NA_128 >= 2 * below.LDG_E_128; barrier == 0")
 def cluster(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None, config: Config) -> None:
     """gelu(gate) * up, in its tanh form, in fp32, rounded once."""
     launch("gelu_and_mul", x, out, second=x[:, out.shape[1] :], scale=scale, config=config)
