@@ -185,42 +185,17 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
     shared = (a_ring, b_ring, full, empty, c_kept)
     pointers = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
     strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-            ],
-            [1],
-            [PRODUCER_REGISTERS],
-        )  # fmt: skip
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 1, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-            ],
-            [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 1, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 2, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-            ],
-            [4, 4, 1],
-            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_consume, (shared, c_map, pointers, M, N, K, strides, part, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                        BLOCK_N, BLOCK_K, GROUP_M, STAGES))
+            if part < CONSUMERS else
+            (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES))
+            for part in (0, 1, 2, 3)[: CONSUMERS + 1]
+        ],
+        [4] * (CONSUMERS - 1) + [1],
+        [CONSUMER_REGISTERS] * (CONSUMERS - 1) + [PRODUCER_REGISTERS],
+    )  # fmt: skip
 
 
 def arranged(of: Arguments) -> Any:

@@ -34,10 +34,10 @@ from rooflab.kernels.gemm_grouped._configs import panels, sizes, tile_count
 from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma, zeros
-from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
+from rooflab.kernels.lib.product_tiles import Ring, ring_footprint
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
 from rooflab.kernels.takes import HALVES
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_EXPERTS = 32
@@ -56,16 +56,14 @@ def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 # Unmeasured.
-_LARGE = Ring(128, 256, 64, 4, 8, 128), Ring(128, 256, 64, 3, 8, 128)  # the second in 32 bits
-_MIDDLE = Ring(128, 128, 64, 6, 8, 128), Ring(128, 128, 64, 5, 8, 128)
-_SMALL = Ring(128, 64, 64, 8, 8, 64)
+_LARGE, _MIDDLE, _SMALL = Ring(128, 256, 64, 4, 8, 128), Ring(128, 128, 64, 6, 8, 128), Ring(128, 64, 64, 8, 8, 64)
 TUNING = Tuning(
     Ring,
     space(
-        Ring, ((128, 256), (32, 64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
-        store_n=(32, 64, 128, 256),
+        Ring, block_m=(128, 256), block_n=(32, 64, 128, 256), block_k=(32, 64), stages=(3, 4, 6, 8),
+        group_m=(4, 8, 16), store_n=(32, 64, 128, 256),
     ),
-    Defaults(at_both_widths(
+    Defaults((
         ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
         ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
         ({}, _LARGE),

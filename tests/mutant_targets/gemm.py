@@ -17,13 +17,8 @@ def _multicast(more: str) -> Target:
 TARGETS = {
     "gemm_cooperative": Target(
         "gemm", "cooperative", ("M=136,N=72,K=200,layout=NT,bias=true,residual=true",),
-        _tiles(128, 64, 64, stages=3, group_m=2, store_n=32, lead=1, turns=False),
+        _tiles(128, 64, 64, stages=3, group_m=2, store_n=32),
         ("drop mbarrier.arrive 2", "drop fence.proxy.async 3", "drop cp.async.bulk.wait_group 1"),
-        (("sms", 1), ("without", BARRIERS)),
-    ),
-    "gemm_cooperative_turns": Target(
-        "gemm", "cooperative", ("M=136,N=136,K=200,layout=NT,bias=false",),
-        _tiles(128, 64, 64, stages=3, group_m=2, store_n=64, lead=0, turns=True), (),
         (("sms", 1), ("without", BARRIERS)),
     ),
     # Two tiles of four steps for the one cluster, and a ring of two slots.
