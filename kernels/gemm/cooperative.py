@@ -16,6 +16,7 @@ Tried, predicted, not built: docs/notes/gemm.md.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,55 +31,84 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from rooflab.kernels._device import sm_count
+from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import tile_count
-from rooflab.kernels.gemm._operands import epilogue_alone, tiles_traffic
+from rooflab.kernels.gemm import _operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_as, stored_operands, stored_output, why_not_by_tma
-from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
+THREADS = 384
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
+ADDRESS_REGISTERS, BARRIERS = 24, 3
+"""In addition to the accumulators; and of a slot: one `full`, and one `empty` for each consumer, of 8 bytes."""
 DEEP_K = 2048
 """From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
 
 
+@dataclass(frozen=True)
+class Ring(LaunchConfig):
+    """A tile of two consumers, and the ring that a producer fills."""
+
+    block_m: int
+    """Each consumer takes half."""
+    block_n: int
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    group_m: int
+    """Row panels of tiles that share their columns of B in L2."""
+    store_n: int
+    """Columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
+
+
+def ring_footprint(config: Any, columns: int, tiles: int, kept: int, case: Case, scheme: Scheme) -> Footprint:
+    """What a producer and two consumers need for `tiles` tiles of `columns` columns, at most one CTA per SM: an fp32
+    accumulator of half a tile each, the ring, its barriers, and `kept` values of the result."""
+    values, block_k = config.stages * (config.block_m + columns) * config.block_k + kept, config.block_k
+    ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
+    return Footprint(
+        threads=THREADS,
+        registers=outputs // (2 * 128) + ADDRESS_REGISTERS,
+        shared_bytes=values * scheme.activation.itemsize + config.stages * BARRIERS * 8,
+        ctas=ctas,
+        tensor_flops=2.0 * outputs * cdiv(int(case["K"]), block_k) * block_k * tiles / max(1, ctas),
+    )
+
+
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged part of a tile."""
-    kept, tiles = config.block_m * config.store_n, tile_count(config, case)
-    return ring_footprint(config, config.block_n, tiles, case, scheme, kept=kept)
+    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
+    return ring_footprint(config, config.block_n, tiles, config.block_m * config.store_n, case, scheme)
 
 
 def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and tiles are staged whole or by halves."""
-    return config.store_n in (config.block_n, config.block_n // 2) and footprint(config, case, scheme).fits
+    """Whether a CTA fits, tiles have 64 or 128 bytes along K, and they are staged whole or by halves."""
+    halves, along_k = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
+    return along_k in (64, 128) and config.store_n in halves and footprint(config, case, scheme).fits
 
 
-def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """The outputs; and K where a fourth slot may gain more than staging a whole tile: not with a residual, which would
-    make the consumer wait."""
-    deep = 0 if case.get("residual") else int(case["K"])
-    return {"outputs": int(case["M"]) * int(case["N"]), "deep": deep}
+def default(case: Case, scheme: Scheme = BF16) -> Ring:
+    """Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.  A residual
+    would make a consumer that stages a whole tile wait.  Unmeasured."""
+    M, N, size = int(case["M"]), int(case["N"]), scheme.activation.itemsize
+    if M * N <= 524288 if M > 256 else N <= 6144:
+        return Ring(128, 64, 128 // size, 8, 16, 64)
+    if M > 256 and M * N <= 2097152:
+        return Ring(128, 128, 128 // size, 6 if size == 2 else 5, 16, 128)
+    if size == 2 and (int(case["K"]) < DEEP_K or case.get("residual")):
+        return Ring(128, 256, 64, 3, 16, 256)
+    return Ring(128, 256, 128 // size, 4 if size == 2 else 3, 16, 128)
 
 
-# Unmeasured.  Few rows of a take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
-_WHOLE = Ring(128, 256, 64, 3, 16, 256)
-_HALF = Ring(128, 256, 64, 4, 16, 128), Ring(128, 256, 64, 3, 16, 128)
 TUNING = Tuning(
     Ring,
     space(
-        Ring, ((128, 256), (64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(8, 16),
+        Ring, block_m=(128, 256), block_n=(64, 128, 256), block_k=(16, 32, 64), stages=(3, 4, 6, 8), group_m=(8, 16),
         store_n=(32, 64, 128, 256),
     ),
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, Ring(128, 64, 64, 8, 16, 64)),
-        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), ({"M": 256}, _HALF),
-        ({"outputs": 524288}, Ring(128, 64, 64, 8, 16, 64)),
-        ({"outputs": 2097152}, (Ring(128, 128, 64, 6, 16, 128), Ring(128, 128, 64, 5, 16, 128))),
-        ({"deep": DEEP_K - 1}, _WHOLE), ({}, _HALF),
-    ), _sizes), footprint, is_legal,
+    default, footprint, is_legal,
 )  # fmt: skip
 
 
@@ -251,8 +281,8 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b, c and the residual, the grid, sizes, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    (a, b), c = stored_operands(of.a, of.b), stored_output(of.c, "gemm/pipelined")
-    residual = None if of.residual is None else stored_as(of.residual, False)
+    (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c, "gemm/pipelined")
+    residual = None if of.residual is None else _operands.stored_as(of.residual, False)
     half = config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     maps = [
@@ -267,9 +297,9 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=epilogue_alone, bind=by_maps,
-    unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
-    traffic=tiles_traffic, tuning=TUNING,
+    backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=_operands.epilogue_alone, bind=by_maps,
+    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
+    traffic=_operands.tiles_traffic, tuning=TUNING,
     over="warp_specialized", shows={"": (
         r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '
         r'in_ptx(r"wait_group\.sync\.aligned 1") == in_ptx(r"wait_group\.sync\.aligned 0") == 2; '

@@ -23,8 +23,8 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm import _operands
+from rooflab.kernels.gemm._tiles import space
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import space
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic

@@ -21,11 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import PIPELINED, TENSOR_CORE
 from rooflab.kernels.gemm._operands import constants, row_stride, tiles_traffic
+from rooflab.kernels.gemm._tiles import PIPELINED, TENSOR_CORE, Config, grouped_tile
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import Config
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 

@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
+from rooflab.kernels.gemm._tiles import Config, grouped_tile
+from rooflab.kernels.gemm_fp8._configs import FAST_ACCUM
 from rooflab.kernels.gemm_fp8._operands import by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
@@ -67,5 +67,5 @@ def fast_accum(
     a_map, b_map, grid, sizes, _, stride_om = bound
     _gemm[grid](
         a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, stride_om,
-        HAS_BIAS=bias is not None, BLOCK_K=BLOCK_K, **config.launch_arguments,
+        HAS_BIAS=bias is not None, **config.launch_arguments,
     )  # fmt: skip

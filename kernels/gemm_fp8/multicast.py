@@ -15,12 +15,11 @@ from functools import partial
 from torch import Tensor
 
 from rooflab.kernels._tensor_map import CudaMap
-from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm._operands import Stored, epilogue_alone, stored_operands, stored_output
 from rooflab.kernels.gemm_fp8._operands import block_scaled, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import multicast as shared
 from rooflab.kernels.lib.multicast import ClusterTile, cluster_tuning
-from rooflab.kernels.lib.product_maps import Stored, stored_operands, stored_output
 from rooflab.kernels.tuning import Defaults
 from rooflab.reference.spec import Arguments
 

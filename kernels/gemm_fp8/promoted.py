@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED, Config
+from rooflab.kernels.gemm._tiles import Config, grouped_tile
+from rooflab.kernels.gemm_fp8._configs import PROMOTED
 from rooflab.kernels.gemm_fp8._operands import block_scaled, by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
@@ -83,5 +83,5 @@ def promoted(
     a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
         a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, *strides, stride_om,
-        HAS_BIAS=bias is not None, BLOCK_SCALES=block_scaled(a_scale), BLOCK_K=BLOCK_K, **config.launch_arguments,
+        HAS_BIAS=bias is not None, BLOCK_SCALES=block_scaled(a_scale), **config.launch_arguments,
     )  # fmt: skip

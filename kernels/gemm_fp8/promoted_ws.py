@@ -26,12 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT
-from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._configs import BLOCK_K, Config, by_warps, outputs
+from rooflab.kernels.gemm._operands import Stored, epilogue_alone, stored_operands
+from rooflab.kernels.gemm._tiles import Config, by_pointers, one_wave, outputs
+from rooflab.kernels.gemm_fp8._configs import BLOCK_K
 from rooflab.kernels.gemm_fp8._operands import block_scaled, scale_strides, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import Stored, stored_operands
-from rooflab.kernels.lib.product_tiles import one_wave
 from rooflab.kernels.lib.tma import async_load, async_store
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -61,7 +60,7 @@ def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footpr
     The producer is one warp, but counts as four, because registers are given to warpgroups.
     """
     warps = 4 * (config.block_m // 64 + 1)
-    ring = by_warps(Config(config.block_m, config.block_n, warps, config.num_stages), case, scheme)
+    ring = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
     registers = min(REGISTERS_PER_SM // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
     return one_wave(replace(ring, registers=registers), 2 * config.block_m * config.block_n)
 

@@ -30,11 +30,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels.gemm._operands import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.gemm.cooperative import Ring, ring_footprint
 from rooflab.kernels.gemm_grouped._configs import panels, sizes, tile_count
 from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma, zeros
-from rooflab.kernels.lib.product_tiles import Ring, ring_footprint
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
@@ -46,8 +46,8 @@ LEAST_EXPERTS = 32
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged result."""
-    kept = config.block_m * config.store_n
-    return ring_footprint(config, config.block_n, tile_count(config, case), case, scheme, kept=kept)
+    kept, tiles = config.block_m * config.store_n, tile_count(config, case)
+    return ring_footprint(config, config.block_n, tiles, kept, case, scheme)
 
 
 def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
@@ -250,7 +250,7 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/tma",
     unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped", stored_by="gemm_grouped/tma"),
-    aligned=("a", "b"), empty=zeros, bind=by_maps,
+    aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
     traffic=traffic, tuning=TUNING,
     over="tma", shows={
         "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (

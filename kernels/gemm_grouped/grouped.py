@@ -15,11 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels.gemm._tiles import Config, grouped_tile
 from rooflab.kernels.gemm_grouped._configs import GROUPED, panels
 from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import Config
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib import product_tiles as shared
-from rooflab.kernels.lib.product_tiles import one_wave, space, tensor_cores
+from rooflab.kernels.gemm._tiles import one_wave, space, tensor_cores, tile_footprint
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -34,7 +33,7 @@ def tile_count(config: Any, case: Case) -> int:
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint for 2 I columns."""
-    return shared.tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
+    return tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 by_tma = partial(by_pointers, barriers=1)

@@ -24,11 +24,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._operands import stored_operands, stored_output
+from rooflab.kernels.gemm.cooperative import ring_footprint
 from rooflab.kernels.gemm_silu_and_mul._configs import tile_count
 from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, zeros
-from rooflab.kernels.lib.product_tiles import ring_footprint
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers, reinterpret
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
@@ -52,8 +52,8 @@ class PairRing(LaunchConfig):
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged result."""
-    kept = config.block_m * config.block_i
-    return ring_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, kept=kept)
+    kept, tiles = config.block_m * config.block_i, tile_count(config, case)
+    return ring_footprint(config, 2 * config.block_i, tiles, kept, case, scheme)
 
 
 # By the rows of a and the columns of gate; unmeasured.
@@ -192,7 +192,7 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/persistent",
-    unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    unsupported=why_no_maps, aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
     traffic=traffic, tuning=TUNING,
     over="persistent", shows={
         "M=2048,I=14336,K=4096,layout=NT": (

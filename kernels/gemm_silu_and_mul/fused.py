@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._tiles import grouped_tile
 from rooflab.kernels.gemm_silu_and_mul._configs import FUSED, Config
 from rooflab.kernels.gemm_silu_and_mul._maps import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 
