@@ -153,12 +153,6 @@ def _produce(
 
 
 @gluon.jit
-def _load_bias(bias, N, column, layout: gl.constexpr, BLOCK_N: gl.constexpr):
-    columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    return gl.load(bias + columns, mask=columns < N, other=0.0)
-
-
-@gluon.jit
 def _fetch(residual, staged, landed, row, column):
     tma.store_wait(pendings=0)  # TMA has read the tile staged here before
     mbarrier.expect(landed, residual.block_type.nbytes)
@@ -224,7 +218,8 @@ def _consume(
         # While the last product runs: all that does not need it.
         tile_m, tile_n = _place(min(tile + gl.num_programs(0), last), tiles_m, tiles_n, GROUP_M)
         if bias is not None:
-            addend = _load_bias(bias, N, column, layout, BLOCK_N)
+            columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+            addend = gl.load(bias + columns, mask=columns < N, other=0.0)
         _await(landed, landing, HAS_RESIDUAL)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(2 * before + HALF))

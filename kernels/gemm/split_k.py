@@ -92,15 +92,13 @@ def _gemm(
     first = share * steps * BLOCK_K
     a_ptrs = a_ptr + rows[:, None] * stride_am + (first + inner).to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + (first + inner).to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
-    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
-    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(first, min(K, first + steps * BLOCK_K), BLOCK_K):
         a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        a_ptrs += step_a
-        b_ptrs += step_b
+        a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     if SPLIT == 1:
         if HAS_BIAS:
             accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]

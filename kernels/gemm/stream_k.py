@@ -172,14 +172,9 @@ def by_pointers(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1", tuning=TUNING,
-    over="split_k", shows={
-        "M=16,N={4096|6144|28672},K=4096,layout=NT,bias=false": (
-            'ctas == 132 and stack_bytes == 0 and rung("split_k").ctas % 132 != 0'
-        ),
-        "M=16,N=4096,K=4096,layout=NT,bias=false": (
-            'loop.mma > 0 and loop.cp_async > 0 and loop.global_store > 0 and rung("split_k").loop.global_store == 0'
-        ),
-    },
+    over="split_k", shows={"M=16,N={4096|6144|28672},K=4096,layout=NT,bias=false": (
+        'ctas == 132 and stack_bytes == 0 and rung("split_k").ctas % 132 != 0'
+    )},
 )  # fmt: skip
 def stream_k(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -27,7 +27,6 @@ from rooflab.kernels.gemm._tiles import space
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
-from rooflab.roofline.model import Traffic
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 LOADERS = 128 + 32
@@ -113,11 +112,6 @@ TUNING = Tuning(
 )  # fmt: skip
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """The weight once per tile of rows of a; sums stay in the cluster."""
-    return _operands.panels_traffic(inputs, inputs.config.block_m)
-
-
 def unsupported(inputs: Arguments) -> str | None:
     """Why this kernel cannot take the operands, or None."""
     a, b = inputs.a, inputs.b
@@ -147,7 +141,7 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
-    bind=divided, traffic=traffic, tuning=TUNING,
+    bind=divided, traffic=lambda inputs: _operands.panels_traffic(inputs, inputs.config.block_m), tuning=TUNING,
     over="split_k", shows={
         "M={1|8|16|32|64},N=4096,K=4096,layout=NT,bias=false": (
             'opcode(f"HGMMA_64x{max(M, 8)}x16") == HGMMA > 0; '

@@ -63,17 +63,11 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="triton", min_sm=90, unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined"),
     aligned=("a", "b"), empty=_operands.epilogue_alone, bind=by_maps, traffic=_operands.tiles_traffic, tuning=TMA,
-    over="pipelined", shows={
-        "": (
-            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-            "loop.shared_load == loop.shared_store == stack_bytes == 0"
-        ),
-        "M=512,N=512,K=512,layout={NN|TN},bias=false": (
-            "loop.tma == 2 and loop.wgmma > loop.shared_load == loop.shared_store == 0"
-        ),
-        "in tf32": "loop.wgmma > 0",
-    },
+    over="pipelined", shows={"": (
+        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+        "loop.shared_load == loop.shared_store == stack_bytes == 0"
+    )},
 )  # fmt: skip
 def tma(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

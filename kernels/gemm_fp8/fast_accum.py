@@ -51,13 +51,10 @@ def _gemm(
 @kernel(
     backend="triton", min_sm=90, unsupported=partial(why_not_operands, promotes=False), aligned=("a", "b"),
     empty=epilogue_alone, bind=by_maps, traffic=tiles_traffic, tuning=FAST_ACCUM,
-    over="naive", shows={
-        "": 'calls("naive").total >= 6',
-        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-            r'loop.wgmma == 4 and loop.tma == 2 and loop.fma == loop.FADD == spill_stores == 0; '
-            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 0'
-        ),
-    },
+    over="naive", shows={"M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
+        r'loop.wgmma == 4 and loop.tma == 2 and loop.fma == loop.FADD == spill_stores == 0; '
+        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 0'
+    )},
 )  # fmt: skip
 def fast_accum(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

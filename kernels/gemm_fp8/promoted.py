@@ -62,18 +62,10 @@ def _gemm(
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
     traffic=tiles_traffic, tuning=PROMOTED,
-    over="fast_accum", shows={
-        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-            r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0 and loop.FADD == 16384 // threads; '
-            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
-        ),
-        "M=2048,N=28672,K=4096,scales=block,bias=false": (
-            r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0 and loop.FFMA == 16384 // threads; '
-            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
-        ),
-    },
+    over="fast_accum", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+        r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0; max(loop.FADD, loop.FFMA) == 16384 // threads; '
+        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
+    )},
 )  # fmt: skip
 def promoted(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

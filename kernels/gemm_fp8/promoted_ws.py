@@ -221,20 +221,11 @@ def arranged(of: Arguments) -> Any:
 @kernel(
     backend="gluon", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
     traffic=tiles_traffic, tuning=TUNING,
-    over="promoted", shows={
-        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-            r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; '
-            r'loop.wgmma == 4 and loop.tma == 0 and loop.FADD == 64 and any(loop.tma == 3 '
-            r'and not loop.wgmma for loop in loops); in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
-        ),
-        "M=2048,N=28672,K=4096,scales=block,bias=false": (
-            r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; '
-            r'loop.wgmma == 4 and loop.tma == 0 and loop.FFMA == 64 and any(loop.tma == 3 '
-            r'and not loop.wgmma for loop in loops); in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
-        ),
-    },
+    over="promoted", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+        r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; loop.wgmma == 4; '
+        r'max(loop.FADD, loop.FFMA) == 64 and loop.tma == 0 and any(body.tma == 3 for body in loops); '
+        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
+    )},
 )  # fmt: skip
 def promoted_ws(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -194,14 +194,12 @@ def by_maps(of: Arguments) -> Any:
     backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/persistent",
     unsupported=why_no_maps, aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
     traffic=traffic, tuning=TUNING,
-    over="persistent", shows={
-        "M=2048,I=14336,K=4096,layout=NT": (
-            'not below.uses_warp_specialization and uses_warp_specialization; '
-            'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
-            'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
-            'in_ptx("m64n256k16") and loop.wgmma == 4 and global_store == 0'
-        ),
-    },
+    over="persistent", shows={"M=2048,I=14336,K=4096,layout=NT": (
+        'not below.uses_warp_specialization and uses_warp_specialization; '
+        'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
+        'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
+        'in_ptx("m64n256k16") and loop.wgmma == 4 and global_store == 0'
+    )},
 )  # fmt: skip
 def cooperative(a: Tensor, b: Tensor, out: Tensor, *, config: PairRing, bound: Any) -> None:
     """silu(a gate) * (a up) on Hopper's tensor cores, summed in fp32 and rounded once."""

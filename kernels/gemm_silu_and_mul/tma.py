@@ -49,13 +49,11 @@ def _gemm(
 @kernel(
     backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), bind=by_maps,
     empty=lambda of: of.out.zero_(), traffic=traffic, tuning=TMA,
-    over="fused", shows={
-        "M=2048,I=14336,K=4096,layout=NT": (
-            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-            "loop.shared_load == loop.shared_store == stack_bytes == 0; global_store == 0"
-        ),
-    },
+    over="fused", shows={"M=2048,I=14336,K=4096,layout=NT": (
+        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+        "loop.shared_load == loop.shared_store == stack_bytes == 0; global_store == 0"
+    )},
 )  # fmt: skip
 def tma(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import triton
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 16
@@ -34,18 +33,10 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     return Footprint(threads, cdiv(2 * config.block_i, threads) + ADDRESS_REGISTERS, 0, ctas)
 
 
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks of 1 to 32 columns per thread."""
-    return tuple(
-        Config(block_i, num_warps)
-        for block_i, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8, 16))
-        if 1 <= block_i // (32 * num_warps) <= 32
-    )
-
-
 DEFAULTS = Defaults((*(({"I": 2**n}, Config(2**n, 4)) for n in range(10)), ({}, Config(1024, 4))))
 """Eight columns for each of 128 threads: one 16-byte load of gate and one of up in bf16."""
-TUNING = Tuning(Config, configs, DEFAULTS, footprint)
+CONFIGS = space(Config, block_i=(256, 512, 1024, 2048, 4096), num_warps=(1, 2, 4, 8, 16))
+TUNING = Tuning(Config, CONFIGS, DEFAULTS, footprint)
 
 
 @triton.jit

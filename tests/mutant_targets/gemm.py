@@ -10,7 +10,7 @@ def _tiles(m: int, n: int, k: int, **more: int) -> dict[str, int]:
 
 
 def _multicast(more: str) -> Target:
-    config = {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1, "cluster": 2}
+    config = {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1}
     return Target("gemm", "multicast", (f"M=200,N=136,K=200,layout=NT,{more}",), config, (), (("sms", 2),))
 
 

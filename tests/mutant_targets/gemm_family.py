@@ -37,7 +37,7 @@ TARGETS: dict[str, Target] = {
     # Two tiles of five steps for the one cluster, and a ring of two slots.
     "fp8_multicast": Target(
         "gemm_fp8", "multicast", ("M=200,N=136,K=528,scales=block,bias=true",),
-        {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1, "cluster": 2}, (),
+        {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1}, (),
         (FP8, ("sms", 2)),
     ),
     "silu_fused_wgmma": Target(
