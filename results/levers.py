@@ -42,7 +42,7 @@ class Side:
 
     @property
     def label(self) -> str:
-        """`multicast cluster=1`."""
+        """`split_kv bulk=True`."""
         return " ".join([self.kernel, *(f"{name}={value}" for name, value in self.changes.items())])
 
     def config(self, op: str, case: Case, scheme: str) -> Any:
@@ -67,10 +67,10 @@ class Lever:
 
 PLAIN, LAZY = Side("ping_pong", {}), Side("ping_pong", {"lazy": True})
 LEVERS = (
-    Lever("gemm", "bf16", (Side("cooperative", {}), Side("multicast", {"cluster": 1}), Side("multicast", {})),
+    Lever("gemm", "bf16", (Side("cooperative", {}), Side("multicast", {})),
           "M=512,N=512,K=1024,layout=NT,bias=false",
           tuple(f"M=8192,N=8192,K={K},layout=NT,bias=false" for K in (8192, 512))),
-    Lever("gemm_fp8", "fp8_e4m3", (Side("promoted_ws", {}), Side("multicast", {"cluster": 1}), Side("multicast", {})),
+    Lever("gemm_fp8", "fp8_e4m3", (Side("promoted_ws", {}), Side("multicast", {})),
           "M=768,N=256,K=1024,scales=block,bias=false",
           tuple(f"M=8192,N=8192,K=8192,scales={scales},bias=false" for scales in ("block", "tensor"))),
     Lever("flash_attention", "bf16", (PLAIN, LAZY), "B=1,T=256,S=1024,H=1,H_kv=1,D=128,causal=false",

@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,8 +27,7 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.gemm import split_k, stream_k
 from rooflab.kernels.gemm._operands import alignment_bytes
-from rooflab.kernels.gemm.cooperative import TUNING as COOPERATIVE
-from rooflab.kernels.gemm.cooperative import RingTile
+from rooflab.kernels.gemm.cooperative import Ring
 from rooflab.kernels.gemm.swap_ab import TUNING as SWAP_AB
 from rooflab.kernels.gemm.swap_ab import SwapAbConfig
 from rooflab.kernels.registry import get_kernel, get_op
@@ -64,32 +62,8 @@ def test_fp32_is_rounded_to_tf32_by_name_alone() -> None:
     assert get_kernel("gemm", "shared_tiles").why_not_args({"a": a, "b": weight}) is None
 
 
-def test_a_lead_leaves_two_slots() -> None:
-    case = Case(M=512, N=512, K=512, layout="NT", bias=False)
-    config = RingTile(128, 128, 64, stages=4, group_m=8, store_n=128)
-    leads = [COOPERATIVE.is_legal(replace(config, lead=lead), case) for lead in range(5)]
-    assert leads == [True, True, True, False, False]
-    found = get_kernel("gemm", "cooperative").tunable.legal_configs(case, BF16)
-    assert {(config.lead, config.turns) for config in found} == {*((lead, False) for lead in (0, 1, 2, 4)), (0, True)}
-
-
-def test_whose_tiles_are_its_own_holds_half_as_large_ones() -> None:
-    case = Case(M=512, N=512, K=512, layout="NT", bias=False)
-    turns = RingTile(128, 128, 64, stages=6, group_m=8, store_n=64, turns=True)
-    shared = replace(turns, block_m=256, turns=False)
-    found, both = (COOPERATIVE.footprint(config, case) for config in (turns, shared))
-    assert found.registers == both.registers and found.fits
-    legal = [COOPERATIVE.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})]
-    assert legal == [True, False, False]
-
-
-def _coop(
-    m: int, n: int, k: int, stages: int, store_n: int, lead: int = 0, turns: bool = False
-) -> dict[str, int | bool]:
-    return {
-        **{"block_m": m, "block_n": n, "block_k": k, "stages": stages, "group_m": 2, "store_n": store_n},
-        **{"lead": lead, "turns": turns},
-    }
+def _coop(m: int, n: int, k: int, stages: int, store_n: int) -> dict[str, int]:
+    return {"block_m": m, "block_n": n, "block_k": k, "stages": stages, "group_m": 2, "store_n": store_n}
 
 
 @pytest.mark.more
@@ -97,17 +71,13 @@ def _coop(
     ("case", "scheme", "config"),
     [
         ("M=136,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 64)),
-        ("M=136,N=72,K=104,layout=TN,bias=true", "fp16", _coop(128, 64, 32, 6, 32, lead=4)),
-        ("M=264,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 32, turns=True)),
-        slow("M=300,N=136,K=72,layout=NT,bias=false", "bf16", _coop(256, 128, 64, 3, 64, lead=1)),
-        slow("M=136,N=72,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 32, lead=2)),
+        ("M=136,N=72,K=104,layout=TN,bias=true", "fp16", _coop(128, 64, 32, 6, 32)),
+        slow("M=300,N=136,K=72,layout=NT,bias=false", "bf16", _coop(256, 128, 64, 3, 64)),
+        slow("M=136,N=72,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 32)),
         slow("M=200,N=520,K=136,layout=NT,bias=false", "bf16", _coop(128, 256, 64, 4, 128)),
-        slow("M=392,N=264,K=8,layout=NT,bias=false", "bf16", _coop(128, 128, 64, 6, 64, turns=True)),
-        slow("M=136,N=264,K=520,layout=TN,bias=true", "fp16", _coop(128, 128, 64, 4, 128, turns=True)),
-        slow("M=136,N=200,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 64, turns=True)),
     ],
 )
-def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, config: dict[str, int | bool]) -> None:
+def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, config: dict[str, int]) -> None:
     """All tiles on one SM, the ring round several times, in the order of the program and in drawn ones."""
     request = {"op": "gemm", "kernel": "cooperative", "cases": [case], "scheme": scheme, "config": config, "sms": 1}
     assert asked({**request, "seeds": [], "clean_seeds": [0, 1], "only": []}) == {"clean": [], "mutants": []}
@@ -139,7 +109,7 @@ def _compiled(name: str, requests: list[tuple[Case, str, Any]]) -> None:
 def test_nothing_spills() -> None:
     case = Case(M=4096, N=4096, K=4096, layout="TN", bias=True, residual=True)
     _compiled("shared_tiles", [(case, "fp32", None)])
-    _compiled("cooperative", [(case, "bf16", RingTile(128, 256, 64, 3, 16, 256))])
+    _compiled("cooperative", [(case, "bf16", Ring(128, 256, 64, 3, 16, 256))])
 
 
 @pytest.mark.slow
@@ -153,7 +123,7 @@ def test_nothing_spills_with_any_addend(layout: str) -> None:
     largest = [
         config
         for config in get_kernel("gemm", "cooperative").tunable.legal_configs(cases[0], BF16)
-        if config.block_m * config.block_n == 2**15 and (config.block_k, config.group_m, config.lead) == (64, 8, 0)
+        if config.block_m * config.block_n == 2**15 and (config.block_k, config.group_m) == (64, 8)
     ]
     _compiled("cooperative", [(case, "bf16", config) for case in cases[:4] for config in largest])
 

@@ -14,7 +14,7 @@ from triton.runtime import _allocation
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.flow import hot_loop
 from rooflab.bench.emulate.calls import call
-from rooflab.kernels.lib.product_maps import stored
+from rooflab.kernels.gemm._operands import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm import SPEC

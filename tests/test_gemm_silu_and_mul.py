@@ -56,17 +56,16 @@ def test_cost_and_traffic() -> None:
     assert get_kernel("gemm_silu_and_mul", "cooperative").traffic_of(inputs).bytes == cost.bytes
 
 
-LEAD = {"block_m": 128, "block_i": 64, "block_k": 64, "stages": 6, "group_m": 16, "lead": 2}
+RING = {"block_m": 128, "block_i": 64, "block_k": 64, "stages": 6, "group_m": 16}
 
 
 @pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "K", "scheme", "config"),
-    [slow("persistent", 136, "bf16", None), slow("cooperative", 136, "bf16", None), ("cooperative", 264, "fp16", LEAD)],
+    [slow("persistent", 136, "bf16", None), slow("cooperative", 136, "bf16", None), ("cooperative", 264, "fp16", RING)],
 )
 def test_a_cta_walks_over_several_tiles(name, K, scheme, config) -> None:
-    """More tiles than CTAs, of which the first and the last run: values, and no race from one tile to the next; with a
-    lead, a consumer goes ahead of the other."""
+    """More tiles than CTAs, of which the first and the last run: values, and no race from one tile to the next."""
     kernel, case = get_kernel("gemm_silu_and_mul", name), Case(M=256, I=8704, K=K, layout="NT")
     chosen = kernel.tuning.config_type(**config) if config else None
     answer = call(KernelCase("gemm_silu_and_mul", name, case, SCHEMES[scheme], None, chosen), sample=0).answer

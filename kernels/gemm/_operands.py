@@ -1,18 +1,27 @@
-"""What the launchers of gemm share: traffic, strides, constants of a launch, and which operands they refuse."""
+"""Operands of products: as TMA maps them, traffic, strides, constants of a launch, and which are refused."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rooflab.kernels._tma import address_of
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of
+from rooflab.kernels.lib.tma import layout_of, map_maker
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 VECTOR_BYTES = 16
 """The widest load of a thread, and the least that cp.async (cg) and TMA copy."""
+KINDS = {
+    torch.float8_e4m3fn: gl.float8e4nv, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16,
+    torch.float32: gl.float32,
+}  # fmt: skip
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -34,10 +43,11 @@ def tiles_traffic(inputs: Arguments) -> Traffic:
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
-def constants(of: Arguments) -> dict[str, Any]:
-    """What a launch of a tiled Triton kernel compiles into the device code."""
+def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
+    """What a launch of a tiled Triton kernel compiles into the device code; with maps of a and b also their order."""
     has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
-    return {**has, "PRECISION": of.precision, **of.config.launch_arguments}
+    order = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
+    return {**order, **has, "PRECISION": of.precision, **of.config.launch_arguments}
 
 
 def row_stride(addend: Tensor | None) -> int:
@@ -52,6 +62,101 @@ def epilogue_alone(of: Arguments) -> None:
         if addend is not None:
             total += addend
     of.c.copy_(total)
+
+
+class Stored(NamedTuple):
+    """A matrix in memory as rows of contiguous elements."""
+
+    rows: int
+    columns: int
+    stride: int
+    """Elements from one row to the next."""
+    transposed: bool
+    """Whether these rows are the operand's columns."""
+
+    def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
+        """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's of this dtype."""
+        box = [columns, rows] if self.transposed else [rows, columns]
+        shape, strides = [self.rows, self.columns], [self.stride, 1]
+        if gluon is None:
+            return map_maker(TensorDescriptor, shape, strides, box)
+        return map_maker(GluonDescriptor, shape, strides, box, layout_of(tuple(box), KINDS[gluon]))
+
+
+def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
+    """`matrix` as rows (with `transposed` as columns) that a tensor map can describe, or None."""
+    size, row_dim = matrix.element_size(), 1 if transposed else 0
+    rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
+    stride = matrix.stride(row_dim)
+    if rows == 1:  # the stride of a single row has no meaning
+        stride = cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
+    neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
+    aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
+    if neighbours and aligned and stride >= columns and stride * size < STRIDE_LIMIT:
+        return Stored(rows, columns, stride, transposed)
+    return None
+
+
+def stored(operand: Tensor, k_dim: int) -> Stored | None:
+    """`operand` for a tensor map, with K innermost if both orders are possible; None if neither is."""
+    return stored_as(operand, k_dim == 0) or stored_as(operand, k_dim != 0)
+
+
+def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
+    """a and b, or the first expert's matrix of b, of which `why_not_by_tma` said nothing."""
+    left, right = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
+    assert left is not None and right is not None, "refused before"
+    return left, right
+
+
+def stored_output(out: Tensor, instead: str) -> Stored:
+    """`out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
+    if (matrix := stored_as(out, False)) is None:
+        raise ValueError(_refusal("out", out, instead))
+    return matrix
+
+
+def _refusal(name: str, matrix: Tensor, instead: str, along: str = "") -> str:
+    strides = " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
+    address = address_of(matrix) % ALIGNMENT
+    return (
+        f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, stride 1 along {along}rows "
+        f"that do not overlap, got address % {ALIGNMENT} = {address} and strides of {strides} bytes; "
+        f"{instead} takes any"
+    )
+
+
+def why_not_by_tma(
+    inputs: Arguments, instead: str, stored_by: str | None = None, *, gated: bool = False, residual: bool = False
+) -> str | None:
+    """`unsupported` of a kernel that loads a and b by TMA; `instead` takes what it refuses.
+
+    Only gemm, whose calls have a `precision`, takes operands that are not contiguous along K, in 16 bits: wgmma reads
+    wider ones in one order (PTX ISA, wgmma.mma_async).  With `stored_by` TMA also stores the result, and that kernel
+    takes what it cannot store; experts' matrices are then rows of one map.  `gated` results have half of b's columns.
+    With `residual` TMA also loads that.
+    """
+    a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
+    wide = a.dtype == torch.float32
+    if wide and precision == "ieee":
+        return f"precision: expected tf32 with torch.float32 operands, got {precision}; {instead} takes it"
+    if not a.numel() or not b.numel():
+        return None
+    along_k = wide or precision is None
+    for name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
+        found = stored_as(matrix, k_dim == 0) if along_k else stored(matrix, k_dim)
+        apart = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
+        if found is None or apart % ALIGNMENT or not 0 < apart < STRIDE_LIMIT:
+            return _refusal(name, operand, instead, "K, in " if along_k else "")
+    columns = b.shape[-1] // (2 if gated else 1)
+    if stored_by and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
+        wanted = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
+        return f"b: expected {wanted}, got {columns} columns of {a.element_size()} bytes; {stored_by} takes any"
+    if stored_by and b.ndim == 3 and len(b) > 1 and b.stride(0) != b.shape[2] * stored_operands(a, b)[1].stride:
+        return f"b: expected experts that follow one another in memory, got strides {b.stride()}; {stored_by} takes any"
+    if residual and (x := inputs.residual) is not None and x.numel() and stored_as(x, False) is None:
+        return _refusal("residual", x, instead)
+    return None
 
 
 def weight_stride(operand: Tensor, row_dim: int) -> int:

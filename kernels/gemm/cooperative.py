@@ -8,13 +8,8 @@ TMA loads a residual into the same memory during the products.  Consumers hold m
 CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al.,
 2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot: `multicast` does.
 
-A slot of the ring is `full` when its bytes have arrived.  It has one `empty` barrier per consumer that reads it,
-complete when that consumer's products of the slot are done; the producer refills the slot when all are.  So one
-consumer may be ahead of the other, and the second reads the first one's `empty` to see how far the first is.
-
-With turns, a tile's slots belong to one consumer, and the tiles' slots follow each other through the ring.  A consumer
-passes the turn on when it has started the last product of its tile.  Without that order it might wait for a slot whose
-fill before the awaited one has not arrived, and a barrier's parity cannot tell the one from the other.
+A slot of the ring is `full` when its bytes have arrived.  It has one `empty` barrier per consumer, complete when that
+consumer's products of the slot are done; the producer refills the slot when both are.
 
 Tried, predicted, not built: docs/notes/gemm.md.
 """
@@ -36,68 +31,84 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from rooflab.kernels._device import sm_count
+from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import tile_count
-from rooflab.kernels.gemm._operands import epilogue_alone, tiles_traffic
+from rooflab.kernels.gemm import _operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_as, stored_operands, stored_output, why_not_by_tma
-from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
+THREADS = 384
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
+ADDRESS_REGISTERS, BARRIERS = 24, 3
+"""In addition to the accumulators; and of a slot: one `full`, and one `empty` for each consumer, of 8 bytes."""
 DEEP_K = 2048
 """From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
 
 
 @dataclass(frozen=True)
-class RingTile(Ring):
-    """And how two consumers share the tensor cores."""
+class Ring(LaunchConfig):
+    """A tile of two consumers, and the ring that a producer fills."""
 
-    lead: int = 0
-    """Steps of K that the first consumer is ahead of the second, so that one stores while the other multiplies; each
-    step costs a slot of the ring, which both hold."""
-    turns: bool = False
-    """Whether each consumer has whole tiles, and they multiply in turn."""
-
-
-def footprint(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """With the staged part of a tile, of both consumers with turns."""
-    kept, tiles = config.block_m * config.store_n * (1 + config.turns), tile_count(config, case)
-    return ring_footprint(config, config.block_n, tiles, case, scheme, kept=kept, turns=config.turns)
-
-
-def is_legal(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, tiles are staged whole or by halves, and the ring has at least two slots more than the lead,
-    which is 0 with `turns`."""
-    leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
-    return leads and config.store_n in (config.block_n, config.block_n // 2) and footprint(config, case, scheme).fits
+    block_m: int
+    """Each consumer takes half."""
+    block_n: int
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    group_m: int
+    """Row panels of tiles that share their columns of B in L2."""
+    store_n: int
+    """Columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
 
 
-def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """The outputs; and K where a fourth slot may gain more than staging a whole tile: not with a residual, which would
-    make the consumer wait."""
-    deep = 0 if case.get("residual") else int(case["K"])
-    return {"outputs": int(case["M"]) * int(case["N"]), "deep": deep}
+def ring_footprint(config: Any, columns: int, tiles: int, kept: int, case: Case, scheme: Scheme) -> Footprint:
+    """What a producer and two consumers need for `tiles` tiles of `columns` columns, at most one CTA per SM: an fp32
+    accumulator of half a tile each, the ring, its barriers, and `kept` values of the result."""
+    values, block_k = config.stages * (config.block_m + columns) * config.block_k + kept, config.block_k
+    ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
+    return Footprint(
+        threads=THREADS,
+        registers=outputs // (2 * 128) + ADDRESS_REGISTERS,
+        shared_bytes=values * scheme.activation.itemsize + config.stages * BARRIERS * 8,
+        ctas=ctas,
+        tensor_flops=2.0 * outputs * cdiv(int(case["K"]), block_k) * block_k * tiles / max(1, ctas),
+    )
 
 
-# Unmeasured.  Few rows of a take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
-_WHOLE = RingTile(128, 256, 64, 3, 16, 256)
-_HALF = RingTile(128, 256, 64, 4, 16, 128), RingTile(128, 256, 64, 3, 16, 128)
+def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged part of a tile."""
+    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
+    return ring_footprint(config, config.block_n, tiles, config.block_m * config.store_n, case, scheme)
+
+
+def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, tiles have 64 or 128 bytes along K, and they are staged whole or by halves."""
+    halves, along_k = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
+    return along_k in (64, 128) and config.store_n in halves and footprint(config, case, scheme).fits
+
+
+def default(case: Case, scheme: Scheme = BF16) -> Ring:
+    """Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.  A residual
+    would make a consumer that stages a whole tile wait.  Unmeasured."""
+    M, N, size = int(case["M"]), int(case["N"]), scheme.activation.itemsize
+    if M * N <= 524288 if M > 256 else N <= 6144:
+        return Ring(128, 64, 128 // size, 8, 16, 64)
+    if M > 256 and M * N <= 2097152:
+        return Ring(128, 128, 128 // size, 6 if size == 2 else 5, 16, 128)
+    if size == 2 and (int(case["K"]) < DEEP_K or case.get("residual")):
+        return Ring(128, 256, 64, 3, 16, 256)
+    return Ring(128, 256, 128 // size, 4 if size == 2 else 3, 16, 128)
+
+
 TUNING = Tuning(
-    RingTile,
+    Ring,
     space(
-        RingTile, ((128, 256), (64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(8, 16),
-        store_n=(32, 64, 128, 256), lead=(0, 1, 2, 4), turns=(False, True),
+        Ring, block_m=(128, 256), block_n=(64, 128, 256), block_k=(16, 32, 64), stages=(3, 4, 6, 8), group_m=(8, 16),
+        store_n=(32, 64, 128, 256),
     ),
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, RingTile(128, 64, 64, 8, 16, 64)),
-        ({"M": 256, "deep": DEEP_K - 1}, _WHOLE), ({"M": 256}, _HALF),
-        ({"outputs": 524288}, RingTile(128, 64, 64, 8, 16, 64)),
-        ({"outputs": 2097152}, (RingTile(128, 128, 64, 6, 16, 128), RingTile(128, 128, 64, 5, 16, 128))),
-        ({"deep": DEEP_K - 1}, _WHOLE), ({}, _HALF),
-    ), _sizes), footprint, is_legal,
+    default, footprint, is_legal,
 )  # fmt: skip
 
 
@@ -112,16 +123,10 @@ def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def _skip(slot, phase, steps, STAGES: gl.constexpr):
-    at = slot + steps
-    return at % STAGES, phase ^ (at // STAGES & 1)
-
-
-@gluon.jit
 def _produce(
     a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-    PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
@@ -130,27 +135,21 @@ def _produce(
         column = tile_n * BLOCK_N
         for step in range(steps):
             k = step * BLOCK_K
-            for part in gl.static_range(PARTS):
-                mbarrier.wait(empty.index(PARTS * slot + part), phase)
+            for half in gl.static_range(2):
+                mbarrier.wait(empty.index(2 * slot + half), phase)
             bar = full.index(slot)
-            mbarrier.expect(bar, PARTS * a.block_type.nbytes + b.block_type.nbytes)
-            for part in gl.static_range(PARTS):
-                row = tile_m * BLOCK_M + part * (BLOCK_M // PARTS)
+            mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
+            for half in gl.static_range(2):
+                row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
                 if A_TRANSPOSED:
-                    async_load(a, [k, row], bar, a_ring.index(PARTS * slot + part))
+                    async_load(a, [k, row], bar, a_ring.index(2 * slot + half))
                 else:
-                    async_load(a, [row, k], bar, a_ring.index(PARTS * slot + part))
+                    async_load(a, [row, k], bar, a_ring.index(2 * slot + half))
             if B_TRANSPOSED:
                 async_load(b, [column, k], bar, b_ring.index(slot))
             else:
                 async_load(b, [k, column], bar, b_ring.index(slot))
             slot, phase = advance(slot, phase, full)
-
-
-@gluon.jit
-def _load_bias(bias, N, column, layout: gl.constexpr, BLOCK_N: gl.constexpr):
-    columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    return gl.load(bias + columns, mask=columns < N, other=0.0)
 
 
 @gluon.jit
@@ -179,50 +178,13 @@ def _store(out, part, staged, row, column, HAS_RESIDUAL: gl.constexpr):
 
 
 @gluon.jit
-def _store_halves(out, residual, total, staged, landed, row, column, ROWS: gl.constexpr, STORE_N: gl.constexpr):
-    HAS_RESIDUAL: gl.constexpr = residual is not None
-    first, second = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
-    _store(out, first, staged, row, column, HAS_RESIDUAL)
-    if HAS_RESIDUAL:
-        _fetch(residual, staged, landed, row, column + STORE_N)
-    _await(landed, 1, HAS_RESIDUAL)
-    _store(out, second, staged, row, column + STORE_N, HAS_RESIDUAL)
-
-
-@gluon.jit
-def _multiply(
-    accumulator, steps, slot, phase, a_ring, b_ring, full, empty,
-    PARTS: gl.constexpr, PART: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-):  # fmt: skip
-    """A tile's products, of which the last is in flight; also returns the slot of the last."""
-    before = 0  # starting as `slot`, it would not be carried from step to step (Triton 3.6: the two are one value then)
-    for step in range(steps):
-        mbarrier.wait(full.index(slot), phase)
-        left = a_ring.index(PARTS * slot + PART)
-        right = b_ring.index(slot)
-        if A_TRANSPOSED:
-            left = left.permute((1, 0))
-        if B_TRANSPOSED:
-            right = right.permute((1, 0))
-        accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
-        # One product stays in flight; the product before it is done and its slot is free.
-        accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-        mbarrier.arrive(empty.index(PARTS * before + PART), pred=step > 0)
-        before = slot
-        slot, phase = advance(slot, phase, full)
-    return accumulator, before, slot, phase
-
-
-@gluon.jit
 def _consume(
-    out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn, staged, landed,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
-    LEAD: gl.constexpr, PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    CONSUMER: gl.constexpr,
+    out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, staged, landed,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     HAS_RESIDUAL: gl.constexpr = residual is not None
-    ROWS: gl.constexpr = BLOCK_M // PARTS
-    PART: gl.constexpr = CONSUMER % PARTS
+    ROWS: gl.constexpr = BLOCK_M // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
     )
@@ -231,40 +193,36 @@ def _consume(
     slot = 0
     phase = 0
     landing = 0
-    passed = 1 - CONSUMER  # a new barrier counts the phase before its first as complete: the first turn is free
-    begin = gl.program_id(0)
-    stride = gl.num_programs(0)
-    if PARTS == 1:
-        begin += CONSUMER * stride
-        stride *= 2
-        slot, phase = _skip(slot, phase, CONSUMER * steps, STAGES)
-    elif PART == 1 and LEAD > 0:
-        if steps >= LEAD:
-            mbarrier.wait(empty.index(2 * (LEAD - 1)), 0)
     last = tiles_m * tiles_n - 1
-    tile_m, tile_n = _place(min(begin, last), tiles_m, tiles_n, GROUP_M)
-    for tile in range(begin, last + 1, stride):
-        row = tile_m * BLOCK_M + PART * ROWS
+    tile_m, tile_n = _place(min(gl.program_id(0), last), tiles_m, tiles_n, GROUP_M)
+    for tile in range(gl.program_id(0), last + 1, gl.num_programs(0)):
+        row = tile_m * BLOCK_M + HALF * ROWS
         column = tile_n * BLOCK_N
         if HAS_RESIDUAL:
             _fetch(residual, staged, landed, row, column)
-        if PARTS == 1:
-            mbarrier.wait(turn.index(CONSUMER), passed)
-            passed ^= 1
-        accumulator, before, slot, phase = _multiply(
-            accumulator, steps, slot, phase, a_ring, b_ring, full, empty,
-            PARTS, PART, A_TRANSPOSED, B_TRANSPOSED,
-        )  # fmt: skip
-        if PARTS == 1:
-            mbarrier.arrive(turn.index(1 - CONSUMER))
-            slot, phase = _skip(slot, phase, steps, STAGES)
+        before = 0  # as `slot` it would not be carried from step to step (Triton 3.6: the two are one value then)
+        for step in range(steps):
+            mbarrier.wait(full.index(slot), phase)
+            left = a_ring.index(2 * slot + HALF)
+            right = b_ring.index(slot)
+            if A_TRANSPOSED:
+                left = left.permute((1, 0))
+            if B_TRANSPOSED:
+                right = right.permute((1, 0))
+            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+            # One product stays in flight; the product before it is done and its slot is free.
+            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
+            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
+            before = slot
+            slot, phase = advance(slot, phase, full)
         # While the last product runs: all that does not need it.
-        tile_m, tile_n = _place(min(tile + stride, last), tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = _place(min(tile + gl.num_programs(0), last), tiles_m, tiles_n, GROUP_M)
         if bias is not None:
-            addend = _load_bias(bias, N, column, layout, BLOCK_N)
+            columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+            addend = gl.load(bias + columns, mask=columns < N, other=0.0)
         _await(landed, landing, HAS_RESIDUAL)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(PARTS * before + PART))
+        mbarrier.arrive(empty.index(2 * before + HALF))
         total = accumulator
         if bias is not None:
             total += addend.to(gl.float32)[None, :]
@@ -272,7 +230,12 @@ def _consume(
             _store(out, total, staged, row, column, HAS_RESIDUAL)
             landing ^= 1
         else:
-            _store_halves(out, residual, total, staged, landed, row, column, ROWS, STORE_N)
+            first, second = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+            _store(out, first, staged, row, column, HAS_RESIDUAL)
+            if HAS_RESIDUAL:
+                _fetch(residual, staged, landed, row, column + STORE_N)
+            _await(landed, 1, HAS_RESIDUAL)
+            _store(out, second, staged, row, column + STORE_N, HAS_RESIDUAL)
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
@@ -280,36 +243,30 @@ def _consume(
 def _gemm(
     a, b, bias, residual, out, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    STORE_N: gl.constexpr, LEAD: gl.constexpr, TURNS: gl.constexpr, A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr,
+    STORE_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
-    PARTS: gl.constexpr = 1 if TURNS else 2
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
     steps = gl.cdiv(K, BLOCK_K)
-    a_ring = gl.allocate_shared_memory(a.dtype, [PARTS * STAGES] + a.block_type.shape, a.layout)
+    a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
     staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
     full = new_barriers(STAGES, 1)
-    empty = new_barriers(PARTS * STAGES, 1)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = new_barriers(2 * STAGES, 1)
     landed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for consumer in gl.static_range(2 if TURNS else 0):
-        mbarrier.init(turn.index(consumer), count=1)
-    if residual is not None:
-        mbarrier.init(landed.index(0), count=1)
-        mbarrier.init(landed.index(1), count=1)
+    for half in gl.static_range(0 if residual is None else 2):
+        mbarrier.init(landed.index(half), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn,
-                        staged.index(0), landed.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD, PARTS,
-                        A_TRANSPOSED, B_TRANSPOSED, 0)),
-            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn,
-                        staged.index(1), landed.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD, PARTS,
-                        A_TRANSPOSED, B_TRANSPOSED, 1)),
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
+                        staged.index(0), landed.index(0), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, A_TRANSPOSED,
+                        B_TRANSPOSED, 0)),
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
+                        staged.index(1), landed.index(1), BLOCK_M, BLOCK_N, GROUP_M, STORE_N, A_TRANSPOSED,
+                        B_TRANSPOSED, 1)),
             (_produce, (a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
-                        GROUP_M, PARTS, A_TRANSPOSED, B_TRANSPOSED)),
+                        GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
         ],
         [4, 1],
         [240, 24],
@@ -319,9 +276,9 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b, c and the residual, the grid, sizes, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    (a, b), c = stored_operands(of.a, of.b), stored_output(of.c, "gemm/pipelined")
-    residual = None if of.residual is None else stored_as(of.residual, False)
-    half = config.block_m if config.turns else config.block_m // 2
+    (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c, "gemm/pipelined")
+    residual = None if of.residual is None else _operands.stored_as(of.residual, False)
+    half = config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     maps = [
         matrix and matrix.map(rows, columns, of.a.dtype)
@@ -335,9 +292,9 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=epilogue_alone, bind=by_maps,
-    unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
-    traffic=tiles_traffic, tuning=TUNING,
+    backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=_operands.epilogue_alone, bind=by_maps,
+    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
+    traffic=_operands.tiles_traffic, tuning=TUNING,
     over="warp_specialized", shows={"": (
         r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '
         r'in_ptx(r"wait_group\.sync\.aligned 1") == in_ptx(r"wait_group\.sync\.aligned 0") == 2; '
@@ -347,7 +304,7 @@ def by_maps(of: Arguments) -> Any:
 )  # fmt: skip
 def cooperative(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: RingTile, bound: Any,
+    residual: Tensor | None, precision: str, config: Ring, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once."""
     a_map, b_map, c_map, residual_map, grid, sizes, constants = bound

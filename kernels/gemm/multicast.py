@@ -8,8 +8,7 @@ cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, 
 registers moved to the consumers, a persistent walk over tiles.  A tile is stored in boxes of 64 columns, of which a
 consumer stages two, so four slots of the ring fit beside them; a residual comes by TMA into the same boxes.
 
-Both CTAs wait for the slower of them: a slot is free when the consumers of both have read it.  `cluster=1` is the same
-kernel without multicast, so that a GPU can judge it alone.  Unmeasured on a GPU.
+Both CTAs wait for the slower of them: a slot is free when the consumers of both have read it.  Unmeasured on a GPU.
 """
 
 from __future__ import annotations
@@ -21,28 +20,26 @@ from torch import Tensor
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import CudaMap
-from rooflab.kernels.gemm._operands import epilogue_alone, tiles_traffic
+from rooflab.kernels.gemm import _operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import multicast as shared
-from rooflab.kernels.lib.multicast import ClusterTile, cluster_tuning
-from rooflab.kernels.lib.product_maps import stored_as, stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.lib.multicast import ClusterTile
 from rooflab.kernels.takes import HALVES
-from rooflab.kernels.tuning import Defaults
+from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import DTYPE_NAMES
 
 DEFAULTS = Defaults(
-    (({"narrow_tiles": HOPPER_SMS}, ClusterTile(2, 128, 6, 16, 2, 2)), ({}, ClusterTile(2, 256, 4, 16, 2, 2))),
+    (({"narrow_tiles": HOPPER_SMS}, ClusterTile(2, 128, 6, 16, 2)), ({}, ClusterTile(2, 256, 4, 16, 2))),
     sizes=lambda case, scheme: {"narrow_tiles": cdiv(int(case["M"]), 128) * cdiv(int(case["N"]), 128)},
 )
 """Narrow tiles where one wave has them all, else wide ones; the deepest ring beside two staged boxes."""
-TUNING = cluster_tuning((2,), (128, 256), (1, 2, 4), DEFAULTS, itemsize=2, accumulators=1)
-"""Each consumer has one accumulator in fp32, of products of 16 bits."""
+TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2,), block_n=(128, 256)), DEFAULTS, shared.footprint)
 
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES}, instead="gemm/pipelined",
-    unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
-    aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=tiles_traffic, tuning=TUNING,
+    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
+    aligned=("a", "b", "residual"), empty=_operands.epilogue_alone, traffic=_operands.tiles_traffic, tuning=TUNING,
     over="cooperative", shows={"": (
         "len(products) == 1 and loop.wgmma == 4 and loop.global_load == loop.spill_load == 0; "
         "UTMALDG_2D_MULTICAST == 2 and UTMALDG_2D == 4 and below.UTMALDG_2D_MULTICAST == 0; "
@@ -54,8 +51,8 @@ def multicast(
     config: ClusterTile,
 ) -> None:  # fmt: skip
     """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
-    (left, right), kept = stored_operands(a, b), stored_output(c, "gemm/pipelined")
-    added = (c, kept) if residual is None else (residual, stored_as(residual, False))
+    (left, right), kept = _operands.stored_operands(a, b), _operands.stored_output(c, "gemm/pipelined")
+    added = (c, kept) if residual is None else (residual, _operands.stored_as(residual, False))
     maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, kept), added) if matrix]
     shared.launch(
         DTYPE_NAMES[a.dtype], config, maps, (*a.shape[:1], *b.shape[1:], *a.shape[1:]),

@@ -9,8 +9,6 @@ from torch import Tensor
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import panels_traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.spec import Arguments
-from rooflab.roofline.model import Traffic
 
 BLOCK_M = 16
 BLOCK_N = 64
@@ -41,12 +39,7 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """b once per row of tiles."""
-    return panels_traffic(inputs, BLOCK_M)
-
-
-@kernel(backend="triton", traffic=traffic)
+@kernel(backend="triton", traffic=lambda inputs: panels_traffic(inputs, BLOCK_M))
 def naive(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> None:
     """a b + bias by outer products, accumulated in fp32."""
     (M, K), N = a.shape, b.shape[1]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rooflab.kernels._cuda import CudaKernel, load
+from rooflab.kernels._cuda import load, macros
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
@@ -22,10 +22,6 @@ ROWS, COLUMNS = 8, 32
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 """CUDA's names of the dtypes."""
-
-
-def _kernel(dtype: torch.dtype) -> CudaKernel:
-    return load(SOURCE, "gemm_one_thread", options=(f"-DELEMENT={ELEMENTS[dtype]}",))
 
 
 @kernel(
@@ -40,4 +36,5 @@ def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
     numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)
-    _kernel(a.dtype)((cdiv(M, ROWS) * cdiv(N, COLUMNS),), (COLUMNS, ROWS), a, b, bias, residual, c, *numbers)
+    compiled = load(SOURCE, "gemm_one_thread", options=macros(ELEMENT=ELEMENTS[a.dtype]))
+    compiled((cdiv(M, ROWS) * cdiv(N, COLUMNS),), (COLUMNS, ROWS), a, b, bias, residual, c, *numbers)

@@ -19,12 +19,9 @@ from torch import Tensor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import BY_TMA, by_tma, sizes, tma_space
-from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
+from rooflab.kernels.gemm import _operands
+from rooflab.kernels.gemm._tiles import Config, at_both_widths, by_tma, grouped_tile, one_wave, outputs, tma_space
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
-from rooflab.kernels.lib.product_tiles import Config, at_both_widths, one_wave
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
@@ -50,17 +47,17 @@ def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footpri
     Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
     also exchange a whole tile that is divided into parts if several warps share its rows.
     """
-    outputs, size = config.block_m * config.block_n, scheme.output.itemsize
-    part = outputs // config.store_parts * size
-    exchanged = min(part, MOST_EXCHANGED * size) if case.get("residual") else 0
+    whole = config.block_m * config.block_n * scheme.output.itemsize
+    part = whole // config.store_parts
+    exchanged = min(part, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
     if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
-        exchanged = max(exchanged, outputs * size)
+        exchanged = max(exchanged, whole)
     return one_wave(by_tma(config, case, scheme), part + exchanged)
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
     """Parts have 128 bytes per row in 16 bits, if there are several."""
-    every = tma_space(TileInParts, BY_TMA, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
+    every = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
     return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
 
@@ -79,7 +76,7 @@ TUNING = Tuning(
         ({"M": 256, "N": 65536}, _tiles(64, 128, 64, 4, 8, 32)), ({"M": 256}, _tiles(64, 256, 64, 4, 4, 32, 2)),
         ({"outputs": 524288}, _tiles(64, 64, 64, 4, 8, 32)), ({"outputs": 2097152}, _tiles(128, 128, 64, 8, 6, 16, 2)),
         ({}, _tiles(128, 256, 64, 8, 4, 16, 4)),
-    ), sizes), footprint,
+    ), outputs), footprint,
 )  # fmt: skip
 
 
@@ -143,18 +140,18 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps, the grid, sizes and a stride, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    a, b = stored_operands(of.a, of.b)
-    c = stored_output(of.c, "gemm/tma").map(config.block_m, config.block_n // config.store_parts)
+    a, b = _operands.stored_operands(of.a, of.b)
+    c = _operands.stored_output(of.c, "gemm/tma").map(config.block_m, config.block_n // config.store_parts)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    numbers = M, N, K, row_stride(of.residual)
-    return maps, grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
+    numbers = M, N, K, _operands.row_stride(of.residual)
+    return maps, grid, numbers, _operands.constants(of, a, b)
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
-    aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_maps, traffic=tiles_traffic, tuning=TUNING,
+    backend="triton", min_sm=90, aligned=("a", "b"), empty=_operands.epilogue_alone, bind=by_maps,
+    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    traffic=_operands.tiles_traffic, tuning=TUNING,
     over="tma", shows={"": (
         "below.grid[0] > 132 == grid[0] and stack_bytes == 0; len([loop for loop in loops if not loop.waits]) == 1; "
         "loop.wgmma > 0 and loop.tma == below.loop.tma + 4; global_store == 0"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rooflab.kernels._cuda import CudaKernel, load
+from rooflab.kernels._cuda import load, macros
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm.one_thread import ELEMENTS
@@ -32,19 +32,6 @@ def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
     return matrix.stride(contiguous) == 1 and aligned
 
 
-def _kernel(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> CudaKernel:
-    a_along_k, b_along_k = a.stride(1) == 1, b.stride(1) != 1
-    flags = {
-        "A_ALONG_K": a_along_k,
-        "A_VECTOR": _is_vector(a, 1 if a_along_k else 0),
-        "B_ALONG_K": b_along_k,
-        "B_VECTOR": _is_vector(b, 0 if b_along_k else 1),
-        "OUT_VECTOR": _is_vector(c, 1),
-    }
-    options = (f"-DELEMENT={ELEMENTS[a.dtype]}", *(f"-D{name}={int(value)}" for name, value in flags.items()))
-    return load(SOURCE, "gemm_shared_tiles", options=options)
-
-
 @kernel(
     backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, TILE),
     over="one_thread", shows={"in {bf16|fp32}": (
@@ -57,4 +44,10 @@ def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residu
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
     numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)
-    _kernel(a, b, c)((cdiv(M, TILE) * cdiv(N, TILE),), (THREADS,), a, b, bias, residual, c, *numbers)
+    a_along_k, b_along_k = a.stride(1) == 1, b.stride(1) != 1
+    options = macros(
+        ELEMENT=ELEMENTS[a.dtype], A_ALONG_K=a_along_k, A_VECTOR=_is_vector(a, 1 if a_along_k else 0),
+        B_ALONG_K=b_along_k, B_VECTOR=_is_vector(b, 0 if b_along_k else 1), OUT_VECTOR=_is_vector(c, 1),
+    )  # fmt: skip
+    compiled = load(SOURCE, "gemm_shared_tiles", options=options)
+    compiled((cdiv(M, TILE) * cdiv(N, TILE),), (THREADS,), a, b, bias, residual, c, *numbers)

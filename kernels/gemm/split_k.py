@@ -18,11 +18,10 @@ from torch import Tensor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import by_pointers as tile_needs
-from rooflab.kernels.gemm._configs import few_rows, of_least_rows, tile_count
 from rooflab.kernels.gemm._operands import constants, panels_traffic, row_stride
+from rooflab.kernels.gemm._tiles import StreamTile, few_rows, few_space
+from rooflab.kernels.gemm._tiles import by_pointers as tile_needs
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import StreamTile
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
@@ -65,13 +64,14 @@ def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
 
     64 KB of the weight are on their way, or fewer, so that two CTAs fit on an SM.
     """
-    config: SplitTile = few_rows(SplitTile, 64, (5, 5, 7), 3)(case, scheme, is_legal=is_shared_k)
-    wanted, most = cdiv(LEAST_CTAS, max(tile_count(config, case), 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
+    config: SplitTile = few_rows(SplitTile, 64, (5, 5, 7), 3, case, scheme)
+    tiles = tile_needs(config, case, scheme).ctas
+    wanted, most = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
     return replace(config, split=max(min(wanted, most, 16), 1))
 
 
 TUNING = Tuning(
-    SplitTile, of_least_rows(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8)),
+    SplitTile, few_space(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_stages=(3, 4, 5, 6, 8)),
     least_split, shared_k, is_shared_k,
 )  # fmt: skip
 
@@ -92,15 +92,13 @@ def _gemm(
     first = share * steps * BLOCK_K
     a_ptrs = a_ptr + rows[:, None] * stride_am + (first + inner).to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + (first + inner).to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
-    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
-    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(first, min(K, first + steps * BLOCK_K), BLOCK_K):
         a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        a_ptrs += step_a
-        b_ptrs += step_b
+        a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     if SPLIT == 1:
         if HAS_BIAS:
             accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]

@@ -12,6 +12,7 @@ One loop runs over tiles and steps, so the next tile's loads are in flight while
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,10 @@ from torch import Tensor
 
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import by_pointers as tile_needs
-from rooflab.kernels.gemm._configs import few_rows, of_least_rows
 from rooflab.kernels.gemm._operands import constants, panels_traffic, row_stride
+from rooflab.kernels.gemm._tiles import StreamTile, by_fma, few_rows, few_space
+from rooflab.kernels.gemm._tiles import by_pointers as tile_needs
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import StreamTile, by_fma
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
@@ -51,8 +51,8 @@ def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint
 
 
 TUNING = Tuning(
-    StreamTile, of_least_rows(StreamTile, num_warps=(4, 8), num_stages=(3, 4, 5, 6, 8, 12)),
-    few_rows(StreamTile, 128, (7, 6, 8), 8), streamed,
+    StreamTile, few_space(StreamTile, num_stages=(3, 4, 5, 6, 8, 12)),
+    partial(few_rows, StreamTile, 128, (7, 6, 8), 8), streamed,
 )  # fmt: skip
 """Each SM has one CTA, with all of its memory.  The number of tiles need not fit the SMs, so tiles are wide: the loop
 then finds the place of fewer steps."""
@@ -172,14 +172,9 @@ def by_pointers(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1", tuning=TUNING,
-    over="split_k", shows={
-        "M=16,N={4096|6144|28672},K=4096,layout=NT,bias=false": (
-            'ctas == 132 and stack_bytes == 0 and rung("split_k").ctas % 132 != 0'
-        ),
-        "M=16,N=4096,K=4096,layout=NT,bias=false": (
-            'loop.mma > 0 and loop.cp_async > 0 and loop.global_store > 0 and rung("split_k").loop.global_store == 0'
-        ),
-    },
+    over="split_k", shows={"M=16,N={4096|6144|28672},K=4096,layout=NT,bias=false": (
+        'ctas == 132 and stack_bytes == 0 and rung("split_k").ctas % 132 != 0'
+    )},
 )  # fmt: skip
 def stream_k(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

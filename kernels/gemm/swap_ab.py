@@ -22,11 +22,10 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm import _operands
+from rooflab.kernels.gemm._tiles import space
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import space
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
-from rooflab.roofline.model import Traffic
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 LOADERS = 128 + 32
@@ -112,11 +111,6 @@ TUNING = Tuning(
 )  # fmt: skip
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """The weight once per tile of rows of a; sums stay in the cluster."""
-    return _operands.panels_traffic(inputs, inputs.config.block_m)
-
-
 def divided(of: Arguments) -> Any:
     """Of a layout: options of the compiler, grid, threads, sizes and strides, bytes of shared memory."""
     a, b, config = of.a, of.b, of.config
@@ -140,7 +134,7 @@ def divided(of: Arguments) -> Any:
         **_operands.along_k("a", "b"),
     },
     whole={"a": 1, "b": 0}, instead="gemm/split_k",
-    bind=divided, traffic=traffic, tuning=TUNING,
+    bind=divided, traffic=lambda inputs: _operands.panels_traffic(inputs, inputs.config.block_m), tuning=TUNING,
     over="split_k", shows={
         "M={1|8|16|32|64},N=4096,K=4096,layout=NT,bias=false": (
             'opcode(f"HGMMA_64x{max(M, 8)}x16") == HGMMA > 0; '

@@ -21,11 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import PIPELINED, TENSOR_CORE
 from rooflab.kernels.gemm._operands import constants, row_stride, tiles_traffic
+from rooflab.kernels.gemm._tiles import PIPELINED, TENSOR_CORE, Config, grouped_tile
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import Config
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 
@@ -43,8 +41,6 @@ def _gemm(
     inner = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
-    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
-    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # Triton places the waits.  One stage: all warps have stored their parts of the tiles, and wgmma sees them, before
     # the product; the product is done before the tiles are overwritten.  More stages: a tile's copies have arrived
@@ -54,8 +50,8 @@ def _gemm(
         b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         # Triton's default would round fp32 operands to TF32.
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        a_ptrs += step_a
-        b_ptrs += step_b
+        a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     mask = (rows < M)[:, None] & (columns < N)[None, :]
@@ -84,7 +80,6 @@ def by_pointers(of: Arguments) -> Any:
             "not uses_tensor_cores and not uses_tf32; "
             "loop.fma / loop.global_loads >= 10 * below.loop.fma / below.loop.global_loads"
         ),
-        "in tf32": "loop.wgmma > 0",
     },
 )  # fmt: skip
 def tensor_core(
@@ -98,13 +93,10 @@ def tensor_core(
 
 @kernel(
     backend="triton", traffic=tiles_traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7.1",
-    over="tensor_core", shows={
-        "": (
-            "loop.wgmma == below.loop.wgmma and loop.cp_async == below.loop.global_load; "
-            "loop.global_load == loop.shared_store == 0 and shared_bytes >= 3 * below.shared_bytes"
-        ),
-        "in fp32": "loop.cp_async > 0",
-    },
+    over="tensor_core", shows={"": (
+        "loop.wgmma == below.loop.wgmma and loop.cp_async == below.loop.global_load; "
+        "loop.global_load == loop.shared_store == 0 and shared_bytes >= 3 * below.shared_bytes"
+    )},
 )  # fmt: skip
 def pipelined(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

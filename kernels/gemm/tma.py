@@ -16,12 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import TMA
-from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
+from rooflab.kernels.gemm import _operands
+from rooflab.kernels.gemm._tiles import TMA, Config, grouped_tile
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, why_not_by_tma
-from rooflab.kernels.lib.product_tiles import Config
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 
@@ -56,27 +53,21 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a and b, the grid, sizes and strides, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    a, b = stored_operands(of.a, of.b)
+    a, b = _operands.stored_operands(of.a, of.b)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
-    numbers = M, N, K, row_stride(of.residual), of.c.stride(0)
-    return *maps, grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
+    numbers = M, N, K, _operands.row_stride(of.residual), of.c.stride(0)
+    return *maps, grid, numbers, _operands.constants(of, a, b)
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined"),
-    aligned=("a", "b"), empty=epilogue_alone, bind=by_maps, traffic=tiles_traffic, tuning=TMA,
-    over="pipelined", shows={
-        "": (
-            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-            "loop.shared_load == loop.shared_store == stack_bytes == 0"
-        ),
-        "M=512,N=512,K=512,layout={NN|TN},bias=false": (
-            "loop.tma == 2 and loop.wgmma > loop.shared_load == loop.shared_store == 0"
-        ),
-        "in tf32": "loop.wgmma > 0",
-    },
+    backend="triton", min_sm=90, unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined"),
+    aligned=("a", "b"), empty=_operands.epilogue_alone, bind=by_maps, traffic=_operands.tiles_traffic, tuning=TMA,
+    over="pipelined", shows={"": (
+        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+        "loop.shared_load == loop.shared_store == stack_bytes == 0"
+    )},
 )  # fmt: skip
 def tma(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -15,6 +15,7 @@ the epilogue into parts, so a whole tile of the result waits in shared memory.
 from __future__ import annotations
 
 import contextvars
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,25 +26,24 @@ from torch import Tensor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._configs import BY_TMA, sizes, tile_count, tma_space
-from rooflab.kernels.gemm._operands import constants, epilogue_alone, row_stride, tiles_traffic
+from rooflab.kernels.gemm import _operands, _tiles
+from rooflab.kernels.gemm._tiles import Config, at_both_widths, grouped_tile, one_wave, outputs, tma_space
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
-from rooflab.kernels.lib.product_tiles import Config, at_both_widths, ring_footprint
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
+THREADS = 384
+"""Of the two consumers, and of the warpgroup of the producer warp."""
 SPECIALIZED_BARRIERS = 6
 """A stage's: full and empty, for both halves of a and for b (read in the compiled kernels)."""
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Accumulators of the consumers; tiles of a and b, their barriers, and the result."""
-    return ring_footprint(
-        config, config.block_n, tile_count(config, case), case, scheme, stages=config.num_stages,
-        kept=config.block_m * config.block_n, barriers=SPECIALIZED_BARRIERS,
-    )  # fmt: skip
+    values = config.block_m * config.block_n
+    needs = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
+    needs = replace(needs, threads=THREADS, registers=values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
+    return one_wave(needs, values * scheme.output.itemsize)
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
@@ -54,12 +54,12 @@ def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 # As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
 _WIDE = Config(128, 256, 64, 4, 3, 16), Config(128, 128, 64, 4, 4, 16)
 TUNING = Tuning(
-    Config, tma_space(Config, ((128, 256), *BY_TMA[1:]), num_warps=(4,)),
+    Config, tma_space(Config, (128, 256), num_warps=(4,)),
     Defaults(at_both_widths(
         ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
         ({"M": 256}, _WIDE), ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
         ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)), ({}, _WIDE),
-    ), sizes), footprint, is_legal,
+    ), outputs), footprint, is_legal,
 )  # fmt: skip
 
 
@@ -104,13 +104,13 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
-def by_pointers(of: Arguments) -> Any:
+def divided(of: Arguments) -> Any:
     """Of a layout: the grid, sizes and strides of what the maps describe, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    a, b = stored_operands(of.a, of.b)
+    (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c, "gemm/tma")
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    numbers = M, N, K, a.stride, b.stride, row_stride(of.residual), stored_output(of.c, "gemm/tma").stride
-    return grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
+    numbers = M, N, K, a.stride, b.stride, _operands.row_stride(of.residual), c.stride
+    return grid, numbers, _operands.constants(of, a, b)
 
 
 def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
@@ -119,9 +119,9 @@ def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
-    aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_pointers, traffic=tiles_traffic, tuning=TUNING,
+    backend="triton", min_sm=90, aligned=("a", "b"), empty=_operands.epilogue_alone, bind=divided,
+    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    traffic=_operands.tiles_traffic, tuning=TUNING,
     over="persistent", shows={"": (
         'not below.uses_warp_specialization and uses_warp_specialization; '
         'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '

@@ -8,8 +8,8 @@ import torch
 
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, address_of
+from rooflab.kernels.gemm._operands import stored_operands
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K
-from rooflab.kernels.lib.product_maps import stored_operands
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 

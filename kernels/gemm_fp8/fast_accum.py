@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
+from rooflab.kernels.gemm._tiles import Config, grouped_tile
+from rooflab.kernels.gemm_fp8._configs import FAST_ACCUM
 from rooflab.kernels.gemm_fp8._operands import ONE_EACH, by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
@@ -55,13 +55,10 @@ def _gemm(
     },
     aligned=("a", "b"),
     empty=epilogue_alone, bind=by_maps, traffic=tiles_traffic, tuning=FAST_ACCUM,
-    over="naive", shows={
-        "": 'calls("naive").total >= 6',
-        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-            r'loop.wgmma == 4 and loop.tma == 2 and loop.fma == loop.FADD == spill_stores == 0; '
-            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 0'
-        ),
-    },
+    over="naive", shows={"M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
+        r'loop.wgmma == 4 and loop.tma == 2 and loop.fma == loop.FADD == spill_stores == 0; '
+        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 0'
+    )},
 )  # fmt: skip
 def fast_accum(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
@@ -71,5 +68,5 @@ def fast_accum(
     a_map, b_map, grid, sizes, _, stride_om = bound
     _gemm[grid](
         a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, stride_om,
-        HAS_BIAS=bias is not None, BLOCK_K=BLOCK_K, **config.launch_arguments,
+        HAS_BIAS=bias is not None, **config.launch_arguments,
     )  # fmt: skip

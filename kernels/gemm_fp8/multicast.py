@@ -4,8 +4,7 @@ A tile of 192 x 128 asks L2 for 40 KB for 128 of K, which are 53 bytes per clock
 more than anything measured for Hopper's L2.  Here two CTAs with tiles one below the other each load half of b's tile
 for both (TMA's multicast, as DeepGEMM does): 32 KB, 43 bytes per clock.  The device code is `lib/multicast.cu`; a
 consumer waits for its product of 128 of K and adds it in fp32, with its block scales, while others multiply.
-
-`cluster=1` is the same kernel without multicast, so that a GPU can judge it alone.  Unmeasured on a GPU.
+Unmeasured on a GPU.
 """
 
 from __future__ import annotations
@@ -15,22 +14,20 @@ from functools import partial
 from torch import Tensor
 
 from rooflab.kernels._tensor_map import CudaMap
-from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm._operands import Stored, epilogue_alone, stored_operands, stored_output
 from rooflab.kernels.gemm_fp8._operands import block_scaled, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import multicast as shared
-from rooflab.kernels.lib.multicast import ClusterTile, cluster_tuning
-from rooflab.kernels.lib.product_maps import Stored, stored_operands, stored_output
-from rooflab.kernels.tuning import Defaults
+from rooflab.kernels.lib.multicast import ClusterTile
+from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import Arguments
 
 BLOCK_N = 128
 """Columns of a tile: those of one block scale."""
-_TWO, _THREE = ClusterTile(2, BLOCK_N, 6, 16, 2, 2), ClusterTile(3, BLOCK_N, 4, 8, 2, 2)
+_TWO, _THREE = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
 DEFAULTS = Defaults((({"M": 2048}, _TWO), ({"N": 2112}, _THREE), ({"N": 7168}, _TWO), ({}, _THREE)))
 """Three consumers ask L2 for a tenth less; two where their tiles fill the last wave better."""
-TUNING = cluster_tuning((2, 3), (BLOCK_N,), (1, 2), DEFAULTS, itemsize=1, accumulators=2)
-"""A consumer has a product of 128 of K, and its sum."""
+TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)), DEFAULTS, shared.footprint)
 
 
 def stored(of: Arguments) -> tuple[Stored, ...]:
@@ -42,18 +39,11 @@ def stored(of: Arguments) -> tuple[Stored, ...]:
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
     unsupported=partial(why_not_operands, stores=True), aligned=("a", "b"), empty=epilogue_alone, bind=stored,
     traffic=tiles_traffic, tuning=TUNING,
-    over="promoted_ws", shows={
-        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-            "threads in (384, 512) and ctas % 2 == 0 and not warnings and len(products) == 1; "
-            "loop.wgmma == 4 and loop.tma == loop.spill_load == 0 and loop.FADD >= 64; "
-            "UTMALDG_2D_MULTICAST == 1 and UTMALDG_2D == threads // 128"
-        ),
-        "M=2048,N=28672,K=4096,scales=block,bias=false": (
-            "threads in (384, 512) and ctas % 2 == 0 and not warnings and len(products) == 1; "
-            "loop.wgmma == 4 and loop.tma == loop.spill_load == 0 and loop.FFMA >= 64; "
-            "UTMALDG_2D_MULTICAST == 1 and UTMALDG_2D == threads // 128"
-        ),
-    },
+    over="promoted_ws", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+        "threads in (384, 512) and ctas % 2 == 0 and not warnings and len(products) == 1; "
+        "loop.wgmma == 4 and loop.tma == loop.spill_load == 0 and max(loop.FADD, loop.FFMA) >= 64; "
+        "UTMALDG_2D_MULTICAST == 1 and UTMALDG_2D == threads // 128"
+    )},
 )  # fmt: skip
 def multicast(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

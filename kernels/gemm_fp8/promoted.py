@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED, Config
+from rooflab.kernels.gemm._tiles import Config, grouped_tile
+from rooflab.kernels.gemm_fp8._configs import PROMOTED
 from rooflab.kernels.gemm_fp8._operands import block_scaled, by_maps, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
@@ -62,18 +62,10 @@ def _gemm(
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
     traffic=tiles_traffic, tuning=PROMOTED,
-    over="fast_accum", shows={
-        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-            r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0 and loop.FADD == 16384 // threads; '
-            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
-        ),
-        "M=2048,N=28672,K=4096,scales=block,bias=false": (
-            r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0 and loop.FFMA == 16384 // threads; '
-            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
-        ),
-    },
+    over="fast_accum", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+        r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0; max(loop.FADD, loop.FFMA) == 16384 // threads; '
+        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
+    )},
 )  # fmt: skip
 def promoted(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
@@ -83,5 +75,5 @@ def promoted(
     a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
         a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, *strides, stride_om,
-        HAS_BIAS=bias is not None, BLOCK_SCALES=block_scaled(a_scale), BLOCK_K=BLOCK_K, **config.launch_arguments,
+        HAS_BIAS=bias is not None, BLOCK_SCALES=block_scaled(a_scale), **config.launch_arguments,
     )  # fmt: skip

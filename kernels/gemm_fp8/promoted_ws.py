@@ -26,12 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT
-from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8._configs import BLOCK_K, Config, by_warps, outputs
+from rooflab.kernels.gemm._operands import Stored, epilogue_alone, stored_operands
+from rooflab.kernels.gemm._tiles import Config, by_pointers, one_wave, outputs
+from rooflab.kernels.gemm_fp8._configs import BLOCK_K
 from rooflab.kernels.gemm_fp8._operands import block_scaled, scale_strides, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import Stored, stored_operands
-from rooflab.kernels.lib.product_tiles import one_wave
 from rooflab.kernels.lib.tma import async_load, async_store
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -61,7 +60,7 @@ def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footpr
     The producer is one warp, but counts as four, because registers are given to warpgroups.
     """
     warps = 4 * (config.block_m // 64 + 1)
-    ring = by_warps(Config(config.block_m, config.block_n, warps, config.num_stages), case, scheme)
+    ring = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
     registers = min(REGISTERS_PER_SM // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
     return one_wave(replace(ring, registers=registers), 2 * config.block_m * config.block_n)
 
@@ -185,42 +184,17 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
     shared = (a_ring, b_ring, full, empty, c_kept)
     pointers = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
     strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-            ],
-            [1],
-            [PRODUCER_REGISTERS],
-        )  # fmt: skip
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 1, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-            ],
-            [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 0, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 1, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_consume, (shared, c_map, pointers, M, N, K, strides, 2, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
-                             BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-                (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES)),
-            ],
-            [4, 4, 1],
-            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_consume, (shared, c_map, pointers, M, N, K, strides, part, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+                        BLOCK_N, BLOCK_K, GROUP_M, STAGES))
+            if part < CONSUMERS else
+            (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES))
+            for part in (0, 1, 2, 3)[: CONSUMERS + 1]
+        ],
+        [4] * (CONSUMERS - 1) + [1],
+        [CONSUMER_REGISTERS] * (CONSUMERS - 1) + [PRODUCER_REGISTERS],
+    )  # fmt: skip
 
 
 def arranged(of: Arguments) -> Any:
@@ -247,20 +221,11 @@ def arranged(of: Arguments) -> Any:
 @kernel(
     backend="gluon", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
     traffic=tiles_traffic, tuning=TUNING,
-    over="promoted", shows={
-        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-            r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; '
-            r'loop.wgmma == 4 and loop.tma == 0 and loop.FADD == 64 and any(loop.tma == 3 '
-            r'and not loop.wgmma for loop in loops); in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
-        ),
-        "M=2048,N=28672,K=4096,scales=block,bias=false": (
-            r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; '
-            r'loop.wgmma == 4 and loop.tma == 0 and loop.FFMA == 64 and any(loop.tma == 3 '
-            r'and not loop.wgmma for loop in loops); in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2 '
-            r'and in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
-        ),
-    },
+    over="promoted", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+        r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; loop.wgmma == 4; '
+        r'max(loop.FADD, loop.FFMA) == 64 and loop.tma == 0 and any(body.tma == 3 for body in loops); '
+        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
+    )},
 )  # fmt: skip
 def promoted_ws(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib import product_tiles as shared
-from rooflab.kernels.lib.product_tiles import Config, space, tensor_cores
+from rooflab.kernels.gemm._tiles import Config, space, tensor_cores, tile_footprint
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -29,7 +28,7 @@ def tile_count(config: Any, case: Case) -> int:
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint, with a CTA for each possible tile."""
-    return shared.tile_footprint(config, config.block_n, tile_count(config, case), case, scheme, barriers=barriers)
+    return tile_footprint(config, config.block_n, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:

@@ -30,14 +30,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels.gemm._operands import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.gemm.cooperative import Ring, ring_footprint
 from rooflab.kernels.gemm_grouped._configs import panels, sizes, tile_count
 from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma, zeros
-from rooflab.kernels.lib.product_tiles import Ring, at_both_widths, ring_footprint, space
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
 from rooflab.kernels.takes import HALVES
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_EXPERTS = 32
@@ -46,8 +46,8 @@ LEAST_EXPERTS = 32
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged result."""
-    kept = config.block_m * config.store_n
-    return ring_footprint(config, config.block_n, tile_count(config, case), case, scheme, kept=kept)
+    kept, tiles = config.block_m * config.store_n, tile_count(config, case)
+    return ring_footprint(config, config.block_n, tiles, kept, case, scheme)
 
 
 def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
@@ -56,16 +56,14 @@ def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 # Unmeasured.
-_LARGE = Ring(128, 256, 64, 4, 8, 128), Ring(128, 256, 64, 3, 8, 128)  # the second in 32 bits
-_MIDDLE = Ring(128, 128, 64, 6, 8, 128), Ring(128, 128, 64, 5, 8, 128)
-_SMALL = Ring(128, 64, 64, 8, 8, 64)
+_LARGE, _MIDDLE, _SMALL = Ring(128, 256, 64, 4, 8, 128), Ring(128, 128, 64, 6, 8, 128), Ring(128, 64, 64, 8, 8, 64)
 TUNING = Tuning(
     Ring,
     space(
-        Ring, ((128, 256), (32, 64, 128, 256), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
-        store_n=(32, 64, 128, 256),
+        Ring, block_m=(128, 256), block_n=(32, 64, 128, 256), block_k=(32, 64), stages=(3, 4, 6, 8),
+        group_m=(4, 8, 16), store_n=(32, 64, 128, 256),
     ),
-    Defaults(at_both_widths(
+    Defaults((
         ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
         ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
         ({}, _LARGE),
@@ -252,17 +250,15 @@ def by_maps(of: Arguments) -> Any:
 @kernel(
     backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/grouped",
     unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped", stored_by="gemm_grouped/tma"),
-    aligned=("a", "b"), empty=zeros, bind=by_maps,
+    aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
     traffic=traffic, tuning=TUNING,
-    over="tma", shows={
-        "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
-            'below.grid[0] > 132 == grid[0] and loop.wgmma == 4; '
-            'not below.uses_warp_specialization and uses_warp_specialization; '
-            'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
-            'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
-            'in_ptx("cp.async.bulk.tensor.2d.global.shared") and global_store > 0'
-        ),
-    },
+    over="tma", shows={"T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
+        'below.grid[0] > 132 == grid[0] and loop.wgmma == 4; '
+        'not below.uses_warp_specialization and uses_warp_specialization; '
+        'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
+        'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
+        'in_ptx("cp.async.bulk.tensor.2d.global.shared") and global_store > 0'
+    )},
 )  # fmt: skip
 def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Ring, bound: Any) -> None:
     """Each expert's rows times its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""

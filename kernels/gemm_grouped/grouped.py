@@ -15,11 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels.gemm._tiles import Config, grouped_tile
 from rooflab.kernels.gemm_grouped._configs import GROUPED, panels
 from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_tiles import Config
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 
@@ -56,15 +55,13 @@ def _gemm(
     a_ptrs = a_ptr + rows[:, None] * stride_at + inner.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + expert.to(tl.int64) * stride_be
     b_ptrs += inner.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
-    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
-    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
         a = tl.load(a_ptrs, mask=(rows < end)[:, None] & (inner < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
-        a_ptrs += step_a
-        b_ptrs += step_b
+        a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     mask = (rows < end)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_ot + columns[None, :]
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)

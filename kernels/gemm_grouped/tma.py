@@ -15,12 +15,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels.gemm._operands import stored_operands, why_not_by_tma
+from rooflab.kernels.gemm._tiles import Config, grouped_tile
 from rooflab.kernels.gemm_grouped._configs import TMA, panels
 from rooflab.kernels.gemm_grouped._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, why_not_by_tma, zeros
-from rooflab.kernels.lib.product_tiles import Config
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.kernels.lib.tma import map_maker
 from rooflab.reference.spec import Arguments
 
@@ -80,14 +79,12 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped"),
-    aligned=("a", "b"), empty=zeros, bind=by_maps, traffic=traffic, tuning=TMA,
-    over="grouped", shows={
-        "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
-            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-            "loop.shared_load == loop.shared_store == stack_bytes == 0"
-        ),
-    },
+    aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps, traffic=traffic, tuning=TMA,
+    over="grouped", shows={"T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
+        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+        "loop.shared_load == loop.shared_store == stack_bytes == 0"
+    )},
 )  # fmt: skip
 def tma(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Each expert's rows times its matrix, summed in fp32; TMA loads the operands."""

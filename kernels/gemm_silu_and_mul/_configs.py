@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib import product_tiles as shared
-from rooflab.kernels.lib.product_tiles import one_wave, space, tensor_cores
+from rooflab.kernels.gemm._tiles import one_wave, space, tensor_cores, tile_footprint
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -34,7 +33,7 @@ def tile_count(config: Any, case: Case) -> int:
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
     """gemm's footprint for 2 I columns."""
-    return shared.tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
+    return tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 by_tma = partial(by_pointers, barriers=1)
@@ -70,12 +69,12 @@ FUSED = Tuning(
         ({"outputs": 132 * 128 * 128 - 1}, Config(64, 64, 64, 4, 4)), ({}, Config(128, 128, 64, 8, 4, 16)),
     ), _sizes), by_pointers,
 )  # fmt: skip
-_tma_space = partial(
-    space, Config, ((64, 128, 256), (16, 32, 64, 128), (128, 256)), ((32, 64), (16, 32, 64), (64, 128)),
-    in_bytes=True, **_OPTIONS,
+_BY_TMA = space(
+    Config, ((64, 128, 256), (16, 32, 64, 128), (128, 256)), ((32, 64), (16, 32, 64), (64, 128)),
+    in_bytes=True, num_stages=(2, 3, 4, 5, 6, 8), **_OPTIONS,
 )  # fmt: skip
 TMA = Tuning(
-    Config, _tma_space(num_stages=(2, 3, 4, 6, 8)),
+    Config, _BY_TMA,
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2)),
         ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
@@ -84,7 +83,7 @@ TMA = Tuning(
     ), _sizes), by_tma,
 )  # fmt: skip
 PERSISTENT = Tuning(
-    Config, _tma_space(num_stages=(2, 3, 4, 5, 6, 8)),
+    Config, _BY_TMA,
     Defaults((
         (_EXACT, Config(32, 32, 16, 4, 2, 16)),
         ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),

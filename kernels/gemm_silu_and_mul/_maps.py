@@ -8,7 +8,7 @@ from typing import Any
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.gemm._operands import stored_operands, stored_output, why_not_by_tma
 from rooflab.kernels.lib.tma import map_maker
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic

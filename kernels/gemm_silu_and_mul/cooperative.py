@@ -24,14 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._operands import stored_operands, stored_output
+from rooflab.kernels.gemm.cooperative import ring_footprint
 from rooflab.kernels.gemm_silu_and_mul._configs import tile_count
 from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import stored_operands, stored_output, zeros
-from rooflab.kernels.lib.product_tiles import at_both_widths, ring_footprint, space
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers, reinterpret
 from rooflab.kernels.takes import HALVES
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 
@@ -48,34 +48,24 @@ class PairRing(LaunchConfig):
     """Slots of the ring."""
     group_m: int = 16
     """Row panels of tiles that share their columns of B in L2."""
-    lead: int = 0
-    """Steps of K that the first consumer is ahead of the second, so that one activates while the other multiplies; each
-    step costs a slot of the ring, which both hold."""
 
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     """With the staged result."""
-    kept = config.block_m * config.block_i
-    return ring_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, kept=kept)
-
-
-def is_legal(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
-    return footprint(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
+    kept, tiles = config.block_m * config.block_i, tile_count(config, case)
+    return ring_footprint(config, 2 * config.block_i, tiles, kept, case, scheme)
 
 
 # By the rows of a and the columns of gate; unmeasured.
-_LARGE = PairRing(128, 128, 64, 4), PairRing(128, 128, 64, 3)  # the second in 32 bits
 TUNING = Tuning(
     PairRing,
     space(
-        PairRing, ((128, 256), (32, 64, 128), (64, 128)), in_bytes=True, stages=(3, 4, 6, 8), group_m=(4, 8, 16),
-        lead=(0, 1, 2, 4),
+        PairRing, block_m=(128, 256), block_i=(32, 64, 128), block_k=(32, 64), stages=(3, 4, 6, 8), group_m=(4, 8, 16)
     ),
-    Defaults(at_both_widths(
-        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, _LARGE),
-        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, _LARGE),
-    )), footprint, is_legal,
+    Defaults((
+        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, PairRing(128, 128, 64, 4)),
+        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, PairRing(128, 128, 64, 4)),
+    )), footprint,
 )  # fmt: skip
 
 
@@ -127,7 +117,7 @@ def _silu_product(accumulator, kind: gl.constexpr):
 def _consume(
     out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged,
     BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    LEAD: gl.constexpr, HALF: gl.constexpr,
+    HALF: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = BLOCK_M // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -139,9 +129,6 @@ def _consume(
     slot = 0
     phase = 0
     before = 0
-    if HALF == 1 and LEAD > 0:
-        if steps >= LEAD:
-            mbarrier.wait(empty.index(2 * (LEAD - 1)), 0)
     for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
         tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
         for step in range(steps):
@@ -168,7 +155,6 @@ def _consume(
 def _gemm(
     a, b, out, M, I, K,
     BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    LEAD: gl.constexpr,
 ):  # fmt: skip
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_i = gl.cdiv(I, BLOCK_I)
@@ -182,9 +168,9 @@ def _gemm(
     gl.warp_specialize(
         [
             (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged.index(0),
-                        BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, LEAD, 0)),
+                        BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, 0)),
             (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged.index(1),
-                        BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, LEAD, 1)),
+                        BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, 1)),
             (_produce, (a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_I, BLOCK_K,
                         GROUP_M)),
         ],
@@ -195,28 +181,25 @@ def _gemm(
 
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, the weight and out, the grid, and sizes."""
-    config = of.config
+    (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out, ANY_STRIDES)
-    boxes = ((a, config.block_m // 2, config.block_k), (out, config.block_m // 2, config.block_i))
-    rows = weight._replace(transposed=False), config.block_i, config.block_k
-    maps = [matrix.map(high, wide, of.a.dtype) for matrix, high, wide in (boxes[0], rows, boxes[1])]
-    (M, K), I = of.a.shape, of.out.shape[1]
+    half, rows = config.block_m // 2, weight._replace(transposed=False)
+    matrices = (a, half, config.block_k), (rows, config.block_i, config.block_k), (out, half, config.block_i)
+    maps = [matrix.map(high, wide, of.a.dtype) for matrix, high, wide in matrices]
     grid = (min(cdiv(M, config.block_m) * cdiv(I, config.block_i), sm_count(of.a.device)),)
     return *maps, grid, (M, I, K)
 
 
 @kernel(
     backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/fused",
-    unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    unsupported=why_no_maps, aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
     traffic=traffic, tuning=TUNING,
-    over="persistent", shows={
-        "M=2048,I=14336,K=4096,layout=NT": (
-            'not below.uses_warp_specialization and uses_warp_specialization; '
-            'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
-            'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
-            'in_ptx("m64n256k16") and loop.wgmma == 4 and global_store == 0'
-        ),
-    },
+    over="persistent", shows={"M=2048,I=14336,K=4096,layout=NT": (
+        'not below.uses_warp_specialization and uses_warp_specialization; '
+        'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
+        'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
+        'in_ptx("m64n256k16") and loop.wgmma == 4 and global_store == 0'
+    )},
 )  # fmt: skip
 def cooperative(a: Tensor, b: Tensor, out: Tensor, *, config: PairRing, bound: Any) -> None:
     """silu(a gate) * (a up) on Hopper's tensor cores, summed in fp32 and rounded once."""

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._tiles import grouped_tile
 from rooflab.kernels.gemm_silu_and_mul._configs import FUSED, Config
 from rooflab.kernels.gemm_silu_and_mul._maps import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.tiles import grouped_tile
 from rooflab.reference.spec import Arguments
 
 
@@ -48,15 +48,13 @@ def _gemm(
     inner = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + both[None, :] * stride_bn
-    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
-    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
     accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
         a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < I)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
-        a_ptrs += step_a
-        b_ptrs += step_b
+        a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     out = _silu_product(accumulator).to(out_ptr.dtype.element_ty)
     out_columns = tile_i.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
     mask = (rows < M)[:, None] & (out_columns < I)[None, :]

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._tiles import grouped_tile
 from rooflab.kernels.gemm_silu_and_mul._configs import PERSISTENT, Config
 from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import zeros
-from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
@@ -53,14 +52,12 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=PERSISTENT,
-    over="tma", shows={
-        "M=2048,I=14336,K=4096,layout=NT": (
-            "below.grid[0] > 132 == grid[0] and stack_bytes == 0; "
-            "len([loop for loop in loops if not loop.waits]) == 1; loop.wgmma > 0 and loop.tma == below.loop.tma + 1"
-        ),
-    },
+    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), bind=by_maps,
+    empty=lambda of: of.out.zero_(), traffic=traffic, tuning=PERSISTENT,
+    over="tma", shows={"M=2048,I=14336,K=4096,layout=NT": (
+        "below.grid[0] > 132 == grid[0] and stack_bytes == 0; "
+        "len([loop for loop in loops if not loop.waits]) == 1; loop.wgmma > 0 and loop.tma == below.loop.tma + 1"
+    )},
 )  # fmt: skip
 def persistent(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""

@@ -13,11 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._tiles import grouped_tile
 from rooflab.kernels.gemm_silu_and_mul._configs import TMA, Config
 from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.product_maps import zeros
-from rooflab.kernels.lib.tiles import grouped_tile
 
 
 @triton.jit
@@ -48,15 +47,13 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=TMA,
-    over="fused", shows={
-        "M=2048,I=14336,K=4096,layout=NT": (
-            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-            "loop.shared_load == loop.shared_store == stack_bytes == 0; global_store == 0"
-        ),
-    },
+    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), bind=by_maps,
+    empty=lambda of: of.out.zero_(), traffic=traffic, tuning=TMA,
+    over="fused", shows={"M=2048,I=14336,K=4096,layout=NT": (
+        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+        "loop.shared_load == loop.shared_store == stack_bytes == 0; global_store == 0"
+    )},
 )  # fmt: skip
 def tma(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""

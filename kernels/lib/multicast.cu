@@ -1,7 +1,7 @@
 // The rungs `multicast` of gemm and gemm_fp8: CUDA C++, compiled per config by macros.
 //
-// The CTAs of a cluster have tiles one below the other, which need the same columns of b.  Each CTA loads its own rows of
-// a and a part of those columns, and TMA puts that part into the shared memory of all: L2 is asked once for what a cluster
+// The two CTAs of a cluster have tiles one below the other, which need the same columns of b.  Each CTA loads its own rows of
+// a and a part of those columns, and TMA puts that part into the shared memory of both: L2 is asked once for what a cluster
 // shares.  A warp loads, and each consumer warpgroup multiplies 64 rows, as in `gemm/cooperative`.
 //
 // A slot of the ring is `full` when all its bytes have arrived, its own and its peers'.  A load writes into every CTA, so
@@ -29,6 +29,7 @@
 #define WGMMA_LAYOUT ", 1, 1"
 #endif
 #define WGMMA_N BLOCK_N
+#define CLUSTER 2
 #include "hopper.h"
 #include "wgmma.h"
 
@@ -50,13 +51,6 @@ constexpr int A_BYTES = CONSUMERS * BOX, STAGE_BYTES = A_BYTES + N_BOXES * BOX, 
 constexpr int THREADS = 128 * (CONSUMERS + 1), ROUNDS = N_BOXES / STAGED;
 static_assert(N_BOXES % CLUSTER == 0 && N_BOXES % STAGED == 0, "each CTA, and each round of stores, has whole boxes");
 
-__device__ __forceinline__ void meet() {
-#if CLUSTER > 1
-    cluster_barrier();
-#else
-    __syncthreads();
-#endif
-}
 // True for one lane of a warp; of it ptxas knows that it is one, so it starts copies without a loop over lanes.
 __device__ __forceinline__ bool elected() {
     u32 one;
@@ -67,13 +61,9 @@ __device__ __forceinline__ bool elected() {
 // a release to the cluster would be a fence of the whole GPU each time (read in SASS).
 __device__ __forceinline__ void release(u32 empty) {
     const int lane = threadIdx.x % 32;
-#if CLUSTER > 1
     if (lane < CLUSTER)
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(at_rank(empty, lane))
                      : "memory");
-#else
-    if (lane == 0) arrive(empty);
-#endif
 }
 __device__ __forceinline__ void load(u32 to, const TensorMap* map, int x, int y, u32 bar) {
     asm volatile(
@@ -84,15 +74,11 @@ __device__ __forceinline__ void load(u32 to, const TensorMap* map, int x, int y,
 }
 // To the same place of every CTA of the cluster, whose barriers count it.
 __device__ __forceinline__ void load_for_all(u32 to, const TensorMap* map, int x, int y, u32 bar) {
-#if CLUSTER > 1
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
         "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
         "l"(map), "r"(x), "r"(y), "r"(bar), "h"((unsigned short)((1 << CLUSTER) - 1))
         : "memory");
-#else
-    load(to, map, x, y, bar);
-#endif
 }
 __device__ __forceinline__ void store(const TensorMap* map, int x, int y, u32 from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x),
@@ -275,11 +261,7 @@ struct Epilogue {
     }
 };
 
-extern "C" __global__ void
-#if CLUSTER > 1
-__cluster_dims__(CLUSTER, 1, 1)
-#endif
-__launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
           const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap residual, const Out* bias,
           const float* a_scale, const float* b_scale, int M, int N, int K, i64 a_scale_m, i64 a_scale_k, i64 b_scale_k,
@@ -288,10 +270,8 @@ multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap
     const u32 memory = shared_address(raw), staged = memory + STAGES * STAGE_BYTES;
     const u32 barriers = staged + CONSUMERS * STAGED * BOX, landed = barriers + 16 * STAGES;
     const int which = threadIdx.x / 128, steps = (K + K_STEP - 1) / K_STEP;
-    int rank = 0;
-#if CLUSTER > 1
+    int rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
     Ring ring{memory, barriers, barriers + 8 * STAGES};
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage)
@@ -299,7 +279,7 @@ multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap
         for (int box = 0; box < CONSUMERS * STAGED * RESIDUAL; ++box) init(landed + 8 * box, 1);
         publish_inits();
     }
-    meet();
+    cluster_barrier();
     Tiles tiles(M, N);
     if (which == CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -362,5 +342,5 @@ multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap
         if (epilogue.leads()) wait_stores<0>();  // shared memory must live until TMA has read it
     }
     __syncwarp();
-    meet();  // no CTA exits while another one tells its barriers or fills its memory
+    cluster_barrier();  // no CTA exits while another one tells its barriers or fills its memory
 }

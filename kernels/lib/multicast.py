@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import BOX_ROWS, ROW_BYTES, CudaMap
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, Tuning, space
+from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, space
 from rooflab.reference.spec import Case, Scheme
 
 SOURCE = (_cuda.LIB / "multicast.cu").read_text()
+CLUSTER = 2
+"""CTAs that share their columns of b."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
 """Per thread, by number of consumers; the producer's warpgroup has 24."""
 ADDRESS_REGISTERS = 24
@@ -38,8 +40,6 @@ class ClusterTile:
     """Row panels of tiles that share their columns of b in L2."""
     staged: int
     """Boxes of 64 columns that a consumer has in shared memory for its stores."""
-    cluster: int
-    """CTAs that share their columns of b."""
 
     @property
     def block_m(self) -> int:
@@ -54,50 +54,28 @@ class ClusterTile:
 
     def clusters(self, M: int, N: int) -> int:
         """Tiles of clusters."""
-        return cdiv(M, self.block_m * self.cluster) * cdiv(N, self.block_n)
-
-    @property
-    def divides(self) -> bool:
-        """Whether CTAs share the columns evenly, and stores take whole rounds of the staged boxes."""
-        boxes = self.block_n // BOX_ROWS
-        return boxes % self.cluster == 0 and boxes % self.staged == 0
+        return cdiv(M, self.block_m * CLUSTER) * cdiv(N, self.block_n)
 
 
-def cluster_tuning(
-    consumers: tuple[int, ...],
-    columns: tuple[int, ...],
-    staged: tuple[int, ...],
-    heuristic: Callable[..., ClusterTile],
-    *,
-    itemsize: int,
-    accumulators: int,
-) -> Tuning:
-    """These tiles with rings of several depths, with a cluster and without, for operands of `itemsize` bytes and
-    `accumulators` fp32 values per output."""
+tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged=(1, 2))
+"""Tiles of these consumers and columns, with rings of several depths."""
 
-    def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Mean registers of the CTA's threads; the ring, the staged boxes and the barriers."""
-        step, threads = ROW_BYTES // itemsize, 128 * (config.consumers + 1)
-        tiles = config.clusters(int(case["M"]), int(case["N"])) * config.cluster
-        ctas = min(tiles, HOPPER_SMS)
-        outputs = config.block_m * config.block_n
-        return Footprint(
-            threads=threads,
-            registers=min(REGISTERS_PER_SM // threads // 8 * 8, accumulators * config.block_n // 2 + ADDRESS_REGISTERS),
-            shared_bytes=config.shared_bytes,
-            ctas=ctas,
-            tensor_flops=2.0 * outputs * cdiv(int(case["K"]), step) * step * tiles / max(1, ctas),
-        )
 
-    def is_legal(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> bool:
-        """Whether a CTA fits, and boxes divide evenly."""
-        return config.divides and footprint(config, case, scheme).fits
-
-    configs = space(
-        ClusterTile, consumers=consumers, block_n=columns, stages=(3, 4, 5, 6), group_m=(8, 16), staged=staged,
-        cluster=(1, 2),
-    )  # fmt: skip
-    return Tuning(ClusterTile, configs, heuristic, footprint, is_legal)
+def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """Mean registers of the CTA's threads, for one fp32 value per output, and in fp8 for its sum; the ring, the staged
+    boxes and the barriers."""
+    size, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
+    values = config.block_n // 2 * (2 if size == 1 else 1)
+    tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER
+    ctas, step = min(tiles, HOPPER_SMS), ROW_BYTES // size
+    flops = 2.0 * config.block_m * config.block_n * cdiv(int(case["K"]), step) * step
+    return Footprint(
+        threads=threads,
+        registers=min(REGISTERS_PER_SM // threads // 8 * 8, values + ADDRESS_REGISTERS),
+        shared_bytes=config.shared_bytes,
+        ctas=ctas,
+        tensor_flops=flops * tiles / max(1, ctas),
+    )
 
 
 @cache
@@ -107,7 +85,7 @@ def _kernel(
     options = _cuda.macros(
         FP8=kind == "fp8", HALF=kind == "fp16", CONSUMERS=config.consumers,
         REGISTERS=CONSUMER_REGISTERS[config.consumers], BLOCK_N=config.block_n, STAGES=config.stages,
-        GROUP_M=max(1, config.group_m // config.cluster), STAGED=config.staged, CLUSTER=config.cluster,
+        GROUP_M=max(1, config.group_m // CLUSTER), STAGED=config.staged,
         A_ALONG_K=along_k[0], B_ALONG_K=along_k[1], BIAS=bias, RESIDUAL=residual, BLOCK_SCALES=block_scales,
     )  # fmt: skip
     return _cuda.load(SOURCE, "multicast", options=options)
@@ -131,9 +109,9 @@ def launch(
     """
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)
-    clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // config.cluster))
+    clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // CLUSTER))
     strides = [stride for scale in scales for stride in scale.stride()] if scales and block_scales else [0] * 4
     kernel(
-        (clusters * config.cluster,), (128 * (config.consumers + 1),), *maps, bias, *(scales or (None, None)),
+        (clusters * CLUSTER,), (128 * (config.consumers + 1),), *maps, bias, *(scales or (None, None)),
         *map(np.int32, sizes), *map(np.int64, strides), shared_bytes=config.shared_bytes,
     )  # fmt: skip

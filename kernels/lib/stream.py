@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
@@ -28,6 +27,7 @@ MOST_COLUMNS = 16
 """Two mma per 16 x 16 codes; with more, activations would fill the registers that the stream needs."""
 MOST_M = 8
 VECTOR_BYTES = 16
+"""Of a load of a, where each of its rows is a whole number of them."""
 QUAD_BYTES = 64
 """Bytes of a row that a warp loads at once."""
 OTHER_REGISTERS = 32
@@ -110,12 +110,6 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
     return Tuning(Config, configs, heuristic, footprint, is_legal)
 
 
-def vectors_of(a: torch.Tensor) -> bool:
-    """Whether each row of a is a whole number of 16-byte loads."""
-    bits = a.data_ptr() | 2 * a.shape[1] | (2 * a.stride(0) if a.shape[0] > 1 else 0)
-    return bits % VECTOR_BYTES == 0
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """Every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
     a, scale = inputs.a, inputs.scale
@@ -128,8 +122,9 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
     a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
+    vectors = (a.data_ptr() | 2 * K | (2 * a.stride(0) if M > 1 else 0)) % VECTOR_BYTES == 0
     options = _cuda.macros(
-        BITS=bits, A_VECTORS=vectors_of(a), SCALE=_cuda.ELEMENTS[scale.dtype], ZEROS=zeros, M=M, SUB=subgroups,
+        BITS=bits, A_VECTORS=vectors, SCALE=_cuda.ELEMENTS[scale.dtype], ZEROS=zeros, M=M, SUB=subgroups,
         N_TILES=tiles, WARPS=config.warps, WARPS_K=config.warps_k, SPLIT=config.split, DEPTH=config.depth,
         CTAS_PER_SM=max(warps_per_sm(tiles, zeros) // config.warps, 1),
     )  # fmt: skip

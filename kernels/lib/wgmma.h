@@ -1,7 +1,7 @@
 // Products of 64 rows by WGMMA_N columns by wgmma (PTX ISA 8.7, `wgmma.mma_async`), summed in fp32.
 //
 // A source defines three macros before it includes this file:
-//   WGMMA_N       8, 16, 32, 64, 128, 192 or 256
+//   WGMMA_N       8, 16, 32, 64, 128 or 256
 //   WGMMA_TYPES   K of an instruction and the types of a and b: "k16.f32.bf16.bf16"
 //   WGMMA_LAYOUT  which operands are contiguous along their rows of M or N instead of K: ", 0, 1" says b; "" for types
 //                 of which the opcode does not say
@@ -41,11 +41,6 @@
 #define WGMMA_SUMS WGMMA_SUMS_32(0), WGMMA_SUMS_32(32)
 #define WGMMA_OPERANDS "%64, %65"
 #define WGMMA_KEEPS "%66"
-#elif WGMMA_N == 192
-#define WGMMA_REGISTERS WGMMA_SIXTY WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) "%90, %91, %92, %93, %94, %95"
-#define WGMMA_SUMS WGMMA_SUMS_32(0), WGMMA_SUMS_32(32), WGMMA_SUMS_32(64)
-#define WGMMA_OPERANDS "%96, %97"
-#define WGMMA_KEEPS "%98"
 #elif WGMMA_N == 256
 #define WGMMA_REGISTERS \
     WGMMA_SIXTY WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11) \
@@ -54,7 +49,7 @@
 #define WGMMA_OPERANDS "%128, %129"
 #define WGMMA_KEEPS "%130"
 #else
-#error "WGMMA_N: expected 8, 16, 32, 64, 128, 192 or 256"
+#error "WGMMA_N: expected 8, 16, 32, 64, 128 or 256"
 #endif
 
 // Starts d = a b, or d += a b where `keeps` is not 0; a and b are descriptors of tiles in shared memory.

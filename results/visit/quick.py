@@ -54,8 +54,8 @@ LARGE = (SQUARE, *(GEMM.format(*s) for s in ((4096, 4096, 4096), (2048, 28672, 4
 LAYERS = ((4096, 4096), (28672, 4096), (4096, 14336))
 ROWS = (1024, 4096, 32768)
 GROUPS = {
-    "gemm": Group("gemm", ("library", "persistent", "tma", "warp_specialized", "cooperative", "multicast",
-                          "multicast:cluster=1"), LARGE),
+    "gemm": Group("gemm", ("library", "persistent", "tma", "warp_specialized", "cooperative", "multicast"),
+                  LARGE),
     "skinny": Group("gemm", ("library", "split_k", "stream_k", "gemv", "swap_ab"),
                     tuple(GEMM.format(m, *layer) for m in (1, 16, 64) for layer in LAYERS)),
     "fa128": Group("flash_attention", ("library", "sdpa_cudnn", "flash_attention_3", "tma", "persistent", "ping_pong",
@@ -65,7 +65,7 @@ GROUPS = {
                                         "split_kv", "split_kv:bulk=true", "tma_pages"),
                     tuple(DECODE.format(B=b, C=c) for b, c in ((64, 1024), (64, 4096), (64, 8192), (1, 65536))),
                     limit_s=90.0),
-    "fp8": Group("gemm_fp8", ("library", "promoted", "promoted_ws", "multicast", "multicast:cluster=1"),
+    "fp8": Group("gemm_fp8", ("library", "promoted", "promoted_ws", "multicast"),
                  (FP8.format(8192, 8192, 8192), FP8.format(2048, 28672, 4096)), "fp8_e4m3"),
     "w4": Group("gemm_w4a16", ("library", "gemv"), ("M=1,N=8192,K=8192,zeros=false,bias=false",), "w4a16_g128"),
     "fa64": Group("flash_attention", ("library", "sdpa_cudnn", "flash_attention_3", "tma", "ping_pong"),

@@ -10,20 +10,15 @@ def _tiles(m: int, n: int, k: int, **more: int) -> dict[str, int]:
 
 
 def _multicast(more: str) -> Target:
-    config = {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1, "cluster": 2}
+    config = {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1}
     return Target("gemm", "multicast", (f"M=200,N=136,K=200,layout=NT,{more}",), config, (), (("sms", 2),))
 
 
 TARGETS = {
     "gemm_cooperative": Target(
         "gemm", "cooperative", ("M=136,N=72,K=200,layout=NT,bias=true,residual=true",),
-        _tiles(128, 64, 64, stages=3, group_m=2, store_n=32, lead=1, turns=False),
+        _tiles(128, 64, 64, stages=3, group_m=2, store_n=32),
         ("drop mbarrier.arrive 2", "drop fence.proxy.async 3", "drop cp.async.bulk.wait_group 1"),
-        (("sms", 1), ("without", BARRIERS)),
-    ),
-    "gemm_cooperative_turns": Target(
-        "gemm", "cooperative", ("M=136,N=136,K=200,layout=NT,bias=false",),
-        _tiles(128, 64, 64, stages=3, group_m=2, store_n=64, lead=0, turns=True), (),
         (("sms", 1), ("without", BARRIERS)),
     ),
     # Two tiles of four steps for the one cluster, and a ring of two slots.

@@ -37,7 +37,7 @@ TARGETS: dict[str, Target] = {
     # Two tiles of five steps for the one cluster, and a ring of two slots.
     "fp8_multicast": Target(
         "gemm_fp8", "multicast", ("M=200,N=136,K=528,scales=block,bias=true",),
-        {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1, "cluster": 2}, (),
+        {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1}, (),
         (FP8, ("sms", 2)),
     ),
     "silu_fused_wgmma": Target(
@@ -55,7 +55,7 @@ TARGETS: dict[str, Target] = {
     ),
     "silu_cooperative": Target(
         "gemm_silu_and_mul", "cooperative", ("M=136,I=40,K=200,layout=NT",),
-        {"block_m": 128, "block_i": 32, "block_k": 64, "stages": 3, "group_m": 2, "lead": 1}, (), (ONE_SM,),
+        {"block_m": 128, "block_i": 32, "block_k": 64, "stages": 3, "group_m": 2}, (), (ONE_SM,),
     ),
     "grouped_wgmma": Target(
         "gemm_grouped", "grouped", ("T=256,top_k=1,E=2,N=80,K=592,skew=1.0",), _tiles(128, block_k=64, **TRITON),

@@ -1,0 +1,186 @@
+"""Tiles of products: configs, what a CTA needs, spaces and defaults of gemm, and the order in which CTAs take them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning
+from rooflab.reference.spec import Case, Scheme
+
+ADDRESS_REGISTERS = 24
+"""For pointers, masks and the loop counter, in addition to the accumulators."""
+WGMMA_ROWS = 64
+"""Rows of a wgmma product; in smaller tiles warps multiply 16 rows by mma.sync."""
+
+
+@dataclass(frozen=True)
+class StreamTile(LaunchConfig):
+    """A tile, and the depth of its pipeline."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int = 1
+
+
+@dataclass(frozen=True)
+class Config(StreamTile):
+    """A tile, its pipeline, and the order of tiles."""
+
+    group_m: int = 8
+    """Row panels of tiles that share their columns of B in L2."""
+
+
+@triton.jit
+def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Row and column of the `tile`-th tile: CTAs that run at once share rows and columns in L2, because within a group
+    of GROUP_M row panels the row changes fastest."""
+    group_tiles = GROUP_M * tiles_n
+    first_m = tile // group_tiles * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M)
+    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m
+
+
+def by_fma(scheme: Scheme) -> bool:
+    """Whether threads multiply by FMAs: the tensor cores have no exact fp32."""
+    return scheme.activation == torch.float32 and scheme.name != "tf32"
+
+
+def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
+    """`sizes` of a table of defaults: 0 where threads multiply by FMAs."""
+    return {"tensor_cores": int(not by_fma(scheme))}
+
+
+def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
+    """`sizes` of a table of defaults: values of the result."""
+    return {"outputs": int(case["M"]) * int(case["N"])}
+
+
+def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
+    """Rows of defaults for 16 bits, and the same for 32 bits, where a tile along K has half as many values; a row with
+    several configs stands for one row with each."""
+    each = [(most, config) for most, found in rows for config in (found if isinstance(found, tuple) else (found,))]
+    wide = [(most, replace(config, block_k=config.block_k // 2)) for most, config in each]
+    return (*(({**most, "itemsize": 2}, config) for most, config in each), *wide)
+
+
+Sides = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Rows, columns and K of tiles: every combination is worth a try."""
+
+
+def space(
+    of: type, sides: Sides, exact: Sides | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
+) -> Callable[..., tuple[Any, ...]]:
+    """Every combination of sides, or of `exact` for FMAs, and options; `in_bytes`: a side along K is in bytes."""
+
+    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
+        chosen = exact if exact is not None and by_fma(scheme) else sides
+        unit = scheme.activation.itemsize if in_bytes else 1
+        return tuple(
+            of(rows, columns, depth // unit, **dict(zip(options, values, strict=True)))
+            for rows, columns, depth in itertools.product(*chosen)
+            for values in itertools.product(*options.values())
+        )
+
+    return configs
+
+
+def tile_footprint(
+    config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
+) -> Footprint:
+    """What a CTA needs for each of `tiles` tiles of `columns` columns: its staged tiles of a and b, and `barriers` for
+    each stage; `sums` fp32 values for each output in registers, and without tensor cores both tiles.
+
+    wgmma reads a stage while others are filled.  mma.sync and FMAs copy a stage to registers and free it at once, so
+    Triton allocates one stage fewer (read in the compiled kernels; tests/test_configs.py compares them).
+    """
+    threads, outputs, fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
+    values, stages = (config.block_m + columns) * config.block_k, config.num_stages
+    held = sums * outputs + (values if fma else 0)
+    staged = max(stages - 1, 1) if fma or config.block_m < WGMMA_ROWS else stages
+    shared = staged * values * scheme.activation.itemsize + stages * barriers * BARRIER_BYTES
+    flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
+    return Footprint(threads, cdiv(held, threads) + ADDRESS_REGISTERS, shared, tiles, flops)
+
+
+def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
+    """The needs if at most one CTA per SM walks over the tiles, with more shared memory."""
+    ctas = min(needs.ctas, HOPPER_SMS)
+    flops = needs.tensor_flops * needs.ctas / max(1, ctas)
+    return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
+
+
+def by_pointers(config: Any, case: Case, scheme: Scheme = BF16, **more: int) -> Footprint:
+    """Of (M, N) outputs: tiles of a and b for every allocated stage."""
+    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
+    return tile_footprint(config, config.block_n, tiles, case, scheme, **more)
+
+
+by_tma = partial(by_pointers, barriers=1)
+"""And a barrier per stage."""
+
+
+def tma_space(of: type, rows: tuple[int, ...] = (64, 128, 256), **options: Any) -> Callable[..., Any]:
+    """Tiles that TMA loads: 128 or 256 bytes along K."""
+    sides = rows, (32, 64, 128, 256), (128, 256)
+    return space(of, sides, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16), **options)
+
+
+_pointer_space = partial(
+    space, Config, ((16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)),
+    ((16, 32, 64), (32, 64, 128), (16, 32)), num_warps=(4, 8), group_m=(1, 8),
+)  # fmt: skip
+_BY_ROWS: tuple[tuple[Mapping[str, int], Config], ...] = (
+    # FMAs hold both tiles in registers, and larger tiles spill.
+    ({"tensor_cores": 0}, Config(32, 64, 16, 4, 2)),
+    # A decode batch fits 16 rows, the least of mma.sync; then only the bytes in flight matter.
+    ({"M": 16}, Config(16, 64, 128, 4, 4)),
+    ({"M": 64}, Config(64, 128, 64, 4, 3)),  # the least rows of wgmma
+    ({}, Config(128, 128, 64, 8, 3)),
+)
+TENSOR_CORE = Tuning(
+    Config, _pointer_space(num_stages=(1,)),
+    Defaults(tuple((most, replace(config, num_stages=1)) for most, config in _BY_ROWS), tensor_cores), by_pointers,
+)  # fmt: skip
+PIPELINED = Tuning(Config, _pointer_space(num_stages=(2, 3, 4, 5)), Defaults(_BY_ROWS, tensor_cores), by_pointers)
+# By TMA, 128 bytes along K; unmeasured.  Few rows of a take narrow tiles, so that more SMs have one.
+# As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
+# columns take all of it.
+TMA = Tuning(
+    Config, tma_space(Config, num_warps=(4, 8)),
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 4096}, Config(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, Config(64, 64, 64, 4, 6, 32)),
+        ({"M": 256, "N": 32768}, Config(64, 256, 64, 4, 5, 32)),
+        ({"M": 256, "N": 65536}, Config(64, 128, 64, 4, 4, 32)), ({"M": 256}, Config(64, 256, 64, 4, 5, 32)),
+        ({"outputs": 524288}, Config(64, 64, 64, 4, 6, 32)), ({"outputs": 2097152}, Config(128, 128, 64, 8, 3, 16)),
+        ({}, Config(128, 256, 64, 8, 4, 16)),
+    ), outputs), by_tma,
+)  # fmt: skip
+
+
+few_space = partial(
+    space, sides=((16, 32, 64), (32, 64, 128), (128, 256)), exact=((16, 32), (16, 32, 64), (64, 128)),
+    in_bytes=True, num_warps=(4, 8),
+)  # fmt: skip
+
+
+def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int, case: Case, scheme: Scheme) -> Any:
+    """For few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 bytes if the tile of
+    a is as large as the weight's); with these stages for 16, 32 and 64 rows."""
+    M = int(case["M"])
+    if by_fma(scheme):
+        return of(16 if M <= 16 else 32, 32, 32, 4, exact)
+    rows = 16 if M <= 16 else 32 if M <= 32 else 64
+    return of(rows, columns, (256 if rows < 64 else 128) // scheme.activation.itemsize, 4, stages[rows // 32])
