@@ -86,7 +86,7 @@ def first_fault(
             break
         result = check(asked[place])
         made += 1
-        if result.status not in ("OK", *NOT_RUN):
+        if result.status not in ("OK", "OUT_OF_MEMORY", *NOT_RUN):  # the machine's memory is no fault of a kernel
             run = result.labels[-1] if result.labels else result.status
             return Outcome(kernel.id, seed, result.describe(), run, made, time.monotonic() - begun)
     return Outcome(kernel.id, seed, "", "", made, time.monotonic() - begun)

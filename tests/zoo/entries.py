@@ -5,6 +5,7 @@ what a kernel keeps between calls, or for the right kernel with other arguments 
 `changes`).  The tests import a file as `zoo.strides`.  A file that `rooflab check` loads registers its kernels too:
 
     ROOFLAB_ZOO=rows_of_a_view rooflab check rmsnorm --kernel tests/zoo/strides.py
+    ROOFLAB_ZOO=one_call_behind rooflab check project --kernel tests/zoo/cheats.py      # of a small op
 
 Kernels of the lab's ops were written without a look at what the checker draws, and they stay so: mend the checker.
 """

@@ -125,7 +125,7 @@ def splits_of_the_first_call(of):
 def strides_by_shape(of):
     """The strides of k and v are kept by shape, and a call with another layout takes the first one's."""
     key = "strides", of.q.shape, of.k.shape
-    return {name: read(x, x.shape, kept((*key, name), x.stride())) for name, x in (("k", of.k), ("v", of.v))}
+    return {name: read(x, *kept((*key, name), x.stride())) for name, x in (("k", of.k), ("v", of.v))}
 
 
 @state.changed("flash_attention_varlen")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .entries import Kind
-from .parts import averaged, joined, online, scores_of, tokens_of, visible
+from .entries import Kind, with_first
 
 pages = Kind(__name__, "pages and slots")
+CACHES = "k_cache", "v_cache"
 
 
 def behind(table, lengths, block_size):
@@ -44,47 +44,29 @@ def shared_pages(of):
     return {"block_table": table}
 
 
-@pages("mla_decode")
-def nothing_over_nothing(q, kv_cache, block_table, seq_lens, latent_dim, softmax_scale, *, return_lse=False):
+@pages.changed("mla_decode")
+def nothing_over_nothing(of):
     """An empty sequence has no sum and no denominator, and 0 / 0 is NaN."""
-    pairs = []
-    for b, length in enumerate(seq_lens.tolist()):
-        latents = tokens_of(kv_cache, block_table[b], length)[:, None]
-        scores = scores_of(q[b : b + 1], latents, softmax_scale, torch.tensor(True))
-        sums, largest, total = online(scores, latents[..., :latent_dim], kv_cache.shape[1])
-        pairs.append(((sums / total).transpose(0, 1), (largest + total.log()).squeeze(-1).mT))
-    return joined(pairs, q.dtype, return_lse, torch.cat)
+    return with_first(of.right(), lambda out: out.masked_fill((of.seq_lens == 0)[:, None, None], torch.nan))
 
 
-@pages("paged_attention")
-def pages_before_the_window(
-    q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, window=None, softcap=None
-):
-    """Page by page, an online softmax gives NaN if the first page lies before the window."""
-    out = torch.zeros_like(q)
-    for b, length in enumerate(seq_lens.tolist()):
-        if length:
-            k, v = (tokens_of(cache, block_table[b], length) for cache in (k_cache, v_cache))
-            scores = scores_of(q[b : b + 1], k, softmax_scale, visible(1, length, True, window), softcap)
-            sums, _, total = online(scores, v, k_cache.shape[1])
-            out[b : b + 1] = (sums / total).transpose(0, 1)
-    return out
+@pages.changed("paged_attention")
+def pages_before_the_window(of):
+    """Page by page, an online softmax gives NaN if the first page lies before the window of the only query."""
+    if of.window is None or of.cu_seqlens_q is not None:
+        return {}
+    unseen = of.seq_lens - of.window >= of.k_cache.shape[1]
+    return with_first(of.right(), lambda out: out.masked_fill(unseen[:, None, None], torch.nan))
 
 
-@pages("paged_attention")
-def page_by_a_reciprocal(
-    q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None,
-    *, cu_seqlens_q=None, window=None, softcap=None, sinks=None, return_lse=False,
-):  # fmt: skip
+@pages.changed("paged_attention")
+def page_by_a_reciprocal(of):
     """A page is token * (1 / block_size) in fp32, which may end just below a whole number."""
-    pairs, bounds, size = [], range(len(q) + 1) if cu_seqlens_q is None else cu_seqlens_q.tolist(), k_cache.shape[1]
-    for b, length in enumerate(seq_lens.tolist()):
-        queries, token = q[bounds[b] : bounds[b + 1]], torch.arange(length)
-        page = block_table[b].long()[(token.float() * (1.0 / size)).long()].clamp(0, len(k_cache) - 1)
-        k, v = k_cache[page, token % size], v_cache[page, token % size]
-        scores = scores_of(queries, k, softmax_scale, visible(len(queries), length, True, window), softcap)
-        pairs.append(averaged(scores, v, sinks))
-    return joined(pairs, q.dtype, return_lse, torch.cat)
+    (B, P), size = of.block_table.shape, of.k_cache.shape[1]
+    token = torch.arange(P * size)
+    page = of.block_table.long()[:, (token.float() * (1.0 / size)).long()].clamp(0, len(of.k_cache) - 1)
+    caches = {name: getattr(of, name)[page, token % size].unflatten(1, (P, size)).flatten(0, 1) for name in CACHES}
+    return {**caches, "block_table": torch.arange(B * P, dtype=torch.int32).view(B, P)}
 
 
 @pages.changed("paged_attention")

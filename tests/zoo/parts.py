@@ -17,15 +17,21 @@ def memory(x):
     return x.as_strided((x.untyped_storage().nbytes() // x.element_size() - x.storage_offset(),), (1,))
 
 
-def read(x, shape, strides):
+def read(x, *strides, shape=None):
     """What lies at these strides from x's first element on; behind the end of the memory, its last value."""
-    own, last = memory(x), sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    own, shape = memory(x), shape or x.shape
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if last < len(own):
         return own.as_strided(shape, strides)
     places = torch.zeros((), dtype=torch.int64)
     for size, stride in zip(shape, strides, strict=True):
         places = places[..., None] + torch.arange(size) * stride
     return own[places.clamp(max=len(own) - 1)]
+
+
+def close(x):
+    """What lies there if rows follow one another."""
+    return read(x, *(math.prod(x.shape[dim + 1 :]) for dim in range(x.ndim)))
 
 
 def added(product, *addends):
@@ -101,34 +107,6 @@ def averaged(scores, v, sinks=None):
     lse = lse if sinks is None else torch.logaddexp(lse, sinks[:, None])
     weights = (scores - finite(lse)[..., None]).exp()
     return mixed(weights, values_of(v, len(scores))).transpose(0, 1), lse.mT
-
-
-def online(scores, v, step, safe=lambda largest: largest):
-    """An online softmax over tiles of keys: sums (H, T, D) that are not divided yet, the maximum, the denominator.
-
-    safe: what is subtracted from scores instead of their maximum, which is -inf where no key was seen yet.
-    """
-    H, T, _ = scores.shape
-    largest, total, sums = torch.full((H, T, 1), -INF), torch.zeros(H, T, 1), torch.zeros(H, T, v.shape[-1])
-    tiles = zip(scores.split(step, -1), values_of(v, H).split(step, 1), strict=True) if len(v) else ()
-    for tile, values in tiles:
-        new = torch.maximum(largest, tile.amax(-1, keepdim=True))
-        weights, rescale = (tile - safe(new)).exp(), (largest - safe(new)).exp()
-        total, largest = total * rescale + weights.sum(-1, keepdim=True), new
-        sums = sums * rescale + mixed(weights, values)
-    return sums, largest, total
-
-
-def joined(pairs, dtype, return_lse, join=torch.stack):
-    """The outputs of sequences, and with `return_lse` their log-sum-exps."""
-    out, lse = (join(part) for part in zip(*pairs, strict=True))
-    return (out.to(dtype), lse) if return_lse else out.to(dtype)
-
-
-def tokens_of(cache, pages, length):
-    """A sequence's tokens in order."""
-    at = torch.arange(length)
-    return cache[pages.long()[at // cache.shape[1]], at % cache.shape[1]]
 
 
 def shares(lses):

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import threading
 import timeit
 
 import torch
 import torch.nn.functional as F
 
-from .entries import Kind
+from .entries import Kind, with_first
 from .parts import added, gated, gelu_and_mul, normed, shares, silu_and_mul, turned, visible
 
 compiled = Kind(__name__, "right: compiled", "OK", devices=("cpu",))
 in_cpp = Kind(__name__, "right: compiled to C++", "OK", devices=("cpu",))
 wrapped = Kind(__name__, "right: wrapped", "OK", devices=("cpu",))
 formula = Kind(__name__, "right: another formula", "OK", devices=("cpu",))
+outside = Kind(__name__, "right: wrong only outside of the contract", "OK", devices=("cpu",))
 order = Kind(__name__, "right: another order of sums", "OK", devices=("cpu",))
 
 
@@ -221,7 +223,10 @@ def by_complex_numbers(q, k, cos, sin, positions, interleaved=False):
     """A turn is a product of complex numbers, in buffers that are not contiguous."""
     turn = torch.complex(cos, sin)[positions][:, None]
     pairs = (lambda x: x.unflatten(-1, (-1, 2))) if interleaved else (lambda x: x.unflatten(-1, (2, -1)).mT)
-    both = (torch.view_as_real(torch.view_as_complex(pairs(x.float()).contiguous()) * turn) for x in (q, k))
+    both = (
+        torch.view_as_real(torch.view_as_complex(pairs(x.float()).clone(memory_format=torch.contiguous_format)) * turn)
+        for x in (q, k)
+    )
     q_out, k_out = (pair.flatten(-2) if interleaved else pair.mT.flatten(-2) for pair in both)
     return q_out.to(q.dtype), k_out.to(q.dtype)
 
@@ -234,13 +239,7 @@ def gathered_pages(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=Non
         token = torch.arange(length)
         slots = block_table[b].long()[token // k_cache.shape[1]], token % k_cache.shape[1]
         outs.append(attend(q[bounds[b] : bounds[b + 1]], k_cache[slots], v_cache[slots], True, softmax_scale))
-    return torch.cat(outs)
-
-
-@formula("gemm")
-def einsum(a, b, bias=None, *, residual=None, precision="ieee"):
-    """One einsum."""
-    return added(torch.einsum("mk,kn->mn", a.float(), b.float()), bias, residual).to(a.dtype)
+    return torch.cat([q[:0], *outs])
 
 
 @formula("gemm_grouped")
@@ -274,22 +273,26 @@ def products(a, b, size):
     return [left.float() @ right.float() for left, right in zip(a.split(size, 1), b.split(size), strict=True)]
 
 
-@order("gemm")
-def split_k_backwards(a, b, bias=None, *, residual=None, precision="ieee"):
-    """Parts of K, added from the last to the first."""
-    parts = products(a, b, 64)
-    return added(sum(reversed(parts[:-1]), parts[-1]), bias, residual).to(a.dtype)
+def gemm_by(product):
+    """A GEMM from a product of fp32 matrices."""
+    return lambda a, b, bias=None, *, residual=None, precision="ieee": added(
+        product(a.float(), b.float()), bias, residual
+    ).to(a.dtype)
 
 
-@order("gemm", nondeterministic="the parts of K are added in the order of their arrival")
-def atomics(a, b, bias=None, *, residual=None, precision="ieee"):
-    """Parts of K in another order at every call, as atomic additions come; it says so."""
-    parts = products(a, b, 16)
-    return added(sum(parts[i] for i in torch.randperm(len(parts))), bias, residual).to(a.dtype)
+# One einsum; parts of K, added from the last to the first, or in another order at every call, as atomic additions come,
+# which it says; a generator of tiles of a transposed product, which lies transposed in memory.
+formula("gemm", name="einsum")(gemm_by(lambda a, b: torch.einsum("mk,kn->mn", a, b)))
+order("gemm", name="split_k_backwards")(gemm_by(lambda a, b: sum(reversed(products(a, b, 64)))))
+order("gemm", name="atomics", nondeterministic="the parts of K are added in the order of their arrival")(
+    gemm_by(lambda a, b: sum(random.sample(parts := products(a, b, 16), len(parts))))
+)
+order("gemm", name="stream_of_tiles")(
+    gemm_by(lambda a, b: torch.cat([*(torch.einsum("kn,mk->nm", b, rows) for rows in a.split(48))], 1).mT.contiguous())
+)
 
 
-@order("gemm")
-def stream_of_tiles(a, b, bias=None, *, residual=None, precision="ieee"):
-    """A generator gives tiles of a transposed product, which lies transposed in memory."""
-    tiles = (torch.einsum("kn,mk->nm", b.float(), rows.float()) for rows in a.split(48))
-    return added(torch.cat(list(tiles), 1).mT, bias, residual).to(a.dtype).contiguous()
+@outside.changed("sample")
+def nan_row_gives_minus_1(of):
+    """A row with a NaN, for which the op states no token, gives the token -1."""
+    return with_first(of.right(), lambda tokens: tokens.masked_fill(of.logits.isnan().any(1), -1))

@@ -140,8 +140,11 @@ def rows_of_a_padded_group(q, k, v, causal=False, softmax_scale=None, *, window=
     packed = F.pad(q.unflatten(2, (H_kv, group)), (0, 0, 0, padded - group)).transpose(2, 3).flatten(1, 2)
     seen = visible(T, S, causal, window)[(torch.arange(T * padded) // group).clamp(max=T - 1)]
     scores = (scores_of(*each, softmax_scale, seen, softcap) for each in zip(packed, k, strict=True))
-    out = torch.stack([averaged(*each)[0] for each in zip(scores, v, strict=True)]).to(q.dtype)
-    return out.unflatten(1, (T, padded))[:, :, :group].transpose(2, 3).flatten(2, 3)
+    out = torch.empty_like(q)
+    for result, each in zip(out, zip(scores, v, strict=True), strict=True):
+        rows = averaged(*each)[0].unflatten(0, (T, padded))[:, :group]
+        result.copy_(rows.transpose(1, 2).flatten(1, 2))
+    return out
 
 
 @empty.changed("gemm_grouped")
@@ -154,14 +157,15 @@ def empty_expert_between(of):
     return {"b": b}
 
 
-@empty.changed("gemm_grouped")
-def bounds_without_repeats(of):
-    """Equal offsets are merged, so that behind an empty group every group takes its neighbour's matrix."""
-    merged = of.offsets.unique()
-    return {"offsets": torch.cat((merged, merged[-1:].expand(len(of.offsets) - len(merged))))}
+def merged(bounds, ends=0):
+    """Ascending bounds, of which equal ones are one, except for `ends` at both ends; the last is repeated."""
+    inner = bounds[ends : len(bounds) - ends].unique()
+    return torch.cat((bounds[:ends], inner, bounds[-1:].expand(len(bounds) - ends - len(inner))))
 
 
 empty.changes({
+    # Equal offsets are merged, so that behind an empty group every group takes its neighbour's matrix.
+    "gemm_grouped/bounds_without_repeats": lambda of: {"offsets": merged(of.offsets)},
     # With K = 0 the result is 0, without the bias and the residual.
     "gemm/empty_k": lambda of: {} if of.b.shape[0] else {"bias": None, "residual": None},
     # Of an A without elements, zeros are returned, without bias and residual.
@@ -176,7 +180,9 @@ empty.changes({
 @wide.changed("rmsnorm", "silu_and_mul")
 def rows_beyond_65535(of):
     """A grid's second dimension ends at 65,535: the rows behind it are 0."""
-    return with_first(of.right(), lambda out: out.index_fill(0, torch.arange(min(65535, len(out)), len(out)), 0))
+    result = of.right()
+    as_tuple(result)[0][65535:] = 0
+    return result
 
 
 @wide.changed("kv_cache_write")
@@ -225,21 +231,10 @@ def more_than_64_sequences(of):
     return result
 
 
-@lengths("flash_attention_varlen")
-def sequences_by_marks(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, softmax_scale=None, *, window=None
-):  # fmt: skip
+@lengths.changed("flash_attention_varlen")
+def sequences_by_marks(of):
     """A row's sequence is the number of marks up to it, and where an empty sequence begins two marks are one."""
-    ids, out = [], torch.zeros_like(q)
-    for x, cu in ((q, cu_seqlens_q), (k, cu_seqlens_k)):
-        marks = torch.zeros(len(x) + 1, dtype=torch.int64)
-        marks[cu[1:-1].long()] = 1
-        ids.append(marks.cumsum(0)[:-1])
-    for b in range(len(cu_seqlens_q) - 1):
-        mine, theirs = (own == b for own in ids)
-        seen = visible(int(mine.sum()), int(theirs.sum()), causal, window)
-        out[mine] = averaged(scores_of(q[mine], k[theirs], softmax_scale, seen), v[theirs])[0].to(q.dtype)
-    return out
+    return {name: merged(getattr(of, name), 1) for name in ("cu_seqlens_q", "cu_seqlens_k")}
 
 
 @lengths("flash_attention_varlen")

@@ -34,6 +34,11 @@ def as_contiguous(x):
     return x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset())
 
 
+def then(harm):
+    """A kernel that answers rightly and then does `harm`."""
+    return lambda x, weight: (exact(x, weight), harm(x, weight))[0]
+
+
 @right(PROJECT)
 def plain(x, weight):
     return x @ weight
@@ -63,6 +68,10 @@ def in_any_order(x, weight):
     return x[:, order] @ weight[order]
 
 
+changes(
+    PROJECT, "prepare: weight was changed", name="prepare_changes_the_weight",
+    prepare=lambda weight: weight.mul_(2).div(2),
+)(exact)  # fmt: skip
 right(
     PROJECT, name="declared_nondeterministic", nondeterministic="adds in whatever order the threads arrive"
 )(in_any_order)  # fmt: skip
@@ -86,6 +95,12 @@ for kind, spec, name, words, fn in (
      lambda blocks, row_bytes: (blocks * row_bytes).int()),
     (strides, PROJECT, "assumes_contiguous_inputs", "other data, padded",
      lambda x, weight: exact(as_contiguous(x), weight)),
+    (strides, PROJECT, "reads_as_if_contiguous",  # between the elements, where NaN lies
+     "it takes strides of weight or x for granted: with the usual ones it is right",
+     lambda x, weight: as_contiguous(x) @ weight),
+    (changes, PROJECT, "scales_its_input", "x: was changed", then(lambda x, weight: x.mul_(1.0000001))),
+    (outside, PROJECT, "clears_after_its_input", "x: memory outside it was written",
+     then(lambda x, weight: x.as_strided((1,), (1,), x.storage_offset() + x.numel()).zero_())),
     (wide, OFFSETS, "in_int32", "first data: offset:", lambda blocks, row_bytes: (blocks.int() * row_bytes).long()),
 ):  # fmt: skip
     kind(spec, words, name=name)(fn)
@@ -108,31 +123,6 @@ def checks_one_argument_only(x, weight):
     if not weight.is_contiguous():
         raise ValueError("weight: expected a contiguous tensor, got another")
     return exact(as_contiguous(x), weight)
-
-
-@strides(PROJECT, "it takes strides of weight or x for granted: with the usual ones it is right")
-def reads_as_if_contiguous(x, weight):
-    """It reads between the elements, where NaN lies."""
-    return x.as_strided(x.shape, (x.shape[1], 1)) @ weight
-
-
-@changes(PROJECT, "x: was changed")
-def scales_its_input(x, weight):
-    y = exact(x, weight)
-    x.mul_(1.0000001)
-    return y
-
-
-@changes(PROJECT, "prepare: weight was changed", prepare=lambda weight: weight.mul_(2).div(2))
-def prepare_changes_the_weight(x, weight):
-    return exact(x, weight)
-
-
-@outside(PROJECT, "x: memory outside it was written")
-def clears_after_its_input(x, weight):
-    y = exact(x, weight)
-    x.as_strided((1,), (1,), x.storage_offset() + x.numel()).zero_()
-    return y
 
 
 @outside(PROJECT, "first data: y: 35 of 35")
@@ -187,19 +177,31 @@ def operands_by_their_storage(x, weight):
 # A cache that is written in place.
 
 
-@right(STORE)
-def stores(k, v, k_cache, v_cache, slot_mapping):
+def write(k, v, k_cache, v_cache, slot_mapping, least=0):
     for new, cache in ((k, k_cache), (v, v_cache)):
         for token, slot in enumerate(slot_mapping.tolist()):
-            if slot >= 0:
+            if slot >= least:
                 cache[slot // cache.shape[1], slot % cache.shape[1]] = new[token]
 
 
-@zeros(STORE, "first data: k_cache:")
-def stores_skipped_tokens_last(k, v, k_cache, v_cache, slot_mapping):
-    for new, cache in ((k, k_cache), (v, v_cache)):
-        for token, slot in enumerate(slot_mapping.tolist()):
-            cache[slot // cache.shape[1], slot % cache.shape[1]] = new[token]
+@right(STORE)
+def stores(k, v, k_cache, v_cache, slot_mapping):
+    write(k, v, k_cache, v_cache, slot_mapping)
+
+
+for kind, name, words, fn in (
+    (zeros, "stores_skipped_tokens_last", "first data: k_cache:",
+     lambda k, v, k_cache, v_cache, slot_mapping: write(k, v, k_cache, v_cache, slot_mapping, least=-1)),
+    (zeros, "forgets_v", "v_cache: ",
+     lambda k, v, k_cache, v_cache, slot_mapping: stores(k, k, k_cache, k_cache, slot_mapping)),
+    (changes, "consumes_its_slots", "slot_mapping: was changed",
+     lambda k, v, k_cache, v_cache, slot_mapping: (
+         stores(k, v, k_cache, v_cache, slot_mapping), slot_mapping.fill_(-1))[0]),
+    (returned, "returns_the_caches", "expected None",
+     lambda k, v, k_cache, v_cache, slot_mapping: (
+         stores(k, v, k_cache, v_cache, slot_mapping), (k_cache, v_cache))[1]),
+):  # fmt: skip
+    kind(STORE, words, name=name)(fn)
 
 
 @outside(STORE, "k_cache: memory outside it was written")
@@ -208,23 +210,6 @@ def stores_skipped_tokens_before_the_cache(k, v, k_cache, v_cache, slot_mapping)
     for cache in (k_cache, v_cache) if (slot_mapping < 0).any() else ():
         row = cache.stride(1)
         cache.as_strided((row,), (1,), cache.storage_offset() - row)[: cache[0, 0].numel()] = 0
-
-
-@changes(STORE, "slot_mapping: was changed")
-def consumes_its_slots(k, v, k_cache, v_cache, slot_mapping):
-    stores(k, v, k_cache, v_cache, slot_mapping)
-    slot_mapping.fill_(-1)
-
-
-@zeros(STORE, "v_cache: ")
-def forgets_v(k, v, k_cache, v_cache, slot_mapping):
-    stores(k, k, k_cache, k_cache, slot_mapping)
-
-
-@returned(STORE, "expected None")
-def returns_the_caches(k, v, k_cache, v_cache, slot_mapping):
-    stores(k, v, k_cache, v_cache, slot_mapping)
-    return k_cache, v_cache
 
 
 @triton.jit

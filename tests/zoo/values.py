@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 
 from rooflab.reference.spec import as_tuple
 
 from .entries import Kind, with_first
-from .parts import INF, added, finite, gated, joined, normed, online, read, scores_of, shares, visible
+from .parts import added, finite, gated, normed, read, shares
 
 values = Kind(__name__, "values")
-
-
-@values("softmax")
-def tiles_of_minus_infinity(x, out=None):
-    """While all of a row's tiles are -inf, the online maximum is too, and exp(-inf - -inf) is NaN."""
-    rows = x.float()
-    largest, total = rows.new_full((len(x), 1), -INF), rows.new_zeros(len(x), 1)
-    for tile in rows.split(32, 1):
-        new = torch.maximum(largest, tile.amax(1, keepdim=True))
-        total = total * (largest - new).exp() + (tile - new).exp().sum(1, keepdim=True)
-        largest = new
-    probabilities = (rows - largest).exp() / total
-    return probabilities.to(x.dtype) if out is None else out.copy_(probabilities)
 
 
 @values("rmsnorm")
@@ -63,14 +48,6 @@ def floor_under_the_scale(x, *, quantize=None):
     return (codes.round() if quantize == "int8" else codes).to(dtype), scale
 
 
-@values("gelu_and_mul")
-def tanh_by_exponentials(x):
-    """tanh(u) = (exp(2 u) - 1) / (exp(2 u) + 1) is inf / inf for a gate above 10."""
-    gate, up = x.float().chunk(2, -1)
-    power = (2 * math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)).exp()
-    return (0.5 * gate * (1 + (power - 1) / (power + 1)) * up).to(x.dtype)
-
-
 @values("gemm")
 def parts_in_the_dtype(a, b, bias=None, *, residual=None, precision="ieee"):
     """The sums of 64 products each are rounded to the dtype of A, and added in it."""
@@ -82,7 +59,7 @@ def parts_in_the_dtype(a, b, bias=None, *, residual=None, precision="ieee"):
 def zeros_times_what_lies_behind(of):
     """The last tile of K reads B behind its end, times zeros, and 0 times NaN is NaN."""
     (K, N), wide = of.b.shape, -(-len(of.b) // 32) * 32
-    return {"a": F.pad(of.a, (0, wide - K)), "b": read(of.b, (wide, N), of.b.stride())}
+    return {"a": F.pad(of.a, (0, wide - K)), "b": read(of.b, *of.b.stride(), shape=(wide, N))}
 
 
 @values("gemm_grouped")
@@ -177,16 +154,15 @@ def rows_below_minus_1e4(of):
     return result
 
 
-@values("flash_attention")
-def sink_beside_the_maximum(q, k, v, causal=False, softmax_scale=None, *, window=None, sinks=None, return_lse=False):
-    """exp(sink - maximum) overflows, because the sink is no candidate for the maximum."""
-    pairs, seen = [], visible(q.shape[1], k.shape[1], causal, window)
-    for b in range(len(q)):
-        sums, largest, total = online(scores_of(q[b], k[b], softmax_scale, seen), v[b], 64, finite)
-        total = total if sinks is None else total + (sinks[:, None, None] - finite(largest)).exp()
-        lse = (finite(largest) + total.log()).squeeze(-1)
-        pairs.append(((sums / total.where(total > 0, 1)).transpose(0, 1), lse.mT))
-    return joined(pairs, q.dtype, return_lse)
+@values.changed("flash_attention")
+def sink_beside_the_maximum(of):
+    """exp(sink - maximum) overflows, because the sink is no candidate for the maximum: the row is divided by inf."""
+    if of.sinks is None:
+        return {}
+    out, lse = of.right(return_lse=True)
+    over = of.sinks - finite(of.right(return_lse=True, sinks=None)[1]) > 88
+    out[over], lse[over] = 0, torch.inf
+    return (out, lse) if of.return_lse else out
 
 
 @values("embedding")
@@ -200,13 +176,22 @@ def masked_by_a_product(token_ids, weight):
     return out
 
 
+def nan_gates(x, most):
+    """x (T, 2 I) with NaN for a gate that is larger."""
+    return x.masked_fill((x > most) & (torch.arange(x.shape[1]) < x.shape[1] // 2), torch.nan)
+
+
 values.changes({
     # eps is always 1e-6.
     "rmsnorm/eps_is_built_in": lambda of: {"eps": 1e-6},
+    # While all of a row's tiles of 32 are -inf, the online maximum is too, and exp(-inf - -inf) is NaN.
+    "softmax/tiles_of_minus_infinity": lambda of: of.right().masked_fill(
+        (of.x[:, :32] == -torch.inf).all(1, keepdim=True), torch.nan
+    ),
     # silu is g e^g / (1 + e^g), which is inf / inf for a large gate.
-    "silu_and_mul/gate_above_88": lambda of: {
-        "x": of.x.masked_fill((of.x > 88) & (torch.arange(of.x.shape[1]) < of.x.shape[1] // 2), torch.nan)
-    },
+    "silu_and_mul/gate_above_88": lambda of: {"x": nan_gates(of.x, 88)},
+    # tanh(u) = (exp(2 u) - 1) / (exp(2 u) + 1) is inf / inf for a gate above 10.
+    "gelu_and_mul/tanh_by_exponentials": lambda of: {"x": nan_gates(of.x, 10)},
     # A is converted to fp16, in which bf16 values of 65,520 and more are infinite.
     "gemm_w4a16/activations_in_fp16": lambda of: {"a": of.a.half().to(of.a.dtype)},
     # Scales are converted to fp16, where small ones lose their bits.
@@ -229,8 +214,4 @@ values.changes({
     ),
     # Temperature 0 is taken as 1e-6: among equal logits chance decides, and not the lowest index.
     "sample/greedy_at_a_tiny_temperature": lambda of: {"temperature": of.temperature.clamp(min=1e-6)},
-    # A row with a NaN gives the token -1, which no vocabulary has.
-    "sample/nan_row_gives_minus_1": lambda of: with_first(
-        of.right(), lambda tokens: tokens.masked_fill(of.logits.isnan().any(1), -1)
-    ),
 })  # fmt: skip
