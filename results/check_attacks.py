@@ -1,4 +1,4 @@
-"""Which wrong kernels the default check finds, and which right ones it refuses: tests/attacks, one kernel a core.
+"""Which wrong kernels the default check finds, and which right ones it refuses: tests/zoo, one kernel a core.
 
     python results/check_attacks.py --out results/check_attacks.md
     python results/check_attacks.py --folder results/strangers/kernels --out results/strangers/README.md
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -41,9 +42,9 @@ from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
 
-ATTACKS = Path(__file__).parents[1] / "tests" / "attacks"
-WRONG = ("wrong.py", "everyday_inputs.py", "everyday_runs.py")
-RIGHT = ("unusual.py", "rightful.py")
+ZOO = Path(__file__).parents[1] / "tests" / "zoo"
+WRONG = ("strides.py", "values.py", "pages.py", "options.py", "sizes.py", "kept.py")
+RIGHT = ("right.py", "right_memory.py")
 CPU = torch.device("cpu")
 RIGHT_S = 8.0
 """Seconds for a right kernel, which has no fault that would end its checks."""
@@ -65,8 +66,8 @@ class Outcome:
 
 @contextmanager
 def loaded(files: Sequence[str | Path]) -> Iterator[list[Kernel]]:
-    """The kernels of files, those of tests/attacks by their names, registered meanwhile."""
-    kernels = [kernel for file in files for kernel in registry.load_file(ATTACKS / file)]
+    """The kernels of files, those of tests/zoo by their names, registered meanwhile."""
+    kernels = [kernel for file in files for kernel in registry.load_file(ZOO / file)]
     try:
         yield kernels
     finally:
@@ -74,16 +75,18 @@ def loaded(files: Sequence[str | Path]) -> Iterator[list[Kernel]]:
             registry._kernels.pop(kernel.id)
 
 
-def first_fault(kernel: Kernel, seed: int, check: Callable[[CheckTask], CheckResult], limit_s: float) -> Outcome:
-    """Makes the checks of `rooflab check`, in its order, up to the first fault or `limit_s` seconds."""
+def first_fault(
+    kernel: Kernel, seed: int, check: Callable[[CheckTask], CheckResult], limit_s: float = inf, most: int | None = None
+) -> Outcome:
+    """Makes the checks of `rooflab check`, in its order, up to the first fault, `limit_s` seconds, or `most` checks."""
     asked = drawn_checks(Selection({kernel.op: (kernel,)}, (), (), (), CPU, seed))
     turns, begun, made = turns_of(asked), time.monotonic(), 0
-    for place in sorted(range(len(asked)), key=turns.__getitem__):
+    for place in sorted(range(len(asked)), key=turns.__getitem__)[:most]:
         if time.monotonic() - begun > limit_s:
             break
         result = check(asked[place])
         made += 1
-        if result.status not in ("OK", *NOT_RUN):
+        if result.status not in ("OK", "OUT_OF_MEMORY", *NOT_RUN):  # the machine's memory is no fault of a kernel
             run = result.labels[-1] if result.labels else result.status
             return Outcome(kernel.id, seed, result.describe(), run, made, time.monotonic() - begun)
     return Outcome(kernel.id, seed, "", "", made, time.monotonic() - begun)
@@ -151,7 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--wrong", action="store_true", help="only wrong kernels; the right ones' rows are kept")
-    parser.add_argument("--folder", type=Path, help="kernels of this folder, in place of those of tests/attacks")
+    parser.add_argument("--folder", type=Path, help="kernels of this folder, in place of those of tests/zoo")
     given = parser.parse_args()
     out, wrong_files, right_files = given.out, list[str | Path](WRONG), list[str | Path](RIGHT)
     if given.folder:

@@ -1,4 +1,4 @@
-"""Cheating kernels are each caught and named, and honest ones that keep something between calls are not accused."""
+"""What tells a cheat: shared and unwritten memory, replaced functions, values that a timing renews, other streams."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import time
 from dataclasses import replace
 from unittest.mock import MagicMock
 
-import cheating_kernels as cheating
 import numpy as np
 import pytest
-import tiny_ops as tiny
 import torch
-from cheating_kernels import HONEST
+from zoo import cheats
+from zoo.tiny_ops import PROJECT, kernel_of
 
 from rooflab.bench.core import poison, trial, why
 from rooflab.bench.core.call import Rotation
@@ -32,37 +31,8 @@ FP32 = get_scheme("fp32")
 CASE = Case(T=5, K=96, N=7)
 
 
-def check(kernel: Kernel, spec: OpSpec = tiny.PROJECT, device: str = "cpu") -> CheckResult:
+def check(kernel: Kernel, spec: OpSpec = PROJECT, device: str = "cpu") -> CheckResult:
     return check_kernel(kernel, spec, spec.cases["smoke"][0], FP32, device)
-
-
-@pytest.mark.parametrize(
-    ("make", "spec", "status", "words"), cheating.CHEATS, ids=[make().name for make, *_ in cheating.CHEATS]
-)
-def test_a_cheat_is_caught_and_named(make, spec, status, words):
-    result = check(make(), spec)
-    assert result.status == status, result.describe()
-    assert all(word in result.reason for word in words), result.reason
-    assert tampered() is None, "what one kernel replaced is not laid on the next"
-
-
-def test_a_kernel_that_takes_strides_for_granted_is_told_so():
-    """It reads between the elements, where NaN lies."""
-
-    def reads_as_if_contiguous(x, weight):
-        return x.as_strided(x.shape, (x.shape[1], 1)) @ weight
-
-    result = check(tiny.kernel(tiny.PROJECT, reads_as_if_contiguous))
-    assert result.status == "INCORRECT", result.describe()
-    assert "it takes strides of weight or x for granted: with the usual ones it is right" in result.reason
-
-
-@pytest.mark.parametrize("name", HONEST)
-def test_what_an_honest_kernel_keeps_is_no_cheat(name):
-    kernel = HONEST[name]()
-    for _ in range(2):
-        result = check(kernel)
-        assert result.status == "OK", result.describe()
 
 
 def test_memory_is_shared_whatever_object_holds_it():
@@ -86,7 +56,7 @@ def test_only_fresh_memory_counts_as_never_written():
 
 def test_a_function_replaced_at_import_fails_a_check_and_is_put_back(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
-    honest = tiny.kernel(tiny.PROJECT, lambda x, weight: cheating.project(x, weight))
+    honest = kernel_of(PROJECT, lambda x, weight: cheats.project(x, weight))
     result = check(honest)
     assert result.status == "INVALID" and "time.perf_counter was replaced (test_cheats.py:" in result.reason
     assert check(honest).status == "OK"
@@ -136,10 +106,10 @@ def test_torchs_own_replacements_are_no_tampering():
 # Right while it is checked.
 
 
-def _wrong_when_timed(spec=tiny.PROJECT, **functions):
+def _wrong_when_timed(spec=PROJECT, **functions):
     """What is wrong with kernels after a timing in which their inputs got values that they had not seen."""
     copies = [spec.make_inputs(CASE, FP32, torch.device("cpu"), 0) for _ in range(2)]
-    kernels = {name: fn if isinstance(fn, Kernel) else tiny.kernel(spec, fn) for name, fn in functions.items()}
+    kernels = {name: fn if isinstance(fn, Kernel) else kernel_of(spec, fn) for name, fn in functions.items()}
     rotations = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
     unseen = Unseen(spec, CASE, FP32, torch.device("cpu"), copies, 0)
     time_functions(rotations, budget_s=1e-6, min_samples=9, cold=False, renew=unseen)
@@ -147,23 +117,23 @@ def _wrong_when_timed(spec=tiny.PROJECT, **functions):
 
 
 def test_what_is_wrong_only_when_it_is_timed_is_caught_then():
-    cheats = {make.__name__: make() for make in cheating.WRONG_WHEN_TIMED}
-    packed = tiny.kernel(tiny.PROJECT, lambda x, weight: x @ weight[0], prepare=lambda weight: (weight.clone(),))
-    found = _wrong_when_timed(**cheats, honest=cheating.project, packed=packed)
-    assert found.keys() == cheats.keys(), "a packed weight stays"
+    wrong = {make.__name__: make() for make in cheats.WRONG_WHEN_TIMED}
+    packed = kernel_of(PROJECT, lambda x, weight: x @ weight[0], prepare=lambda weight: (weight.clone(),))
+    found = _wrong_when_timed(**wrong, honest=cheats.project, packed=packed)
+    assert found.keys() == wrong.keys(), "a packed weight stays"
     assert all(fault.startswith("y: ") for fault in found.values())
 
 
 def test_each_timed_round_has_values_that_no_round_had():
-    copies = [tiny.PROJECT.make_inputs(CASE, FP32, torch.device("cpu"), 0) for _ in range(2)]
-    unseen = Unseen(tiny.PROJECT, CASE, FP32, torch.device("cpu"), copies, 0)
+    copies = [PROJECT.make_inputs(CASE, FP32, torch.device("cpu"), 0) for _ in range(2)]
+    unseen = Unseen(PROJECT, CASE, FP32, torch.device("cpu"), copies, 0)
     seen = {(unseen(), copies[1]["x"].numpy().tobytes()) for _ in range(20)}
     assert len(seen) > 15, "few of 480 places and shifts come twice"
 
 
 def test_a_kernel_that_changes_its_inputs_while_it_is_timed_is_blamed_for_it():
     def damages(x, weight):
-        y = cheating.project(x, weight)
+        y = cheats.project(x, weight)
         x.zero_()
         return y
 
@@ -172,9 +142,9 @@ def test_a_kernel_that_changes_its_inputs_while_it_is_timed_is_blamed_for_it():
 
 def test_inputs_whose_shapes_depend_on_the_seed_stay_as_they_are():
     def ragged(case, scheme, device, seed):
-        return tiny.PROJECT.make_inputs(case.but(T=5 + seed % 7), scheme, device, seed)
+        return PROJECT.make_inputs(case.but(T=5 + seed % 7), scheme, device, seed)
 
-    assert _wrong_when_timed(replace(tiny.PROJECT, make_inputs=ragged), honest=cheating.project) == {}
+    assert _wrong_when_timed(replace(PROJECT, make_inputs=ragged), honest=cheats.project) == {}
 
 
 # Streams: on a CPU by a queue that runs when it is waited for.
@@ -196,19 +166,19 @@ def side_stream(monkeypatch):
 def test_work_on_a_stream_that_is_not_waited_for_is_named(side_stream):
     def other_stream(x, weight):
         y = torch.full((x.shape[0], weight.shape[1]), torch.nan)
-        side_stream.append(lambda: y.copy_(cheating.project(x, weight)))
+        side_stream.append(lambda: y.copy_(cheats.project(x, weight)))
         return y
 
-    result = check(tiny.kernel(tiny.PROJECT, other_stream))
+    result = check(kernel_of(PROJECT, other_stream))
     assert result.status == "INCORRECT" and "first data: y: 35 of 35" in result.reason
     assert "work on another stream: it is right only if the caller waits for the whole device" in result.reason
 
 
 def test_what_is_wrong_on_every_stream_is_not_laid_on_streams(side_stream):
     def wrong(x, weight):
-        return cheating.project(x, weight) * 1.01
+        return cheats.project(x, weight) * 1.01
 
-    result = check(tiny.kernel(tiny.PROJECT, wrong))
+    result = check(kernel_of(PROJECT, wrong))
     assert result.status == "INCORRECT" and "stream" not in result.reason
 
 
@@ -242,7 +212,7 @@ def _on_side_stream(x, weight, waits_before, waits_after):
     with torch.cuda.stream(side):
         if waits_before:
             torch.cuda._sleep(2_000_000)
-        y.copy_(cheating.project(x, weight))
+        y.copy_(cheats.project(x, weight))
     if waits_after:
         own.wait_stream(side)
     return y
@@ -256,7 +226,7 @@ def test_on_a_gpu_another_stream_is_named_unless_both_wait(waits_before, waits_a
     def side_stream(x, weight):
         return _on_side_stream(x, weight, waits_before, waits_after)
 
-    result = check(tiny.kernel(tiny.PROJECT, side_stream), device="cuda")
+    result = check(kernel_of(PROJECT, side_stream), device="cuda")
     if waits_before and waits_after:
         assert result.status == "OK", result.describe()
     else:

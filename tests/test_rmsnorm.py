@@ -42,7 +42,7 @@ def test_a_wrong_norm_is_rejected(scheme: str) -> None:
         elif label == "mean square near eps":
             scale = inputs["x"].double().square().mean(1, keepdim=True).rsqrt()
         else:
-            continue  # magnitudes: tests/attacks has kernels that square in x's dtype
+            continue  # magnitudes: tests/zoo has kernels that square in x's dtype
         wrong = inputs["x"].double() * scale * inputs["weight"].double()
         assert not SPEC.judge((wrong,), oracle, inputs, SCHEMES[scheme])[0].passed
     inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)

@@ -1,7 +1,4 @@
-"""Small ops for the tests of the checker, and the lists of kernels of them that must pass or be rejected.
-
-Loaded under the name `tiny_ops` by `test_check.py`, so that the files of kernels can import it.
-"""
+"""Small ops, whose first smoke case shows what the checker says of a kernel within milliseconds."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from rooflab.roofline.model import Cost
 Tensor = torch.Tensor
 
 
-def _no_cost(args: Arguments) -> Cost:
+def no_cost(args: Arguments) -> Cost:
     return Cost(0, 0)
 
 
 # project: one product, whose weight can be packed.
 
 
-def _project_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+def project_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     T, K, N = int(case["T"]), int(case["K"]), int(case["N"])
     return {
         "x": randn(T, K, dtype=scheme.activation, device=device, seed=seed),
@@ -35,21 +32,21 @@ def _project_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int)
     }
 
 
-def _project_tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+def project_tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     x, weight = inputs["x"].double().abs(), inputs["weight"].double().abs()
     return (4 * FP32_ROUNDOFF * x.shape[1] ** 0.5 * (x @ weight) + scheme.unit_roundoff * oracle[0].abs(),)
 
 
-def _project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    inputs = _project_inputs(case, scheme, device, seed)
+def project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    inputs = project_inputs(case, scheme, device, seed)
     inputs["x"][:, -1] *= 64
     yield "last k", inputs
 
 
 PROJECT = OpSpec(
-    name="project", reference=lambda x, weight: x.double() @ weight.double(), make_inputs=_project_inputs,
-    cost=_no_cost, outputs=("y",), cases={"smoke": (Case(T=5, K=96, N=7),)}, tolerance=_project_tolerance,
-    planted=_project_planted, prepared="weight",
+    name="project", reference=lambda x, weight: x.double() @ weight.double(), make_inputs=project_inputs,
+    cost=no_cost, outputs=("y",), cases={"smoke": (Case(T=5, K=96, N=7),)}, tolerance=project_tolerance,
+    planted=project_planted, prepared="weight",
 )  # fmt: skip
 LOOSE = replace(PROJECT, tolerance=lambda inputs, oracle, scheme: (torch.full_like(oracle[0], torch.inf),))
 LENIENT = replace(
@@ -62,7 +59,7 @@ SCALE = OpSpec(
         "x": randn(int(case["T"]), 8, dtype=scheme.activation, device=device, seed=seed),
         "factor": case["factor"],
     },
-    cost=_no_cost,
+    cost=no_cost,
     outputs=("y",),
     cases={"smoke": (Case(T=3, factor=1.0),), "edge": (Case(T=3, factor=0.0),)},
     tolerance=lambda inputs, oracle, scheme: (scheme.unit_roundoff * oracle[0].abs(),),
@@ -76,7 +73,7 @@ OFFSETS = OpSpec(
         "blocks": torch.randint(0, 70000, (9,), generator=torch.Generator().manual_seed(seed)).to(device),
         "row_bytes": case["row_bytes"],
     },
-    cost=_no_cost,
+    cost=no_cost,
     outputs=("offset",),
     cases={"smoke": (Case(row_bytes=65536),)},
     tolerance=lambda inputs, oracle, scheme: (torch.zeros(oracle[0].shape),),
@@ -89,30 +86,6 @@ MANY_KEYS = replace(
 STORE = kv_cache_write.SPEC
 
 
-def kernel(spec: OpSpec, fn: Callable[..., Any], **options: Any) -> Kernel:
+def kernel_of(spec: OpSpec, fn: Callable[..., Any], **options: Any) -> Kernel:
     """`fn` as an unregistered kernel of `spec`."""
     return Kernel(spec.name, fn.__name__, "optimized", options.pop("backend", "torch"), fn, **options)
-
-
-RIGHT: list[tuple[OpSpec, Kernel]] = []
-WRONG: list[tuple[OpSpec, Kernel, str]] = []
-
-
-def right(spec: OpSpec, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the decorated kernel to those that must pass."""
-
-    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        RIGHT.append((spec, kernel(spec, fn, **options)))
-        return fn
-
-    return add
-
-
-def wrong(spec: OpSpec, words: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the decorated kernel to those that must be rejected in these words."""
-
-    def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-        WRONG.append((spec, kernel(spec, fn, **options), words))
-        return fn
-
-    return add
