@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from rooflab.kernels import _attention_configs as tiles
 from rooflab.kernels._attention_configs import Config, padded
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.lib import attention_gluon as gluon
-from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
+from rooflab.kernels.tuning import BF16, Footprint, space
 from rooflab.reference.spec import Case, Scheme
 
 OPERAND_BYTES = 2
@@ -47,51 +44,3 @@ def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[...
         )
 
     return needs
-
-
-@dataclass(frozen=True)
-class PingPongConfig(LaunchConfig):
-    """Keys per block, slots of each ring, and consumers."""
-
-    block_n: int
-    stages: int
-    consumers: int
-    lazy: bool = False
-    """Whether earlier sums are rescaled only when a row's peak has grown by more than 8 in log2."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows of queries per CTA."""
-        return 64 * self.consumers
-
-
-def ping_pong_configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
-    """Two consumers, for a narrow head also three."""
-    consumers = (2, 3) if gluon.tile_columns(int(case["D"])) == 64 else (2,)
-    return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers, lazy=(False, True))(case)
-
-
-def ping_pong_footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Queries, rings, and the staged result, which with a wide head lies in the queries' memory."""
-    B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
-    return gluon.footprint(
-        config.consumers, D, config.block_n, config.stages, rows=config.block_m * (1 if D > 128 else 2),
-        barriers=3 * config.consumers + 4 * config.stages, ctas=min(cdiv(T, config.block_m) * B * H, HOPPER_SMS),
-    )  # fmt: skip
-
-
-# The widest block that consumers and two slots can hold, more slots if they are small; a guess, unmeasured.
-PING_PONG = Tuning(
-    PingPongConfig,
-    ping_pong_configs,
-    Defaults(
-        (
-            ({"D": 64, "tiles": HOPPER_SMS}, PingPongConfig(128, 4, 2)),  # three consumers would have fewer CTAs
-            ({"D": 64}, PingPongConfig(128, 4, 3)),
-            ({"D": 128}, PingPongConfig(128, 2, 2)),
-            ({"D": 256}, PingPongConfig(64, 2, 2)),
-        ),
-        lambda case, scheme: {"tiles": cdiv(int(case["T"]), 128) * int(case["B"]) * int(case["H"])},
-    ),
-    ping_pong_footprint,
-)

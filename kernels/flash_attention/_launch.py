@@ -13,8 +13,6 @@ from rooflab.kernels.lib.tma import map_maker
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
-SECTION_BYTES = 32 * 2**20
-"""Keys and values that L2 is assumed to keep, of its 50 MB, for the order of tiles; unmeasured."""
 ROWS, COLUMNS = (0, 2, 1, 3), (0, 2, 3, 1)
 """The order of the dimensions of (B, T, H, D) in a map: rows of a head, or, of values along their keys, its columns."""
 
@@ -24,12 +22,6 @@ def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROWS) -> MapMa
     box = 1, rows, 1, padded(x.shape[3])
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
     return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])
-
-
-def section_heads(k: torch.Tensor, group: int) -> int:
-    """Query heads of a section: those of as many heads of keys and values (B, S, H_kv, D) as L2 keeps."""
-    head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
-    return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def nothing_seen(of: Arguments) -> None:

@@ -13,14 +13,12 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import globaltimer
 
 from rooflab.kernels._attention import options, strides_of
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
 from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
-from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, weigh
 from rooflab.kernels.takes import HALVES
@@ -33,13 +31,11 @@ TUNING = Tuning(Config, configs, Defaults(ROWS_OF_DEFAULTS), footprint())
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
-    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, window, scale, factor, cap,
+    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
     out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
     LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    if timeline_ptr is not None:
-        began = globaltimer()
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
     h = tl.program_id(0) // tiles % H
@@ -79,8 +75,6 @@ def _attention(
     if LSE:
         lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
-    if timeline_ptr is not None:
-        keep(timeline_ptr, tl.program_id(0), began)
 
 
 def bind(of: Arguments) -> Any:
@@ -112,4 +106,4 @@ def tma(
 ) -> None:  # fmt: skip
     """One thread loads the tiles of q, k and v, with zeros past the ends."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *numbers, **constants)
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

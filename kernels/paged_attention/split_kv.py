@@ -226,7 +226,6 @@ def why_not_taken(inputs: Arguments) -> str | None:
             'loop.global_load == 1 and loop.global_store == 0 and (loop.mma, loop.ldmatrix) == (32, 16); '
             '16 <= loop.LDGSTS < 32 and loop.before("mma", "cp_async") == 0'
         ),
-        "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false in kv_fp8": "stack_bytes == 0",
     },
 )  # fmt: skip
 def split_kv(
