@@ -41,16 +41,17 @@ def never_zero(softmax_scale: float | None) -> float | None:
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
-def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap` for `lib.attention.weigh`,
-    and its constants.  The factor is never negative.  keys: the most keys of a sequence.
+def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
+    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap` for `lib.attention.weigh`;
+    the strides of `out`, `lse` and `sinks`; and constants.  The factor is never negative.  keys: the most keys of a
+    sequence.
     """
     D, scale, capped = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     windowed = of.window is not None and of.window < keys  # a wider window hides nothing
     factor = LOG2E * (1.0 if capped else max(abs(scale), SMALLEST_SCALE))
     constants = {
-        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": capped, "NEGATED": scale < 0 and not capped,
-        "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
-        **of.config.launch_arguments,
+        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": capped, "NEGATED": scale < 0 and not capped, "HEAD_DIM": D,
+        "BLOCK_D": padded(D), **of.config.launch_arguments,
     }  # fmt: skip
-    return (of.window if windowed else 0, scale, factor, float(of.softcap or 0.0)), constants
+    strides = *of.out.stride()[:-1], *strides_of(of.lse, of.q.ndim - 1), *strides_of(of.sinks, 1)
+    return (of.window if windowed else 0, scale, factor, float(of.softcap or 0.0)), strides, constants

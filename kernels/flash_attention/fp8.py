@@ -92,9 +92,8 @@ def _attention(
     q_map, k_map, v_map, sinks_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr, T, S, H, group, window,
     scale, factor, cap, q_scale_stride_b, q_scale_stride_h, k_scale_stride_b, k_scale_stride_h, v_scale_stride_b,
     v_scale_stride_h, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, V_COLUMNS: tl.constexpr, V_FP8: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, V_COLUMNS: tl.constexpr,
+    V_FP8: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
@@ -140,15 +139,12 @@ def _attention(
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
-    result, lse = finish(acc * (v_scale * UNIT), m_i, l_i * UNIT, sinks_ptr, h * sinks_stride, SINKS)
     rows64 = rows.to(tl.int64)
-    dims = tl.arange(0, BLOCK_D)
-    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    out_rows = b * out_stride_b + h * out_stride_h + rows64 * out_stride_t
+    lse_rows = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
+    acc *= v_scale * UNIT
+    l_i *= UNIT
+    finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def why_v_not_mapped(inputs: Arguments) -> str | None:
@@ -164,9 +160,8 @@ def bind(of: Arguments) -> Any:
     columns = keys_contiguous(of.v)
     v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROWS)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), v_map
-    numbers, constants = options(of, S)
+    numbers, strides, constants = options(of, S)
     scales = *strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)
-    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
     constants |= {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, D)}
     return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *scales, *strides), constants
 

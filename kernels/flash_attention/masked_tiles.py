@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import options
 from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -33,8 +33,8 @@ def _attention(
     q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h,
     out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context.
     tiles = tl.cdiv(T, BLOCK_M)
@@ -61,40 +61,25 @@ def _attention(
             real = dims < HEAD_DIM
             k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
-            if part != 1:
-                k = tl.load(k_ptrs, mask=(keys < S)[None, :] & real[:, None], other=0.0)
-            elif BLOCK_D > HEAD_DIM:
-                k = tl.load(k_ptrs, mask=real[:, None], other=0.0)
-            else:
-                k = tl.load(k_ptrs)
+            k = load_tile(k_ptrs, (keys < S)[None, :], real[:, None], part != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 part != 1, BLOCK_N,
             )  # fmt: skip
-            if part != 1:
-                # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
-                v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
-            elif BLOCK_D > HEAD_DIM:
-                v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
-            else:
-                v = tl.load(v_ptrs)
+            v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], part != 1, BLOCK_D > HEAD_DIM)
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
-    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    out_rows = b * out_stride_b + h * out_stride_h + rows64 * out_stride_t
+    lse_rows = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
+    finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
     """Once for a layout: the grid, of one axis, as only x may exceed 65,535; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
-    numbers, constants = options(of, S)
-    strides = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3], *of.out.stride()[:3]
-    more = *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
-    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *numbers, *strides, *more), constants
+    numbers, strides, constants = options(of, S)
+    inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
+    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *numbers, *inputs, *strides), constants
 
 
 @kernel(

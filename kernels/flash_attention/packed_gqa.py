@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import options
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
@@ -58,8 +58,8 @@ def _attention(
     q_ptr, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H_kv, group, window, scale, factor, cap,
     q_stride_b, q_stride_t, q_stride_h, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t,
     lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(T * group, BLOCK_M)
     b = tl.program_id(0) // tiles // H_kv
@@ -94,12 +94,9 @@ def _attention(
             v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
-    result, lse = finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, SINKS)
-    out_offsets = b64 * out_stride_b + (rows64 * out_stride_t + heads * out_stride_h)[:, None] + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b64 * lse_stride_b + heads * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    out_rows = b64 * out_stride_b + rows64 * out_stride_t + heads * out_stride_h
+    lse_rows = b64 * lse_stride_b + heads * lse_stride_h + rows64 * lse_stride_t
+    finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
@@ -108,10 +105,9 @@ def bind(of: Arguments) -> Any:
     (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     group = H // H_kv
     maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    numbers, constants = options(of, S)
-    strides = *of.q.stride()[:3], *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    numbers, strides, constants = options(of, S)
     grid = (cdiv(T * group, config.block_m) * B * H_kv,)
-    return grid, maps, (T, S, H_kv, group, *numbers, *strides), constants
+    return grid, maps, (T, S, H_kv, group, *numbers, *of.q.stride()[:3], *strides), constants
 
 
 @kernel(

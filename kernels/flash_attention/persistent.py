@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import options
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
@@ -62,8 +62,8 @@ def ctas(config: Any, case: Case) -> int:
 def _attention(
     q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, heads, section, window, scale, factor,
     cap, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles_m = tl.cdiv(T, BLOCK_M)
     tiles = tiles_m * heads
@@ -98,14 +98,11 @@ def _attention(
             b64 = b.to(tl.int64)
             h64 = h.to(tl.int64)
             rows64 = rows.to(tl.int64)
-            result, lse = finish(acc, m_i, l_i, sinks_ptr, h64 * sinks_stride, SINKS)
-            dims = tl.arange(0, BLOCK_D)
-            mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-            out_offsets = b64 * out_stride_b + h64 * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-            tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-            if LSE:
-                lse_offsets = b64 * lse_stride_b + h64 * lse_stride_h + rows64 * lse_stride_t
-                tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+            out_rows = b64 * out_stride_b + h64 * out_stride_h + rows64 * out_stride_t
+            lse_rows = b64 * lse_stride_b + h64 * lse_stride_h + rows64 * lse_stride_t
+            finish(
+                acc, m_i, l_i, sinks_ptr, h64 * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM
+            )
 
 
 def bind(of: Arguments) -> Any:
@@ -116,8 +113,7 @@ def bind(of: Arguments) -> Any:
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     sizes = T, S, H, group, heads, min(heads, section_heads(of.k, group))
-    numbers, constants = options(of, S)
-    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    numbers, strides, constants = options(of, S)
     return grid, maps, (*sizes, *numbers, *strides), constants
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import options
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
@@ -33,8 +33,8 @@ TUNING = Tuning(Config, configs, Defaults(ROWS_OF_DEFAULTS), footprint())
 def _attention(
     q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
     out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
@@ -66,23 +66,17 @@ def _attention(
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
-    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
     rows64 = rows.to(tl.int64)
-    dims = tl.arange(0, BLOCK_D)
-    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    out_rows = b * out_stride_b + h * out_stride_h + rows64 * out_stride_t
+    lse_rows = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
+    finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
     """Once for a layout: the grid, of one axis, as only x may exceed 65,535; makers of maps; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    numbers, constants = options(of, S)
-    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    numbers, strides, constants = options(of, S)
     return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *strides), constants
 
 
