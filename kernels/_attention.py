@@ -1,4 +1,4 @@
-"""What all attention launchers share: results, strides, and the softmax scale with its options."""
+"""What all attention launchers share: bytes moved, results, strides, and the softmax scale with its options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from rooflab.kernels._attention_configs import padded
-from rooflab.reference.spec import Arguments
+from rooflab.reference.spec import Arguments, nbytes
+from rooflab.roofline.model import Traffic
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
@@ -16,10 +17,29 @@ LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
 
+def traffic(inputs: Arguments) -> Traffic:
+    """Of dense and ragged attention: each operand once, because L2, or a CPU's cache, keeps a sequence's keys for its
+    queries.  In a dense batch keys before every window are not read.  The result of fp8 is bf16."""
+    q, k, seen = inputs.q, inputs.k, 1
+    if inputs.window is not None and q.ndim == 4:
+        seen = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
+    more = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
+    read = nbytes(q, *(vars(inputs).get(name) for name in more)) + nbytes(k, inputs.v) * seen
+    lse = 4 * math.prod(q.shape[:-1]) if inputs.return_lse else 0
+    return Traffic(read, max(2, q.element_size()) * q.numel() + lse)
+
+
 def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
     """The result of queries (..., D) that see no key: zeros, and with `return_lse` the log-sum-exp -inf."""
     out = torch.zeros_like(q)
     return (out, torch.full(q.shape[:-1], -math.inf, device=q.device)) if return_lse else out
+
+
+def nothing_seen(of: Arguments) -> None:
+    """Writes the result without keys, for which no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
+    of.out.zero_()
+    if of.lse is not None:
+        of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
 
 
 def strides_of(x: torch.Tensor | None, rank: int) -> tuple[int, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rooflab.kernels.tuning import BF16
+from rooflab.kernels.tuning import BF16, space
 from rooflab.reference.spec import Case, Scheme
 
 
@@ -21,13 +20,9 @@ class Config:
 
 def tiles(least: int, per_thread: int) -> Callable[..., tuple[Config, ...]]:
     """`configs` of a `Tuning`: five tiles from `least` up, of 2 to `per_thread` values a thread."""
-    found = tuple(
-        Config(tile, num_warps)
-        for tile, num_warps in itertools.product((least << i for i in range(5)), (1, 2, 4, 8))
-        if 2 <= tile // (32 * num_warps) <= per_thread
-    )
+    every = space(Config, tile=[least << i for i in range(5)], num_warps=(1, 2, 4, 8))
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        return found
+        return tuple(c for c in every(case) if 2 <= c.tile // (32 * c.num_warps) <= per_thread)
 
     return configs

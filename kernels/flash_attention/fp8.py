@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import SMALLEST_SCALE, options, strides_of
+from rooflab.kernels._attention import SMALLEST_SCALE, nothing_seen, options, strides_of, traffic
 from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import query_tiles
-from rooflab.kernels.flash_attention._launch import COLUMNS, ROWS, nothing_seen, tensor_map, traffic
+from rooflab.kernels.flash_attention._by_tma import COLUMNS, ROWS, query_tiles, tensor_map
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, weigh
 from rooflab.kernels.takes import why_not_mapped

@@ -17,12 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options
+from rooflab.kernels._attention import nothing_seen, options, traffic
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import configs, footprint, query_tiles
-from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
+from rooflab.kernels.flash_attention._by_tma import configs, footprint, query_tiles, tensor_map
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, weigh
 from rooflab.kernels.lib.attention_gluon import nth_tile, place, section_heads

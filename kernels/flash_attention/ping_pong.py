@@ -29,9 +29,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from rooflab.kernels._attention import nothing_seen, traffic
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._launch import nothing_seen, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import attention_gluon as attention
 from rooflab.kernels.lib.tma import HEADS, advance, async_load, async_store, map_maker, new_barriers, reinterpret

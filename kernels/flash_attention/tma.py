@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options
+from rooflab.kernels._attention import nothing_seen, options, traffic
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
-from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
+from rooflab.kernels.flash_attention._by_tma import ROWS_OF_DEFAULTS, configs, footprint, tensor_map
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, weigh
 from rooflab.kernels.takes import HALVES

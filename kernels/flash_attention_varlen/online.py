@@ -13,10 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options
+from rooflab.kernels._attention import options, traffic
 from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, weigh
 from rooflab.reference.spec import Arguments

@@ -8,6 +8,7 @@ fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,7 +22,7 @@ from rooflab.kernels._attention import LN2, LOG2E, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib import merge
+from rooflab.kernels.merge_attention_states import fused as merge
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
@@ -165,16 +166,22 @@ def why_not_taken(inputs: Arguments) -> str | None:
     return None if 1 <= rotary <= 64 else f"q: expected 1 to 64 rotary dimensions behind the latent, got {rotary}"
 
 
+def latents_once(inputs: Arguments) -> Traffic:
+    """Each sequence's latents once, because L2 keeps them for its tiles of heads; q, lengths, table and result."""
+    q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
+    B, H, D = q.shape
+    _, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
+    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * entries + nbytes(q, seq_lens)
+    return Traffic(read, B * H * (inputs.latent_dim * q.element_size() + 4 * inputs.return_lse))
+
+
 def traffic(inputs: Arguments) -> Traffic:
-    """Each sequence's latents once, because L2 keeps them for its tiles of heads; the parts are written and read."""
-    q, kv_cache, block_table, seq_lens = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
-    (B, H, D), latent_dim = q.shape, inputs.latent_dim
-    _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
-    splits = splits_of(q, kv_cache, block_table, inputs.config)
-    result = B * H * latent_dim * q.element_size() + 4 * inputs.return_lse * B * H
-    parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0
-    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + nbytes(q)
-    return Traffic(read + parts, parts + result, launches=2 if splits > 1 else 1)
+    """`latents_once`, and the parts, which are written and read."""
+    once, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
+    if splits == 1:
+        return once
+    parts = splits * math.prod(inputs.q.shape[:2]) * (4 * inputs.latent_dim + 4)
+    return Traffic(once.read_bytes + parts, once.write_bytes + parts, launches=2)
 
 
 def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:

@@ -1,15 +1,22 @@
-"""The configs of flash_attention's rungs that load by TMA: those worth a try, what a CTA needs, and defaults."""
+"""What flash_attention's Triton rungs that load by TMA share: configs to try, what a CTA needs, and tensor maps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels import _attention_configs as tiles
 from rooflab.kernels._attention_configs import Config, padded
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import ALIGNMENT, MapMaker
+from rooflab.kernels.lib.tma import map_maker
 from rooflab.kernels.tuning import BF16, Footprint, space
 from rooflab.reference.spec import Case, Scheme
 
+ROWS, COLUMNS = (0, 2, 1, 3), (0, 2, 3, 1)
+"""The order of the dimensions of (B, T, H, D) in a map: rows of a head, or, of values along their keys, its columns."""
 OPERAND_BYTES = 2
 TILES = space(Config, block_m=(64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 4))
 ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
@@ -44,3 +51,10 @@ def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[...
         )
 
     return needs
+
+
+def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROWS) -> MapMaker:
+    """The map of x (B, T, H, D) in this order, in boxes of `rows` positions of a head; zeros past a sequence's end."""
+    box = 1, rows, 1, padded(x.shape[3])
+    strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
+    return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])
