@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -93,7 +94,7 @@ def count_tiles(tiles, cta, ctas):
 
 
 @triton.jit
-def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
+def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
     """Row of a tile (in tiles) and its head.  In the last section long tiles come first, in the one before it short
     ones, and so on, so lengths change slowly."""
     index = tile // (section * tiles_m)
