@@ -20,7 +20,7 @@ from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._by_tma import COLUMNS, ROWS, query_tiles, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.takes import why_not_mapped
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.flash_attention import E4M3, keys_contiguous
@@ -135,12 +135,8 @@ def _attention(
             else:
                 acc = tl.dot(weights.to(tl.float16), v.to(tl.float16), acc)
     v_scale = scale_of(v_scale_ptr, b, h_kv, v_scale_stride_b, v_scale_stride_h)
-    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
-    b = b.to(tl.int64)
-    h = h.to(tl.int64)
-    rows64 = rows.to(tl.int64)
-    out_rows = b * out_stride_b + h * out_stride_h + rows64 * out_stride_t
-    lse_rows = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
+    out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
     acc *= v_scale * UNIT
     l_i *= UNIT
     finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)

@@ -19,7 +19,7 @@ from rooflab.kernels._attention import options, traffic
 from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, row_offsets, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -42,10 +42,9 @@ def _attention(
     first_row = tl.program_id(0) % tiles * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    rows64 = rows.to(tl.int64)
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    q_offsets = b * q_stride_b + h * q_stride_h + rows64[:, None] * q_stride_t + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
+    q_rows = row_offsets(b, h, rows, q_stride_b, q_stride_t, q_stride_h)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask, other=0.0)
     k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
     v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
     last_row = tl.minimum(first_row + BLOCK_M, T) - 1
@@ -68,8 +67,8 @@ def _attention(
             )  # fmt: skip
             v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], part != 1, BLOCK_D > HEAD_DIM)
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    out_rows = b * out_stride_b + h * out_stride_h + rows64 * out_stride_t
-    lse_rows = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
+    out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
     finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 

@@ -21,7 +21,7 @@ from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._by_tma import ROWS_OF_DEFAULTS, configs, footprint, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -68,13 +68,10 @@ def _attention(
     packed = first_row + tl.arange(0, BLOCK_M)
     rows = packed // group
     dims = tl.arange(0, BLOCK_D)
-    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
-    b64 = b.to(tl.int64)
-    rows64 = rows.to(tl.int64)
-    heads = (h_kv * group + packed % group).to(tl.int64)
+    heads = h_kv * group + packed % group
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    q_offsets = b64 * q_stride_b + (rows64 * q_stride_t + heads * q_stride_h)[:, None] + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
+    q_rows = row_offsets(b, heads, rows, q_stride_b, q_stride_t, q_stride_h)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask, other=0.0)
     first = first_row // group
     last = last_row // group
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -93,8 +90,8 @@ def _attention(
             v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
-    out_rows = b64 * out_stride_b + rows64 * out_stride_t + heads * out_stride_h
-    lse_rows = b64 * lse_stride_b + heads * lse_stride_h + rows64 * lse_stride_t
+    out_rows = row_offsets(b, heads, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, heads, rows, lse_stride_b, lse_stride_t, lse_stride_h)
     finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 

@@ -23,7 +23,7 @@ from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._by_tma import configs, footprint, query_tiles, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.lib.attention_gluon import nth_tile, place, section_heads
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Tuning
@@ -93,15 +93,9 @@ def _attention(
                     v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
                     acc *= rescale[:, None]
                     acc = tl.dot(weights.to(v.dtype), v, acc)
-            # int64, because offsets of batch, row and head pass 2**31 elements; the maps use 64 bits anyway.
-            b64 = b.to(tl.int64)
-            h64 = h.to(tl.int64)
-            rows64 = rows.to(tl.int64)
-            out_rows = b64 * out_stride_b + h64 * out_stride_h + rows64 * out_stride_t
-            lse_rows = b64 * lse_stride_b + h64 * lse_stride_h + rows64 * lse_stride_t
-            finish(
-                acc, m_i, l_i, sinks_ptr, h64 * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM
-            )
+            out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+            lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
+            finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:

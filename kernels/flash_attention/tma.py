@@ -19,7 +19,7 @@ from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._by_tma import ROWS_OF_DEFAULTS, configs, footprint, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import Arguments
@@ -62,12 +62,8 @@ def _attention(
             v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
-    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
-    b = b.to(tl.int64)
-    h = h.to(tl.int64)
-    rows64 = rows.to(tl.int64)
-    out_rows = b * out_stride_b + h * out_stride_h + rows64 * out_stride_t
-    lse_rows = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
+    out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
     finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 

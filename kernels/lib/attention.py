@@ -47,6 +47,12 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
 
 
 @triton.jit
+def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
+    """Where rows of a head begin, int64: offsets of batch, row and head pass 2**31 elements in a long context."""
+    return b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + rows.to(tl.int64) * stride_t
+
+
+@triton.jit
 def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
     """A tile of keys or values: with `MASKED` zeros for keys that are not `there`, because memory past the end may hold
     NaN, and 0 * NaN is NaN; with `PADDED` for columns that are not `real`."""
