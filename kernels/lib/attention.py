@@ -53,6 +53,13 @@ def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
 
 
 @triton.jit
+def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Of a row of a block table, the pages of the keys from `start` on; entries past `end` are not read."""
+    keys = start + tl.arange(0, BLOCK_N)
+    return tl.load(row_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
+
+
+@triton.jit
 def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
     """A tile of keys or values: with `MASKED` zeros for keys that are not `there`, because memory past the end may hold
     NaN, and 0 * NaN is NaN; with `PADDED` for columns that are not `real`."""

@@ -22,6 +22,7 @@ from rooflab.kernels._attention import LN2, LOG2E, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.lib.attention import pages_of
 from rooflab.kernels.merge_attention_states import fused as merge
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.pages import used_slots
@@ -70,13 +71,6 @@ DEFAULTS = Defaults((
 SPACE = space(Config, block_h=(16, 32, 64), block_n=(16, 32, 64), num_warps=(4, 8), num_stages=(1, 2, 3))
 
 
-@triton.jit
-def _pages(row, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pages of a step's keys; entries past the end are not read."""
-    keys = start + tl.arange(0, BLOCK_N)
-    return tl.load(row + keys // BLOCK_SIZE, mask=keys < end, other=0)
-
-
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["splits", "table_stride", "lse_stride_p"])
 def split_kv_kernel(
@@ -109,12 +103,12 @@ def split_kv_kernel(
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
     row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
-    page = _pages(row, begin, end, BLOCK_SIZE, BLOCK_N)
+    page = pages_of(row, begin, end, BLOCK_SIZE, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         seen = keys < end
         block = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
-        page = _pages(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        page = pages_of(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         slots = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(

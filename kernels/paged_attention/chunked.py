@@ -20,36 +20,29 @@ from torch import Tensor
 from rooflab.kernels._attention import options
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, pages_of, weigh
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._configs import CHUNKED, tiles_at_most
 from rooflab.reference.spec import Arguments
 
 
 @triton.jit
-def _first_query(cu_ptr, b):
+def first_query_of(cu_ptr, b):
     """First query of sequence b; without bounds each sequence has one query."""
     return tl.load(cu_ptr + b) if cu_ptr is not None else b
 
 
 @triton.jit
-def _sequence_of(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+def sequence_of(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """The last sequence whose first tile is at or before `tile`; tiles of sequence b begin at rows / BLOCK_M + b."""
     low = 0
     high = B
     while high - low > 1:
         middle = (low + high) // 2
-        behind = _first_query(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
+        behind = first_query_of(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
         high = tl.where(behind, middle, high)
         low = tl.where(behind, low, middle)
     return low
-
-
-@triton.jit
-def _pages(table_ptr, start, length, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pages of a step's keys; entries past the end are not read."""
-    keys = start + tl.arange(0, BLOCK_N)
-    return tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < length, other=0)
 
 
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
@@ -64,9 +57,9 @@ def chunked_kernel(
 ):  # fmt: skip
     kv_head = tl.program_id(0) % H_kv
     tile = tiles - 1 - tl.program_id(0) // H_kv
-    b = _sequence_of(tile, cu_ptr, B, GROUP, BLOCK_M)
-    first_query = _first_query(cu_ptr, b)
-    queries = _first_query(cu_ptr, b + 1) - first_query
+    b = sequence_of(tile, cu_ptr, B, GROUP, BLOCK_M)
+    first_query = first_query_of(cu_ptr, b)
+    queries = first_query_of(cu_ptr, b + 1) - first_query
     first_row = (tile - first_query * GROUP // BLOCK_M - b) * BLOCK_M
     if first_row >= queries * GROUP:
         return
@@ -89,12 +82,12 @@ def chunked_kernel(
     # Steps begin at the first visible key, anywhere in a page: earlier pages may have been freed.
     ends = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
     for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
-        page = _pages(table_ptr, ends[part], length, BLOCK_SIZE, BLOCK_N)
+        page = pages_of(table_ptr, ends[part], length, BLOCK_SIZE, BLOCK_N)
         for start in range(ends[part], ends[part + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             # int64, because page * stride and slot * stride pass 2**31 elements in a cache of 4 GiB.
             block = page.to(tl.int64)
-            page = _pages(table_ptr, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
+            page = pages_of(table_ptr, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
             slot = (keys % BLOCK_SIZE).to(tl.int64)
             k_ptrs = k_ptr + (block * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
             v_ptrs = v_ptr + (block * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
