@@ -115,7 +115,6 @@ def bind(of: Arguments) -> Any:
             "below.grid[0] == 32 and grid[0] == 8 and (below.threads, threads) == (256, 128); "
             "len(products) == 2 and all(loop.tma == 2 and loop.WARPGROUP_DEPBAR == 1 for loop in products)"
         ),
-        "": "below.products[0].counts == products[0].counts and products[0].FSEL == 0",
     },
 )  # fmt: skip
 def packed_gqa(

@@ -81,7 +81,6 @@ def bind(of: Arguments) -> Any:
     tuning=TUNING, bind=bind, empty=nothing_seen,
     over="masked_tiles", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (
-            "len(products) == 2 and all(loop.spill_load + loop.spill_store == 0 for loop in products); "
             "below.products[0].cp_async == 8 and below.products[0].tma == cp_async == global_load == 0; "
             "all(loop.tma == 2 and loop.WARPGROUP_DEPBAR == 1 for loop in products) and products[0].FSEL == 0; "
             "products[0].length < below.products[0].length and registers < below.registers"

@@ -222,7 +222,6 @@ def why_not_taken(inputs: Arguments) -> str | None:
             "launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1"
         ),
         "B=64,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
-            'launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1; '
             'loop.global_load == 1 and loop.global_store == 0 and (loop.mma, loop.ldmatrix) == (32, 16); '
             '16 <= loop.LDGSTS < 32 and loop.before("mma", "cp_async") == 0'
         ),
