@@ -1,4 +1,4 @@
-"""What all attention launchers share: results, strides, and the softmax scale with its options."""
+"""What all attention launchers share: bytes moved, results, strides, and the softmax scale with its options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from rooflab.kernels._attention_configs import padded
-from rooflab.reference.spec import Arguments
+from rooflab.reference.spec import Arguments, nbytes
+from rooflab.roofline.model import Traffic
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
@@ -16,10 +17,29 @@ LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
 
+def traffic(inputs: Arguments) -> Traffic:
+    """Of dense and ragged attention: each operand once, because L2, or a CPU's cache, keeps a sequence's keys for its
+    queries.  In a dense batch keys before every window are not read.  The result of fp8 is bf16."""
+    q, k, seen = inputs.q, inputs.k, 1
+    if inputs.window is not None and q.ndim == 4:
+        seen = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
+    more = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
+    read = nbytes(q, *(vars(inputs).get(name) for name in more)) + nbytes(k, inputs.v) * seen
+    lse = 4 * math.prod(q.shape[:-1]) if inputs.return_lse else 0
+    return Traffic(read, max(2, q.element_size()) * q.numel() + lse)
+
+
 def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
     """The result of queries (..., D) that see no key: zeros, and with `return_lse` the log-sum-exp -inf."""
     out = torch.zeros_like(q)
     return (out, torch.full(q.shape[:-1], -math.inf, device=q.device)) if return_lse else out
+
+
+def nothing_seen(of: Arguments) -> None:
+    """Writes the result without keys, for which no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
+    of.out.zero_()
+    if of.lse is not None:
+        of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
 
 
 def strides_of(x: torch.Tensor | None, rank: int) -> tuple[int, ...]:
@@ -41,16 +61,17 @@ def never_zero(softmax_scale: float | None) -> float | None:
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
-def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap` for `lib.attention.weigh`,
-    and its constants.  The factor is never negative.  keys: the most keys of a sequence.
+def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
+    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap` for `lib.attention.weigh`;
+    the strides of `out`, `lse` and `sinks`; and constants.  The factor is never negative.  keys: the most keys of a
+    sequence.
     """
     D, scale, capped = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     windowed = of.window is not None and of.window < keys  # a wider window hides nothing
     factor = LOG2E * (1.0 if capped else max(abs(scale), SMALLEST_SCALE))
     constants = {
-        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": capped, "NEGATED": scale < 0 and not capped,
-        "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
-        **of.config.launch_arguments,
+        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": capped, "NEGATED": scale < 0 and not capped, "HEAD_DIM": D,
+        "BLOCK_D": max(padded(D), 16), **of.config.launch_arguments,
     }  # fmt: skip
-    return (of.window if windowed else 0, scale, factor, float(of.softcap or 0.0)), constants
+    strides = *of.out.stride()[:-1], *strides_of(of.lse, of.q.ndim - 1), *strides_of(of.sinks, 1)
+    return (of.window if windowed else 0, scale, factor, float(of.softcap or 0.0)), strides, constants

@@ -1,4 +1,4 @@
-"""Three changes that a GPU has to judge, each beside what it would replace: values, bytes and predicted times.
+"""Two kernels that a GPU has to judge, each beside what it would replace: values, bytes and predicted times.
 
     python results/levers.py --out results/predicted/levers.md
 
@@ -65,7 +65,6 @@ class Lever:
     """Cases whose times are predicted."""
 
 
-PLAIN, LAZY = Side("ping_pong", {}), Side("ping_pong", {"lazy": True})
 LEVERS = (
     Lever("gemm", "bf16", (Side("cooperative", {}), Side("multicast", {})),
           "M=512,N=512,K=1024,layout=NT,bias=false",
@@ -73,12 +72,6 @@ LEVERS = (
     Lever("gemm_fp8", "fp8_e4m3", (Side("promoted_ws", {}), Side("multicast", {})),
           "M=768,N=256,K=1024,scales=block,bias=false",
           tuple(f"M=8192,N=8192,K=8192,scales={scales},bias=false" for scales in ("block", "tensor"))),
-    Lever("flash_attention", "bf16", (PLAIN, LAZY), "B=1,T=256,S=1024,H=1,H_kv=1,D=128,causal=false",
-          ("B=1,T=16384,S=16384,H=16,H_kv=16,D=128,causal=true", "B=1,T=16384,S=16384,H=32,H_kv=32,D=64,causal=true")),
-    Lever("paged_attention", "bf16", (Side("split_kv", {}), Side("split_kv", {"bulk": True})),
-          "B=2,context=512,H=32,H_kv=8,D=128,block_size=16,ragged=false",
-          tuple(f"B={B},context={context},H=32,H_kv=8,D=128,block_size=16,ragged=false"
-                for B, context in ((64, 4096), (1, 65536)))),
 )  # fmt: skip
 
 NOTE = f"""Nothing here was measured.  `python results/levers.py` writes this page and `levers.json`.
@@ -87,8 +80,7 @@ NOTE = f"""Nothing here was measured.  `python results/levers.py` writes this pa
 that TMA writes into shared memory, *HBM MB* the sectors that are read at least once; *Minstr* are warp instructions.
 All are counted in the emulator, on the small case in the first line of each table.  *us* are predicted on an H100 SXM,
 uncalibrated; *us, slow L2* with {LOW_L2_BYTES} bytes per clock and SM from L2 instead of the 48.5 that the model
-assumes.  The model knows no pages of DRAM: it cannot tell whether 2 KB at once come faster than 256 bytes eight times.
-It knows no turn between warpgroups either: it cannot tell what `lazy` saves of one."""
+assumes."""
 
 
 def emulated(lever: Lever, side: Side, folder: Path) -> dict[str, Any]:
@@ -150,7 +142,7 @@ def record_of(device: Device) -> dict[str, Any]:
 
 def page_of(record: Mapping[str, Any]) -> str:
     """The page."""
-    lines = ["# Three changes for a GPU to judge", "", NOTE, ""]
+    lines = ["# Two kernels for a GPU to judge", "", NOTE, ""]
     for lever in record["levers"]:
         cases = list(dict.fromkeys(row["case"] for row in lever["predicted"]))
         lines += [f"## {lever['op']}, {lever['scheme']}", "", f"Emulated: `{lever['emulated_case']}`", ""]
@@ -173,7 +165,7 @@ def page_of(record: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """The script."""
-    parser = argparse.ArgumentParser(description="Values, bytes and predicted times of three changes.")
+    parser = argparse.ArgumentParser(description="Values, bytes and predicted times of two kernels.")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     record = record_of(get_device("h100-sxm"))

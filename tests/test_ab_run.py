@@ -136,13 +136,8 @@ def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
     assert status == 2 and re.fullmatch("rooflab: --head: expected a tree that can be imported, got " + wanted, errors)
 
 
-<<<<<<< HEAD
 @pytest.mark.usefixtures("own_registry")
 def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own():
-=======
-def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own(monkeypatch):
-    monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))  # no other test meets them
->>>>>>> 79aa2b90861a6f7c992b3e25f8ca681dc4f11758
     registry.load_file(KERNELS)
     job = {"seed": 0}
     for case, status in (("T=9,H=32,eps=1e-06", "OK"), (CASE, "UNSUPPORTED")):

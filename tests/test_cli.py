@@ -261,11 +261,7 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
     (command,) = (line.split()[2:] for line in err.splitlines() if line.startswith("again: rooflab"))
     case = dict(part.split("=") for part in command[command.index("--case") + 1].split(","))
     assert int(case["T"]) == 2049 and case["H"] == "1"
-<<<<<<< HEAD
     file.write_text(file.read_text().replace("cli_narrow", "cli_again"))  # a process registers a name once
-=======
-    registry._kernels.pop("rmsnorm/cli_narrow")
->>>>>>> 79aa2b90861a6f7c992b3e25f8ca681dc4f11758
     assert rooflab(*command)[0] == 11
 
 

@@ -37,14 +37,7 @@ def mine(x, weight, eps=1e-6):
 """
 
 
-<<<<<<< HEAD
 pytestmark = pytest.mark.usefixtures("own_registry")
-=======
-@pytest.fixture(autouse=True)
-def own_kernels(monkeypatch):
-    """Kernels from files are met by no other test."""
-    monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
->>>>>>> 79aa2b90861a6f7c992b3e25f8ca681dc4f11758
 
 
 def mine(tmp_path, name, rows="1", factor="1.0", shift="0"):

@@ -33,10 +33,6 @@ def mine(x, weight, eps=1e-6):
 @pytest.fixture
 def first_of(tmp_path, own_registry):  # noqa: F811
     """The first run, without planted inputs, of a kernel that returns what a text says."""
-<<<<<<< HEAD
-=======
-    monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
->>>>>>> 79aa2b90861a6f7c992b3e25f8ca681dc4f11758
 
     def first_of(body, timeout_s=60.0):
         (tmp_path / "mine.py").write_text(KERNEL.replace("BODY", body))

@@ -120,7 +120,7 @@ def test_refusals_name_a_rung_that_takes_it():
 
 
 NOT_SPECIALIZED = """
-from rooflab.kernels.lib.merge import fused_kernel
+from rooflab.kernels.merge_attention_states.fused import fused_kernel
 from rooflab.kernels.mla_decode.split_kv import split_kv_kernel
 from rooflab.kernels.paged_attention.chunked import chunked_kernel
 from rooflab.kernels.paged_attention.tma_pages import pages_kernel

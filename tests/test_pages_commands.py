@@ -146,13 +146,7 @@ def folder(tmp_path, monkeypatch, own_registry):  # noqa: F811
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-<<<<<<< HEAD
     return tmp_path
-=======
-    yield tmp_path
-    for name in [name for name in registry._kernels if name.endswith("/mine")]:
-        registry._kernels.pop(name)
->>>>>>> 79aa2b90861a6f7c992b3e25f8ca681dc4f11758
 
 
 @pytest.fixture

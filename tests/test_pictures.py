@@ -1,12 +1,9 @@
-"""What the documentation's pictures are drawn from: bytes by level, and schedules planned and timed."""
+"""What the documentation's pictures are drawn from: bytes by level, and schedules."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -22,8 +19,6 @@ from rooflab.bench.report.pictures import figures, schedule
 from rooflab.bench.report.pictures.figures import draw_levels, panels_of
 from rooflab.bench.report.pictures.levels import Moved, bytes_of, levels, move
 from rooflab.bench.report.pictures.schedule import planned
-from rooflab.kernels import tuning
-from rooflab.kernels.flash_attention import _timeline, tma
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.kernels.traffic import calls_of
 from rooflab.reference.spec import Case, get_scheme
@@ -182,101 +177,12 @@ def test_planned_work_is_the_emulators_and_balanced_where_made_for_a_causal_mask
     assert grid > 1.1 and persistent < 1.01 and ping_pong < 1.01
 
 
-PROGRAM = """
-import json, sys, torch
-from rooflab.bench.emulate.ours import every_launch
-from rooflab.bench.emulator import Launches
-from rooflab.kernels.flash_attention import _timeline, persistent, ping_pong, tma
-from rooflab.reference.spec import Case, get_scheme
-from rooflab.kernels.registry import get_op
-
-case = get_op("flash_attention").check_case(Case.parse(sys.argv[1]))
-inputs = get_op("flash_attention").make_inputs(case, get_scheme("bf16"), torch.device("cpu"), 0)
-found = {}
-for call in (tma.tma, persistent.persistent, ping_pong.ping_pong):
-    launches = Launches()
-    with every_launch(launches):
-        plain = call(**inputs)
-        timeline = torch.full((2, 3), -1)
-        with _timeline.kept_in(timeline):
-            kept = call(**inputs)
-    clocks = [sum(n for opcode, n in result.instructions.items() if opcode == "mov.u64") for result in launches.results]
-    found[call.__name__] = {"same": torch.equal(plain, kept), "races": launches.races, "rows": timeline.tolist(),
-                   "clocks": clocks}
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow  # 28 s
-def test_kernels_keep_when_and_where_their_tiles_ran():
-    """Emulated: the clock counts the emulator's steps, so that only the order means something."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    text = "B=1,T=200,S=200,H=1,H_kv=1,D=64,causal=true"
-    command = [sys.executable, "-c", PROGRAM, text]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, found in json.loads(done.stdout).items():
-        assert found["same"] and not found["races"], name
-        assert found["clocks"][0] == 0 < found["clocks"][1], "a launch without a timeline reads no clock"
-        assert all(sm >= 0 and 0 <= began < ended for sm, began, ended in found["rows"]), name
-        first, second = (ended - began for _, began, ended in found["rows"])
-        assert first < second, "the later row sees more keys"
-        assert len({row[0] for row in found["rows"]}) == 2, "two tiles are on two SMs"
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """`timed(rows)`: the schedule of a launch on 4 SMs that writes these rows; it notes the launches in `kept`."""
-    kept, written = [], []
-
-    def launch(*, config, **inputs):
-        timeline = _timeline.TIMELINE.get()
-        kept.append((config, len(timeline)))
-        timeline[: len(written)] = torch.tensor(written)
-
-    def timed(rows):
-        written[:] = rows
-        return schedule.timed("tma", case(SMALL), BF16, torch.device("cpu"))
-
-    launch.__wrapped__ = tma.tma  # whose signature it has
-    monkeypatch.setattr(schedule, "get_kernel", lambda *name: dataclasses.replace(get_kernel(*name), fn=launch))
-    monkeypatch.setattr(schedule, "sm_count", lambda device: 4)
-    timed.kept = kept
-    return timed
-
-
-def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(monkeypatch, timed):
-    """A record's choice of 64 rows makes 5 tiles of a head where the heuristic's 128 make 3."""
-    tuned = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
-    monkeypatch.setattr(tuning, "tuned", lambda *where: tuned)
-    found = timed([[number, 0, 1] for number in range(10)])
-    assert timed.kept == [(tma.Config(**tuned), 10)] and {tile.row for tile in found.tiles} == set(range(5))
+def test_schedules_are_drawn(tmp_path):
+    environment, found = Environment.now(), [planned(name, case(SMALL), BF16, 4) for name in ORDERS]
+    path = figures.draw_schedules(found, case(SMALL), BF16, environment, tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="case: flash_attention/tma: "):
-        schedule.timed("tma", case(SMALL), get_scheme("fp8_e4m3"), torch.device("cpu"))
-
-
-def test_a_timeline_is_read_back_with_places_for_ctas_that_share_an_sm(timed):
-    rows = [[0, 1000, 3000], [0, 2000, 4000], [1, 1000, 2000], [0, 3000, 5000], [3, 1500, 2500], [1, 2000, 9000]]
-    found = timed(rows)
-    assert found.ctas_per_sm == 2 and found.unit == "us" and found.span == 8.0
-    assert {(tile.row, tile.head): tile.lane for tile in found.tiles} == {
-        (0, 0): 0, (1, 0): 1, (2, 0): 2, (0, 1): 0, (1, 1): 6, (2, 1): 2
-    }  # fmt: skip
-    assert found.mean == (2 + 2 + 1 + 2 + 1 + 7) / 8
-    with pytest.raises(ValueError, match="expected every tile to have run, got none of 1, first 5"):
-        timed(rows[:-1])
-    rows = [[0, 2000, 3000], [0, 2000, 2000], [0, 1000, 2000], [1, 1000, 2000], [2, 1000, 2000], [3, 1000, 2000]]
-    assert timed(rows).ctas_per_sm == 1, "shorter than a step of the timer is no second place"
-
-
-def test_schedules_of_both_kinds_are_drawn(tmp_path, timed):
-    rows = [[number % 4, 1000 * number, 1000 * number + 900] for number in range(6)]
-    kept = timed(rows)
-    plan = planned("ping_pong", case(SMALL), BF16, 4)
-    environment = Environment.now()
-    for found in ([plan], [kept], [kept, plan]):
-        path = figures.draw_schedules(found, case(SMALL), BF16, environment, tmp_path)
-        assert path.read_bytes().startswith(b"\x89PNG")
+        planned("tma", case(SMALL), get_scheme("fp8_e4m3"))
     with pytest.raises(ValueError, match="expected at least one"):
         figures.draw_schedules([], case(SMALL), BF16, environment, tmp_path)
 

@@ -235,12 +235,7 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
     (tmp_path / "new.py").write_text("")
     assert git_state(tmp_path / "ignored.py") == (None, None), "as site-packages are"
     assert git_state(tmp_path / "new.py") == (commit, True)
-<<<<<<< HEAD
     sides = two_kernels(Wanted(("silu_and_mul",), (str(twin), "library"), schemes=("fp32",)))
-=======
-    registry._kernels.pop("silu_and_mul/mine_hashed")
-    sides = two_kernels(Wanted(("silu_and_mul",), (str(file), "library"), schemes=("fp32",)))
->>>>>>> 79aa2b90861a6f7c992b3e25f8ca681dc4f11758
     assert sides.a.commit == commit != sides.b.commit, "of an A/B too"
     library = registry.get_kernel("silu_and_mul", "library")
     ours = Environment.now().record("bench", library, SPEC.cases["smoke"][0], "fp32", "r")

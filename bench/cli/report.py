@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_text
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -210,47 +209,38 @@ def schedule(
 ) -> None:
     """Which SM has which tile of attention's queries, and when, as a Gantt chart.
 
-    On a GPU a kernel that keeps timestamps is launched with them; elsewhere, with --sms, and for a kernel that keeps
-    none, the chart is drawn from the order in which the tiles are dealt.  Writes a PNG and its numbers in JSON.
+    The chart is drawn from the order in which the kernel deals its tiles.  Writes a PNG and its numbers in JSON.
     """
-    import torch
-
     from rooflab.bench.core import Environment, result_folder
     from rooflab.bench.predict.cases import choose_cases, choose_scheme
     from rooflab.bench.report.pictures import schedule as schedules
     from rooflab.bench.report.pictures.figures import draw_schedules
     from rooflab.kernels._device import HOPPER_SMS
     from rooflab.kernels._files import write_whole
-    from rooflab.kernels.registry import get_op, interpreting
+    from rooflab.kernels.registry import get_op
 
     if op != schedules.OP:
         raise ValueError(f"op: expected {schedules.OP}, whose kernels' orders of tiles are known, got {op!r}")
     spec = get_op(op)
     dtypes = choose_scheme(spec, scheme)
     (wanted,) = choose_cases(spec, [case], dtypes)
-    here = sms is None and torch.cuda.is_available() and not interpreting()
-    found: list[TileSchedule] = []
-    for name in kernels:
-        if here and name in schedules.TIMED:
-            found.append(schedules.timed(name, wanted, dtypes, torch.device("cuda")))
-        else:
-            found.append(schedules.planned(name, wanted, dtypes, sms or HOPPER_SMS))
+    found = [schedules.planned(name, wanted, dtypes, sms or HOPPER_SMS) for name in kernels]
     environment, folder = Environment.now(), out or result_folder()
     picture = draw_schedules(found, wanted, dtypes, environment, folder)
     rows = [_summary(item) for item in found]
     path = folder / f"schedule-{op}.json"
     made = {"op": op, "case": wanted.id, "scheme": dtypes.name, "environment": environment.to_dict()}
-    tiles = [[asdict(tile) for tile in item.tiles] if item.basis == "timestamps" else [] for item in found]
-    kept = [{**row, "tiles": own} for row, own in zip(rows, tiles, strict=True)]
-    write_whole(path, json_text.dumps({**made, "schedules": kept}, indent=1, allow_nan=False) + "\n")
+    write_whole(path, json_text.dumps({**made, "schedules": rows}, indent=1, allow_nan=False) + "\n")
     _show(picture, path, rows, rows)
 
 
 def _summary(found: TileSchedule) -> dict[str, Json]:
+    from rooflab.bench.report.pictures.schedule import UNIT
+
     return {
         "kernel": found.kernel,
-        "basis": found.basis,
-        "unit": found.unit,
+        "basis": "schedule",
+        "unit": UNIT,
         "sms": found.sms,
         "ctas_per_sm": found.ctas_per_sm,
         "tiles": len(found.tiles),

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned
-from rooflab.kernels.flash_attention._launch import traffic
+from rooflab.kernels._attention import Returned, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.flash_attention import E4M3

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned, unseen
-from rooflab.kernels.flash_attention._launch import traffic
+from rooflab.kernels._attention import Returned, traffic, unseen
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments

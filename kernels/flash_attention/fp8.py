@@ -15,13 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import SMALLEST_SCALE, options, strides_of
+from rooflab.kernels._attention import SMALLEST_SCALE, nothing_seen, options, strides_of, traffic
 from rooflab.kernels._attention_configs import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import query_tiles
-from rooflab.kernels.flash_attention._launch import COLUMNS, ROWS, nothing_seen, tensor_map, traffic
+from rooflab.kernels.flash_attention._by_tma import COLUMNS, ROWS, query_tiles, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.flash_attention import E4M3, keys_contiguous
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -91,9 +90,8 @@ def _attention(
     q_map, k_map, v_map, sinks_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, out_ptr, lse_ptr, T, S, H, group, window,
     scale, factor, cap, q_scale_stride_b, q_scale_stride_h, k_scale_stride_b, k_scale_stride_h, v_scale_stride_b,
     v_scale_stride_h, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, V_COLUMNS: tl.constexpr, V_FP8: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, V_COLUMNS: tl.constexpr,
+    V_FP8: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
@@ -136,18 +134,11 @@ def _attention(
             else:
                 acc = tl.dot(weights.to(tl.float16), v.to(tl.float16), acc)
     v_scale = scale_of(v_scale_ptr, b, h_kv, v_scale_stride_b, v_scale_stride_h)
-    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
-    b = b.to(tl.int64)
-    h = h.to(tl.int64)
-    result, lse = finish(acc * (v_scale * UNIT), m_i, l_i * UNIT, sinks_ptr, h * sinks_stride, SINKS)
-    rows64 = rows.to(tl.int64)
-    dims = tl.arange(0, BLOCK_D)
-    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
+    acc *= v_scale * UNIT
+    l_i *= UNIT
+    finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
@@ -157,9 +148,8 @@ def bind(of: Arguments) -> Any:
     columns = keys_contiguous(of.v)
     v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROWS)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), v_map
-    numbers, constants = options(of, S)
+    numbers, strides, constants = options(of, S)
     scales = *strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)
-    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
     constants |= {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, D)}
     return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *scales, *strides), constants
 
@@ -171,17 +161,13 @@ def bind(of: Arguments) -> Any:
     over="tma", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true,v_columns=true "
         "in fp8_e4m3 with block_m=64,block_n=128,num_warps=4,num_stages=2": (
-            r'products[0].wgmma == 8 and products[0].tma == 2 and not in_ptx("bf16\\.bf16|f16\\.f16"); '
-            r'products[0].shared_store == products[0].shared_load == 0 '
-            r'and all(loop.spill_load + loop.spill_store == 0 for loop in products); '
+            r'(products[0].wgmma, products[0].tma, products[0].shared_store, products[0].shared_load) == (8, 2, 0, 0); '
+            r'all(loop.spill_load + loop.spill_store == 0 for loop in products); '
             r'in_sass(r"QGMMA\.\S+ R\d+, R\d+, gdesc\[UR\d+\], RZ") == 2'
         ),
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true "
         "in fp8_e4m3 with block_m=64,block_n=128,num_warps=4,num_stages=2": (
             "products[0].wgmma == 12 and products[0].tma == 2 and products[0].shared_store > 0"
-        ),
-        "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true,v_columns=true in fp8_e4m3": (
-            "registers <= 65536 // (2 * 128)"
         ),
     },
 )  # fmt: skip

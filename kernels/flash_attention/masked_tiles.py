@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import options, traffic
 from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, row_offsets, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -33,8 +32,8 @@ def _attention(
     q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h,
     out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context.
     tiles = tl.cdiv(T, BLOCK_M)
@@ -43,10 +42,9 @@ def _attention(
     first_row = tl.program_id(0) % tiles * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    rows64 = rows.to(tl.int64)
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    q_offsets = b * q_stride_b + h * q_stride_h + rows64[:, None] * q_stride_t + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
+    q_rows = row_offsets(b, h, rows, q_stride_b, q_stride_t, q_stride_h)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask, other=0.0)
     k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
     v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
     last_row = tl.minimum(first_row + BLOCK_M, T) - 1
@@ -61,40 +59,25 @@ def _attention(
             real = dims < HEAD_DIM
             k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
-            if part != 1:
-                k = tl.load(k_ptrs, mask=(keys < S)[None, :] & real[:, None], other=0.0)
-            elif BLOCK_D > HEAD_DIM:
-                k = tl.load(k_ptrs, mask=real[:, None], other=0.0)
-            else:
-                k = tl.load(k_ptrs)
+            k = load_tile(k_ptrs, (keys < S)[None, :], real[:, None], part != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 part != 1, BLOCK_N,
             )  # fmt: skip
-            if part != 1:
-                # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
-                v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
-            elif BLOCK_D > HEAD_DIM:
-                v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
-            else:
-                v = tl.load(v_ptrs)
+            v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], part != 1, BLOCK_D > HEAD_DIM)
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
-    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
+    finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
     """Once for a layout: the grid, of one axis, as only x may exceed 65,535; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
-    numbers, constants = options(of, S)
-    strides = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3], *of.out.stride()[:3]
-    more = *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
-    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *numbers, *strides, *more), constants
+    numbers, strides, constants = options(of, S)
+    inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
+    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *numbers, *inputs, *strides), constants
 
 
 @kernel(
@@ -104,8 +87,7 @@ def bind(of: Arguments) -> Any:
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (
             "len(products) == 2 and all(loop.spill_load + loop.spill_store == 0 for loop in products); "
             "products[0].FSEL == 0 and products[1].FSEL > 32 and below.loop.FSEL > 32; "
-            "products[0].length < 0.7 * below.loop.length and products[0].WARPGROUP_DEPBAR == 1; "
-            "products[0].wgmma == products[1].wgmma == below.loop.wgmma"
+            "products[0].length < 0.7 * below.loop.length and products[0].wgmma == below.loop.wgmma"
         ),
     },
 )  # fmt: skip

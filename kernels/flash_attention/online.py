@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LOG2E, get_scale
+from rooflab.kernels._attention import LOG2E, get_scale, traffic
 from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._launch import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 

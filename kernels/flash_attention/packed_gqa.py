@@ -16,13 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import nothing_seen, options, traffic
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
-from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
+from rooflab.kernels.flash_attention._by_tma import ROWS_OF_DEFAULTS, configs, footprint, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -58,8 +57,8 @@ def _attention(
     q_ptr, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H_kv, group, window, scale, factor, cap,
     q_stride_b, q_stride_t, q_stride_h, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t,
     lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(T * group, BLOCK_M)
     b = tl.program_id(0) // tiles // H_kv
@@ -69,13 +68,10 @@ def _attention(
     packed = first_row + tl.arange(0, BLOCK_M)
     rows = packed // group
     dims = tl.arange(0, BLOCK_D)
-    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
-    b64 = b.to(tl.int64)
-    rows64 = rows.to(tl.int64)
-    heads = (h_kv * group + packed % group).to(tl.int64)
+    heads = h_kv * group + packed % group
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    q_offsets = b64 * q_stride_b + (rows64 * q_stride_t + heads * q_stride_h)[:, None] + dims[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
+    q_rows = row_offsets(b, heads, rows, q_stride_b, q_stride_t, q_stride_h)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask, other=0.0)
     first = first_row // group
     last = last_row // group
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -94,12 +90,9 @@ def _attention(
             v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
-    result, lse = finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, SINKS)
-    out_offsets = b64 * out_stride_b + (rows64 * out_stride_t + heads * out_stride_h)[:, None] + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b64 * lse_stride_b + heads * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
+    out_rows = row_offsets(b, heads, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, heads, rows, lse_stride_b, lse_stride_t, lse_stride_h)
+    finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
@@ -108,10 +101,9 @@ def bind(of: Arguments) -> Any:
     (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     group = H // H_kv
     maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    numbers, constants = options(of, S)
-    strides = *of.q.stride()[:3], *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    numbers, strides, constants = options(of, S)
     grid = (cdiv(T * group, config.block_m) * B * H_kv,)
-    return grid, maps, (T, S, H_kv, group, *numbers, *strides), constants
+    return grid, maps, (T, S, H_kv, group, *numbers, *of.q.stride()[:3], *strides), constants
 
 
 @kernel(
@@ -123,7 +115,6 @@ def bind(of: Arguments) -> Any:
             "below.grid[0] == 32 and grid[0] == 8 and (below.threads, threads) == (256, 128); "
             "len(products) == 2 and all(loop.tma == 2 and loop.WARPGROUP_DEPBAR == 1 for loop in products)"
         ),
-        "": "below.products[0].counts == products[0].counts and products[0].FSEL == 0",
     },
 )  # fmt: skip
 def packed_gqa(

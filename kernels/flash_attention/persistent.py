@@ -16,17 +16,15 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import globaltimer
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import nothing_seen, options, traffic
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import configs, footprint, query_tiles
-from rooflab.kernels.flash_attention._launch import nothing_seen, section_heads, tensor_map, traffic
-from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
+from rooflab.kernels.flash_attention._by_tma import configs, footprint, query_tiles, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
+from rooflab.kernels.lib.attention_gluon import nth_tile, place, section_heads
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, Defaults, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
@@ -59,42 +57,18 @@ def ctas(config: Any, case: Case) -> int:
     return min(query_tiles(config, case), HOPPER_SMS * int(config.ctas_per_sm))
 
 
-@triton.jit
-def nth_tile(turn, cta, ctas):
-    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
-    tile of one round has the shortest of the next."""
-    return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
-
-
-@triton.jit
-def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Row of a tile (in tiles) and its head.  In the last section long tiles come first, in the one before it short
-    ones, and so on, so lengths change slowly."""
-    index = tile // (section * tiles_m)
-    first = index * section
-    size = min(heads - first, section)
-    inside = tile - first * tiles_m
-    tile_m = inside // size
-    if CAUSAL:
-        falls = ((heads - 1) // section - index) % 2 == 0
-        tile_m = tiles_m - 1 - tile_m if falls else tile_m
-    return tile_m, first + inside % size
-
-
 @triton.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])
 def _attention(
-    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, heads, section, window, scale,
-    factor, cap, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, heads, section, window, scale, factor,
+    cap, out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tiles_m = tl.cdiv(T, BLOCK_M)
     tiles = tiles_m * heads
     for turn in range(0, tl.cdiv(tiles, tl.num_programs(0))):
         tile = nth_tile(turn, tl.program_id(0), tl.num_programs(0))
         if tile < tiles:
-            if timeline_ptr is not None:
-                began = globaltimer()
             tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
             b = head // H
             h = head % H
@@ -119,20 +93,9 @@ def _attention(
                     v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
                     acc *= rescale[:, None]
                     acc = tl.dot(weights.to(v.dtype), v, acc)
-            # int64, because offsets of batch, row and head pass 2**31 elements; the maps use 64 bits anyway.
-            b64 = b.to(tl.int64)
-            h64 = h.to(tl.int64)
-            rows64 = rows.to(tl.int64)
-            result, lse = finish(acc, m_i, l_i, sinks_ptr, h64 * sinks_stride, SINKS)
-            dims = tl.arange(0, BLOCK_D)
-            mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-            out_offsets = b64 * out_stride_b + h64 * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-            tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-            if LSE:
-                lse_offsets = b64 * lse_stride_b + h64 * lse_stride_h + rows64 * lse_stride_t
-                tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
-            if timeline_ptr is not None:
-                keep(timeline_ptr, head * tiles_m + tile_m, began)
+            out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+            lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
+            finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
@@ -143,8 +106,7 @@ def bind(of: Arguments) -> Any:
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     sizes = T, S, H, group, heads, min(heads, section_heads(of.k, group))
-    numbers, constants = options(of, S)
-    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    numbers, strides, constants = options(of, S)
     return grid, maps, (*sizes, *numbers, *strides), constants
 
 
@@ -154,13 +116,10 @@ def bind(of: Arguments) -> Any:
     tuning=Tuning(PersistentConfig, persistent_configs, DEFAULTS, footprint(ctas)), bind=bind,
     empty=nothing_seen,
     over="tma", shows={"": (
-        r'grid[0] == 132 < below.grid[0] and len(products) == 2 '
-        r'and all(loop.spill_load + loop.spill_store == 0 for loop in products); '
-        r'len([loop for loop in loops if loop.wgmma and not loop.innermost]) == 1; '
-        r'not [loop for loop in below.loops if loop.wgmma and not loop.innermost]; '
-        r'products[0].wgmma == below.products[0].wgmma and products[0].FSEL == 0; '
-        r'all(loop.WARPGROUP_DEPBAR == 1 for loop in products); '
-        r'in_ptx(r"wait_group\.sync\.aligned 0") and not in_ptx(r"wait_group\.sync\.aligned [1-9]")'
+        "grid[0] == 132 < below.grid[0] and all(loop.spill_load + loop.spill_store == 0 for loop in products); "
+        "len([loop for loop in loops if loop.wgmma and not loop.innermost]) == 1; "
+        "not [loop for loop in below.loops if loop.wgmma and not loop.innermost]; "
+        "products[0].wgmma == below.products[0].wgmma and products[0].FSEL == 0"
     )},
 )  # fmt: skip
 def persistent(
@@ -170,4 +129,4 @@ def persistent(
 ) -> None:  # fmt: skip
     """As many CTAs as fit take tile after tile, the longest first."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *numbers, **constants)
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rooflab.kernels._attention import never_zero
-from rooflab.kernels.flash_attention._launch import traffic
+from rooflab.kernels._attention import never_zero, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 

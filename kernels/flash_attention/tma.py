@@ -13,16 +13,13 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import globaltimer
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import nothing_seen, options, traffic
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention._configs import ROWS_OF_DEFAULTS, configs, footprint
-from rooflab.kernels.flash_attention._launch import nothing_seen, tensor_map, traffic
-from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
+from rooflab.kernels.flash_attention._by_tma import ROWS_OF_DEFAULTS, configs, footprint, tensor_map
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, row_offsets, weigh
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import Arguments
@@ -33,13 +30,11 @@ TUNING = Tuning(Config, configs, Defaults(ROWS_OF_DEFAULTS), footprint())
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["T", "S", "window", "lse_stride_b"])
 def _attention(
-    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, timeline_ptr, T, S, H, group, window, scale, factor, cap,
+    q_map, k_map, v_map, sinks_ptr, out_ptr, lse_ptr, T, S, H, group, window, scale, factor, cap,
     out_stride_b, out_stride_t, out_stride_h, lse_stride_b, lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    if timeline_ptr is not None:
-        began = globaltimer()
     tiles = tl.cdiv(T, BLOCK_M)
     b = tl.program_id(0) // tiles // H
     h = tl.program_id(0) // tiles % H
@@ -67,28 +62,16 @@ def _attention(
             v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
-    # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
-    b = b.to(tl.int64)
-    h = h.to(tl.int64)
-    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
-    rows64 = rows.to(tl.int64)
-    dims = tl.arange(0, BLOCK_D)
-    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
-    if LSE:
-        lse_offsets = b * lse_stride_b + h * lse_stride_h + rows64 * lse_stride_t
-        tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
-    if timeline_ptr is not None:
-        keep(timeline_ptr, tl.program_id(0), began)
+    out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
+    lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
+    finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
     """Once for a layout: the grid, of one axis, as only x may exceed 65,535; makers of maps; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    numbers, constants = options(of, S)
-    strides = *of.out.stride()[:3], *strides_of(of.lse, 3), *strides_of(of.sinks, 1)
+    numbers, strides, constants = options(of, S)
     return (cdiv(T, config.block_m) * B * H,), maps, (T, S, H, H // H_kv, *numbers, *strides), constants
 
 
@@ -98,7 +81,6 @@ def bind(of: Arguments) -> Any:
     tuning=TUNING, bind=bind, empty=nothing_seen,
     over="masked_tiles", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (
-            "len(products) == 2 and all(loop.spill_load + loop.spill_store == 0 for loop in products); "
             "below.products[0].cp_async == 8 and below.products[0].tma == cp_async == global_load == 0; "
             "all(loop.tma == 2 and loop.WARPGROUP_DEPBAR == 1 for loop in products) and products[0].FSEL == 0; "
             "products[0].length < below.products[0].length and registers < below.registers"
@@ -112,4 +94,4 @@ def tma(
 ) -> None:  # fmt: skip
     """One thread loads the tiles of q, k and v, with zeros past the ends."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *numbers, **constants)
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rooflab.kernels._attention import Returned
+from rooflab.kernels._attention import Returned, traffic
 from rooflab.kernels.flash_attention.flash_attention_3 import PACKAGE, window_sizes
-from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from rooflab.kernels._attention import get_scale, never_zero
 from rooflab.kernels._device import kind_of
 from rooflab.kernels.flash_attention.library import call
-from rooflab.kernels.flash_attention_varlen._args import told_longest
 from rooflab.kernels.flash_attention_varlen.naive import spans
 from rooflab.kernels.launcher import kernel
 
@@ -19,6 +18,12 @@ from rooflab.kernels.launcher import kernel
 def has_flash(q: Tensor) -> bool:
     """Whether FlashAttention-2 takes these queries: 16 bits, on CUDA, head_dim up to 256 in multiples of 8."""
     return kind_of(q) == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
+
+
+def told_longest(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
+    """The most queries of a sequence, for torch's FlashAttention-2: from 1 it would conclude that no sequence is empty,
+    and view q by the number of sequences."""
+    return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)
 
 
 @kernel(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -12,12 +14,8 @@ from rooflab.kernels.launcher import kernel
 
 def spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> list[tuple[slice, slice]]:
     """The queries and the keys of each sequence; waits for the device."""
-    rows, keys = ([slice(*pair) for pair in zip(cu, cu[1:], strict=False)] for cu in _lists(cu_seqlens_q, cu_seqlens_k))
+    rows, keys = ([slice(*pair) for pair in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
     return list(zip(rows, keys, strict=True))
-
-
-def _lists(*offsets: torch.Tensor) -> list[list[int]]:
-    return [cu.tolist() for cu in offsets]
 
 
 @kernel(backend="torch")

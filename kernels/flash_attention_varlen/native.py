@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rooflab.kernels._attention import get_scale
+from rooflab.kernels._attention import get_scale, traffic
 from rooflab.kernels._native import DTYPES, built, sizes
-from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.reference.spec import Arguments
 

@@ -13,12 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import options, strides_of
+from rooflab.kernels._attention import options, traffic
 from rooflab.kernels._attention_configs import Config, by_pointers
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.attention import finish, key_tiles, weigh
+from rooflab.kernels.lib.attention import finish, key_tiles, load_tile, weigh
 from rooflab.reference.spec import Arguments
 
 TUNING = by_pointers(weights=False, others=32)
@@ -30,8 +29,8 @@ def online_varlen_kernel(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, sinks_ptr, out_ptr, lse_ptr, tiles, sequences, H, group, window, scale,
     factor, cap, q_stride_t, q_stride_h, k_stride_s, k_stride_h, v_stride_s, v_stride_h, out_stride_t, out_stride_h,
     lse_stride_t, lse_stride_h, sinks_stride,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
     # Tiles of the same number of all sequences and heads are neighbours; the last rows come first.
@@ -65,30 +64,17 @@ def online_varlen_kernel(
             real = dims < HEAD_DIM
             k_ptrs = k_base + keys64[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + keys64[:, None] * v_stride_s + dims[None, :]
-            if part != 1:
-                k = tl.load(k_ptrs, mask=(keys < S)[None, :] & real[:, None], other=0.0)
-            elif BLOCK_D > HEAD_DIM:
-                k = tl.load(k_ptrs, mask=real[:, None], other=0.0)
-            else:
-                k = tl.load(k_ptrs)
+            k = load_tile(k_ptrs, (keys < S)[None, :], real[:, None], part != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(
                 scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 part != 1, BLOCK_N,
             )  # fmt: skip
-            if part != 1:
-                # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
-                v = tl.load(v_ptrs, mask=(keys < S)[:, None] & real[None, :], other=0.0)
-            elif BLOCK_D > HEAD_DIM:
-                v = tl.load(v_ptrs, mask=real[None, :], other=0.0)
-            else:
-                v = tl.load(v_ptrs)
+            v = load_tile(v_ptrs, (keys < S)[:, None], real[None, :], part != 1, BLOCK_D > HEAD_DIM)
             acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
-    result = result.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + tokens[:, None] * out_stride_t + h * out_stride_h + dims[None, :], result, mask=mask)
-    if LSE:
-        tl.store(lse_ptr + tokens * lse_stride_t + h * lse_stride_h, lse, mask=rows < T)
+    out_rows = tokens * out_stride_t + h * out_stride_h
+    lse_rows = tokens * lse_stride_t + h * lse_stride_h
+    finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
 def bind(of: Arguments) -> Any:
@@ -96,10 +82,9 @@ def bind(of: Arguments) -> Any:
     numbers behind the tensors; and the constants."""
     H, B = of.q.shape[1], len(of.cu_seqlens_q) - 1
     tiles = cdiv(of.max_seqlen_q, of.config.block_m)
-    numbers, constants = options(of, of.max_seqlen_k)
-    strides = *of.q.stride()[:2], *of.k.stride()[:2], *of.v.stride()[:2], *of.out.stride()[:2]
-    more = *strides_of(of.lse, 2), *strides_of(of.sinks, 1)
-    return (tiles * B * H,), (tiles, B, H, H // of.k.shape[1], *numbers, *strides, *more), constants
+    numbers, strides, constants = options(of, of.max_seqlen_k)
+    inputs = *of.q.stride()[:2], *of.k.stride()[:2], *of.v.stride()[:2]
+    return (tiles * B * H,), (tiles, B, H, H // of.k.shape[1], *numbers, *inputs, *strides), constants
 
 
 @kernel(

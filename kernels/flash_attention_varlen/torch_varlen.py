@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import Returned, get_scale, unseen
+from rooflab.kernels._attention import traffic as moved_once
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
-from rooflab.kernels.flash_attention_varlen._args import told_longest
-from rooflab.kernels.flash_attention_varlen._args import traffic as moved_once
+from rooflab.kernels.flash_attention_varlen.library import told_longest
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments

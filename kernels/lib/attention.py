@@ -1,4 +1,4 @@
-"""Device code that attention's Triton kernels share: the range of key tiles, the weights of one tile, the end.
+"""Device code that attention's Triton kernels share: the range of key tiles, the weights of one tile, the result.
 
 Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023, whose names these are: m_i is a row's
 running maximum, l_i its sum of weights, acc its sum of weighted values.  m_i is in the unit of the exponent (base 2,
@@ -47,6 +47,32 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
 
 
 @triton.jit
+def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
+    """Where rows of a head begin, int64: offsets of batch, row and head pass 2**31 elements in a long context."""
+    return b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + rows.to(tl.int64) * stride_t
+
+
+@triton.jit
+def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Of a row of a block table, the pages of the keys from `start` on; entries past `end` are not read."""
+    keys = start + tl.arange(0, BLOCK_N)
+    return tl.load(row_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
+
+
+@triton.jit
+def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
+    """A tile of keys or values: with `MASKED` zeros for keys that are not `there`, because memory past the end may hold
+    NaN, and 0 * NaN is NaN; with `PADDED` for columns that are not `real`."""
+    if MASKED:
+        tile = tl.load(ptrs, mask=there & real, other=0.0)
+    elif PADDED:
+        tile = tl.load(ptrs, mask=real, other=0.0)
+    else:
+        tile = tl.load(ptrs)
+    return tile
+
+
+@triton.jit
 def weigh(
     scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
@@ -82,9 +108,12 @@ def weigh(
 
 
 @triton.jit
-def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, SINKS: tl.constexpr):
-    """The output and the natural log-sum-exp; sinks_offset: one head for all rows, or one head per row."""
-    if SINKS:
+def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, lse_rows, there, HEAD_DIM: tl.constexpr):
+    """Stores the output, and the natural log-sum-exp if `lse_ptr` is not None, of the rows that are `there`.
+
+    sinks_offset: of one head for all rows, or of one head per row; out_rows, lse_rows: where each row begins, int64.
+    """
+    if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
         m_new = tl.maximum(m_i, sink)
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)
@@ -93,5 +122,10 @@ def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, SINKS: tl.constexpr):
         acc = acc * rescale[:, None]
         m_i = m_new
     some = tl.where(l_i == 0.0, 1.0, l_i)
-    lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
-    return acc * (1.0 / some)[:, None], lse
+    dims = tl.arange(0, acc.shape[1])
+    result = (acc * (1.0 / some)[:, None]).to(out_ptr.dtype.element_ty)
+    mask = there[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out_ptr + out_rows[:, None] + dims[None, :], result, mask=mask)
+    if lse_ptr is not None:
+        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
+        tl.store(lse_ptr + lse_rows, lse, mask=there)

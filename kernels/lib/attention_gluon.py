@@ -1,4 +1,4 @@
-"""Device code that attention's Gluon kernels share: the online softmax of one warpgroup, which has 64 rows of queries.
+"""What attention's Gluon kernels share: the order of tiles, and the online softmax of a warpgroup's 64 rows of queries.
 
 Names as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i its sum of weights.  m_i is in the unit of
 the exponent (base 2, scaled), so one multiply-add turns a score into an exponent.
@@ -6,17 +6,19 @@ the exponent (base 2, scaled), so one multiply-add turns a score into an exponen
 
 from __future__ import annotations
 
+import torch
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from rooflab.kernels import _attention
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.tuning import Footprint
+from rooflab.reference.spec import Arguments
 
 ROWS: gl.constexpr = gl.constexpr(64)
 """Queries of a consumer: the rows of one wgmma."""
-LAZY_LOG2: gl.constexpr = gl.constexpr(8.0)
-"""A lazy m_i stays until a score is 2**8 times as heavy: weights are at most 256, and sums far from fp32's limit."""
 LOG2E: gl.constexpr = gl.constexpr(_attention.LOG2E)
 LN2: gl.constexpr = gl.constexpr(_attention.LN2)
 WARPGROUP = 128
@@ -26,6 +28,9 @@ CONSUMER_REGISTERS, PRODUCER_REGISTERS = {2: 240, 3: 160}, 24
 gets the least that setmaxnreg allows."""
 ADDRESS_REGISTERS = 24
 """For peak, sum, descriptors and loop counters, in addition to accumulator, scores and weights."""
+
+SECTION_BYTES = 32 * 2**20
+"""Keys and values that L2 is assumed to keep, of its 50 MB, for the order of tiles; unmeasured."""
 
 
 def tile_columns(head_dim: int) -> int:
@@ -56,10 +61,51 @@ def footprint(
     )
 
 
-def exponents(scale: float, softcap: float | None) -> tuple[float, float | None, float | None]:
-    """The `scales` of `softmax`, which turn a score into an exponent: its scale, and for a soft cap two more."""
+def section_heads(k: torch.Tensor, group: int) -> int:
+    """Query heads of a section: those of as many heads of keys and values (B, S, H_kv, D) as L2 keeps."""
+    head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
+    return max(1, SECTION_BYTES // head_bytes) * group
+
+
+def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
+    """The `scales` of `softmax`, which turn a score into an exponent: the size of the softmax scale, and for a soft cap
+    two more."""
+    scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
-    return (1.0, 2 * scale / softcap, softcap * LOG2E.value) if softcap else (scale, None, None)
+    return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
+
+
+# The order of tiles is Triton's code, which Gluon's kernels can call: flash_attention/persistent has the same.
+
+
+@triton.jit
+def nth_tile(turn, cta, ctas):
+    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
+    tile of one round has the shortest of the next."""
+    return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
+
+
+@triton.jit
+def count_tiles(tiles, cta, ctas):
+    """The number of tiles of a CTA."""
+    rounds = tiles // ctas
+    position = cta if rounds % 2 == 0 else ctas - 1 - cta
+    return rounds + (1 if position < tiles % ctas else 0)
+
+
+@triton.jit
+def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
+    """Row of a tile (in tiles) and its head.  In the last section long tiles come first, in the one before it short
+    ones, and so on, so lengths change slowly."""
+    index = tile // (section * tiles_m)
+    first = index * section
+    size = min(heads - first, section)
+    inside = tile - first * tiles_m
+    tile_m = inside // size
+    if CAUSAL:
+        falls = ((heads - 1) // section - index) % 2 == 0
+        tile_m = tiles_m - 1 - tile_m if falls else tile_m
+    return tile_m, first + inside % size
 
 
 @gluon.constexpr_function
@@ -82,8 +128,8 @@ def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr, LAZY: gl.constexpr):
-    """Of a block of scores: weights, new m_i and l_i, and the factor that rescales earlier sums, with LAZY mostly 1.
+def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
+    """Of a block of scores: weights, new m_i and l_i, and the factor that rescales earlier sums.
 
     With MASKED a row sees the `window` keys (None: all) up to its `last`, a column of numbers, and up to `end`; both
     count from the block's first key, and either may be None.
@@ -102,8 +148,6 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr, L
             seen = seen & (keys > last - window)
         scores = gl.where(seen, scores, float("-inf"))
     highest = gl.maximum(m_i, gl.max(scores, 1) * scale)
-    if LAZY:
-        highest = gl.where(highest > m_i + LAZY_LOG2, highest, m_i)
     shift = highest
     if MASKED:  # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN
         shift = gl.where(highest == float("-inf"), 0.0, highest)
@@ -112,29 +156,10 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr, L
     return weights, highest, l_i * shrink + gl.sum(weights, 1), shrink
 
 
-@gluon.constexpr_function
-def _unless_one(count):
-    """PTX that multiplies `count` registers unless a warp's factors, two in turn for pairs, are all 1; its operands."""
-    vote = f"setp.neu.f32 p, ${2 * count}, 0f3F800000; @!p setp.neu.f32 p, ${2 * count + 2}, 0f3F800000;"
-    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
-    text = f"{{ .reg .pred p; {vote} vote.sync.any.pred p, p, -1; @!p bra same; {products} same: }}"
-    return text, ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
-
-
 @gluon.jit
-def rescaled(accumulator, shrink, LAZY: gl.constexpr):
-    """The accumulator times its rows' factors; with LAZY a warp skips the products if all its factors are 1."""
-    factors = gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
-    if LAZY:
-        count: gl.constexpr = accumulator.shape[0] * accumulator.shape[1] // 128
-        code: gl.constexpr = _unless_one(count)
-        _, factors = gl.broadcast(accumulator, factors)
-        accumulator = gl.inline_asm_elementwise(
-            code[0], code[1], [accumulator, factors], dtype=gl.float32, is_pure=True, pack=count
-        )
-    else:
-        accumulator *= factors
-    return accumulator
+def rescaled(accumulator, shrink):
+    """The accumulator times its rows' factors."""
+    return accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
 
 
 @gluon.jit

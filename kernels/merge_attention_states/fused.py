@@ -1,7 +1,5 @@
-"""Over naive: all parts in one pass, with a running maximum of their log-sum-exps.
-
-The device code is `kernels/lib/merge.py`, because mla_decode/split_kv ends with the same launch.
-"""
+"""Over naive: all parts in one pass, with a running maximum of their log-sum-exps (Milakov and Gimelshein, 2018).
+mla_decode/split_kv ends with the same launch."""
 
 from __future__ import annotations
 
@@ -9,12 +7,78 @@ import math
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._attention import LN2, LOG2E
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib.merge import fused_kernel, launch
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
+
+WARPS = 4
+LOAD_BYTES = 16
+"""Bytes that a lane loads at once; the lanes of a program load its rows (tokens and heads) in one such load each."""
+PARTS_AT_ONCE = 4
+"""Parts that a step loads together; one by one, each load would wait for the one before."""
+
+
+# These arguments change with the batch; if Triton specialized them, a new remainder modulo 16 would compile again.
+@triton.jit(do_not_specialize=["parts", "T", "lses_stride_p"])
+def fused_kernel(
+    outs_ptr, lses_ptr, out_ptr, lse_ptr, parts, T, H, D, outs_stride_p, outs_stride_t, outs_stride_h,
+    lses_stride_p, lses_stride_t, lses_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
+    TO_LOG2: tl.constexpr, TO_LN: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    # row is int64, because parts * rows * D passes 2**31 elements.
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = row < T * H
+    t = row // H
+    h = row % H
+    dims = tl.arange(0, BLOCK_D)
+    mask = real[:, None] & (dims < D)[None, :]
+    lses = lses_ptr + t * lses_stride_t + h * lses_stride_h
+    outs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dims[None, :]
+    m_i = tl.full((ROWS,), float("-inf"), tl.float32)
+    l_i = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for first in range(0, parts, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        place = part.to(tl.int64)
+        own = real[:, None] & (part < parts)[None, :]
+        lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=own, other=float("-inf"))
+        lse = tl.where(lse == float("inf"), float("-inf"), lse)  # as some libraries write of a part that saw no key
+        seen = lse > float("-inf")
+        # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
+        places = outs[:, None, :] + (place * outs_stride_p)[None, :, None]
+        value = tl.load(places, mask=mask[:, None, :] & seen[:, :, None], other=0.0).to(tl.float32)
+        m_new = tl.maximum(m_i, tl.max(lse, 1))
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2((m_i - shift) * TO_LOG2)
+        weight = tl.exp2((lse - shift[:, None]) * TO_LOG2)
+        l_i = l_i * rescale + tl.sum(weight, 1)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
+        m_i = m_new
+    some = tl.where(l_i == 0.0, 1.0, l_i)
+    result = (acc * (1 / some)[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dims[None, :], result, mask=mask)
+    lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(some) * TO_LN)
+    tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=real)
+
+
+def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int, tuple[int, ...], dict[str, Any]]:
+    """Programs, sizes and strides, and constants for parts (P, T, H, D) and (P, T, H)."""
+    parts, T, H, D = outs.shape
+    block_d = int(next_power_of_2(D))
+    rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
+    strides = (*outs.stride()[:3], *lses.stride(), *merged.stride()[:2], *lse.stride())
+    constants = {
+        "TO_LOG2": LOG2E, "TO_LN": LN2, "BLOCK_D": block_d, "ROWS": rows, "AT_ONCE": PARTS_AT_ONCE, "num_warps": WARPS,
+        # Fused, a lane adds its own exact product to the rounded ones of others: lanes with one sum then differ.
+        "enable_fp_fusion": False,
+    }  # fmt: skip
+    return cdiv(T * H, rows), (parts, T, H, D, *strides), constants
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -16,21 +16,11 @@ from torch import Tensor
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.launcher import kernel
-from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.mla_decode.split_kv import latents_once
+from rooflab.reference.spec import Arguments
 
 LATENT, ROTARY = 512, 64
 """The sizes of DeepSeek-V2, the only ones that FlashInfer's kernels are built for."""
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each latent once; FlashInfer decides how to split keys, so partial results are not counted."""
-    q, kv_cache, seq_lens, return_lse = inputs.q, inputs.kv_cache, inputs.seq_lens, inputs.return_lse
-    B, H, D = q.shape
-    slots, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
-    result = B * H * inputs.latent_dim * q.element_size() + 4 * return_lse * B * H
-    return Traffic(nbytes(q, seq_lens) + slots * D * kv_cache.element_size() + 4 * entries, result)
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
@@ -62,7 +52,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 @kernel(
     role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,),
     limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)}, whole={"q": -1, "kv_cache": -1},
-    traffic=adapter.with_base_e(traffic), plan=plan_of,
+    traffic=adapter.with_base_e(latents_once), plan=plan_of,
 )  # fmt: skip
 def flashinfer(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float,

@@ -8,6 +8,7 @@ fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,7 +22,8 @@ from rooflab.kernels._attention import LN2, LOG2E, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.lib import merge
+from rooflab.kernels.lib.attention import pages_of
+from rooflab.kernels.merge_attention_states import fused as merge
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
@@ -69,13 +71,6 @@ DEFAULTS = Defaults((
 SPACE = space(Config, block_h=(16, 32, 64), block_n=(16, 32, 64), num_warps=(4, 8), num_stages=(1, 2, 3))
 
 
-@triton.jit
-def _pages(row, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pages of a step's keys; entries past the end are not read."""
-    keys = start + tl.arange(0, BLOCK_N)
-    return tl.load(row + keys // BLOCK_SIZE, mask=keys < end, other=0)
-
-
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
 @triton.jit(do_not_specialize=["splits", "table_stride", "lse_stride_p"])
 def split_kv_kernel(
@@ -108,12 +103,12 @@ def split_kv_kernel(
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
     row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
-    page = _pages(row, begin, end, BLOCK_SIZE, BLOCK_N)
+    page = pages_of(row, begin, end, BLOCK_SIZE, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         seen = keys < end
         block = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
-        page = _pages(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        page = pages_of(row, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         slots = cache_ptr + block * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(
@@ -159,16 +154,22 @@ def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) 
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
+def latents_once(inputs: Arguments) -> Traffic:
+    """Each sequence's latents once, because L2 keeps them for its tiles of heads; q, lengths, table and result."""
+    q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
+    B, H, D = q.shape
+    _, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
+    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * entries + nbytes(q, seq_lens)
+    return Traffic(read, B * H * (inputs.latent_dim * q.element_size() + 4 * inputs.return_lse))
+
+
 def traffic(inputs: Arguments) -> Traffic:
-    """Each sequence's latents once, because L2 keeps them for its tiles of heads; the parts are written and read."""
-    q, kv_cache, block_table, seq_lens = inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens
-    (B, H, D), latent_dim = q.shape, inputs.latent_dim
-    _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
-    splits = splits_of(q, kv_cache, block_table, inputs.config)
-    result = B * H * latent_dim * q.element_size() + 4 * inputs.return_lse * B * H
-    parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0
-    read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + nbytes(q)
-    return Traffic(read + parts, parts + result, launches=2 if splits > 1 else 1)
+    """`latents_once`, and the parts, which are written and read."""
+    once, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
+    if splits == 1:
+        return once
+    parts = splits * math.prod(inputs.q.shape[:2]) * (4 * inputs.latent_dim + 4)
+    return Traffic(once.read_bytes + parts, once.write_bytes + parts, launches=2)
 
 
 def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:

@@ -13,8 +13,8 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The keys and values that a sequence's queries see once, because L2 keeps them for its tiles; a page that several
-    sequences share once for each; q, the output, and the table entries once."""
+    """The keys and values that a sequence's queries see once, because L2, or a CPU's cache, keeps them for its tiles; a
+    page that several sequences share once for each; q, the output, and the table entries once."""
     q, k_cache = inputs.q, inputs.k_cache
     T, H, D = q.shape
     lengths, bounds, window = inputs.seq_lens.long(), inputs.cu_seqlens_q, inputs.window

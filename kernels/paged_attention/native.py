@@ -11,20 +11,11 @@ from torch import Tensor
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import traffic
 from rooflab.reference.pages import check_pages
-from rooflab.reference.spec import Arguments, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.spec import Arguments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each query once, and each sequence's keys and values once: they stay in cache for its queries."""
-    q, cache, lengths = inputs.q, inputs.k_cache, inputs.seq_lens
-    if inputs.window is not None and inputs.cu_seqlens_q is None:
-        lengths = lengths.clamp(max=inputs.window)
-    keys = 2 * int(lengths.sum()) * cache.shape[2] * cache.shape[3] * cache.element_size()
-    return Traffic(nbytes(q, inputs.block_table, inputs.seq_lens) + keys, nbytes(q))
 
 
 def shape(of: Arguments) -> Any:

@@ -10,30 +10,26 @@
 // warps of a CTA read the same positions, each for its own head; the heads are neighbours, so together they read whole
 // runs of a page.
 //
-// Bytes.  Without BULK each warp fills a ring of its own by cp.async, STAGES - 1 units ahead, and waits for no other
-// warp.  With BULK the CTA has one ring, which one more warp fills by cp.async.bulk; `full` and `empty` barriers order
-// copies and products, so a warp may run STAGES units ahead of the slowest one.  A phase of a barrier ends after as
-// many arrivals as it was made for, and, for `full`, when the announced bytes are there.
+// Bytes.  Each warp fills a ring of its own by cp.async, STAGES - 1 units ahead, and waits for no other warp.
 //
 // No warp waits for a part: a warp that is not the last one at a counter goes on.
 
-#include "hopper.h"
-
+using u32 = unsigned int;
+using u64 = unsigned long long;
 using i64 = long long;
 using u16 = unsigned short;
 using u8 = unsigned char;
 
 constexpr int UNIT = 16, TILES = D / 16;
 constexpr int ROWS = GROUP < 16 ? GROUP : 16, ROW_TILES = (GROUP + 15) / 16, HALVES = ROWS > 8 ? 2 : 1;
-constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), HEADS = WARPS / ROW_TILES;
-constexpr int ROW_BYTES = KEY_BYTES * (BULK ? HEADS : 1), CHUNKS = ROW_BYTES / 16;  // what lies together in a stage
+constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), CHUNKS = KEY_BYTES / 16;
 // From key to key an odd number of 16-byte chunks: the eight rows that ldmatrix reads at once lie in different banks.
-constexpr int PITCH = ROW_BYTES + (CHUNKS % 2 ? 0 : 16);
+constexpr int PITCH = KEY_BYTES + (CHUNKS % 2 ? 0 : 16);
 constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes along a key, and keys at once
-constexpr int STAGE_BYTES = 2 * UNIT * PITCH, RINGS = BULK ? 1 : WARPS, THREADS = 32 * (WARPS + BULK);
+constexpr int STAGE_BYTES = 2 * UNIT * PITCH, THREADS = 32 * WARPS;
 #define Q_SHARED (D > 128 && GROUP > 8)
 constexpr int HEAD_SETS = H_KV * ROW_TILES / WARPS;
-static_assert(BULK || STAGES > 1, "a ring of one unit would be read before its copies have arrived");
+static_assert(STAGES > 1, "a ring of one unit would be read before its copies have arrived");
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 #if BF16
 #define KIND "bf16"  // of queries and output, and of what both products multiply
@@ -192,53 +188,6 @@ __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, in
             }
     }
 }
-
-#if BULK
-__device__ __forceinline__ void copy_row(u32 to, const u8* from, u32 bar, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-        ::"r"(to), "l"(from), "r"(ROW_BYTES), "r"(bar), "l"(policy) : "memory");
-}
-
-// The warp that fills the ring of a CTA (BULK): lane r copies key r of a unit for all heads, lane 16 + r its value.
-// Keys past the end become 0 with ordinary stores, because a bulk copy cannot fill.
-__device__ __forceinline__ void fill(const Keys& keys, Cursor at, const int* lens, int B, int window, int count,
-                                     u32 ring, u32 full, u32 empty, u64 policy) {
-    const int lane = threadIdx.x % 32, r = lane % UNIT;
-    const bool values = lane >= UNIT;
-    const u8* const base = values ? keys.v : keys.k;
-    const i64 to_page = values ? keys.v_page : keys.k_page, to_slot = values ? keys.v_slot : keys.k_slot;
-    const i64 to_set = HEADS * (values ? keys.v_head : keys.k_head);
-    int page = page_at(keys, at);
-#pragma unroll 1
-    // Parity 1: the wait for a barrier's phase before its first one ends at once, as the ring is empty at first.
-    for (int unit = 0, stage = 0, parity = 1; unit < count; ++unit) {
-        const int there = min(at.end - at.key, UNIT);
-        const u8* from = base + (u32)page * (u64)to_page + (u32)(at.key + r) % BLOCK_SIZE * (u64)to_slot +
-                         at.set * to_set;
-        at.key += UNIT;
-        if (at.key >= at.end) at.skip(lens, B, window);
-        page = page_at(keys, at);
-        const u32 bar = full + 8 * stage, tile = ring + stage * STAGE_BYTES;
-        wait(empty + 8 * stage, parity);  // every warp has multiplied what the stage held
-        if (there < UNIT) {
-            for (int row = there; row < UNIT; ++row)
-                for (int byte = 16 * lane; byte < ROW_BYTES; byte += 512)
-#pragma unroll
-                    for (int which = 0; which < 2; ++which)
-                        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};"
-                                     ::"r"(tile + (which * UNIT + row) * PITCH + byte), "r"(0) : "memory");
-            fence_async();  // these stores come before later copies to the same place, which another proxy makes
-        }
-        __syncwarp();  // the zeros of all lanes come before lane 0's arrival, which tells the readers
-        if (lane == 0) expect(bar, there * (2 * ROW_BYTES));
-        __syncwarp();  // no copy arrives before its bytes are announced
-        if (r < there) copy_row(tile + lane * PITCH, from, bar, policy);
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
-        parity ^= stage == 0;
-    }
-}
-#endif
 
 // ---- Products ------------------------------------------------------------------------------------------------------
 
@@ -519,12 +468,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
          i64 v_page, i64 v_slot, i64 v_head, i64 table_row, i64 out_t, i64 out_h, i64 lse_t, i64 lse_h) {
     extern __shared__ __align__(16) u8 raw[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = blockIdx.x;
-#if BULK
-    __shared__ u64 barriers[2 * STAGES];
-    const u32 ring = shared_address(raw), full = shared_address(barriers), empty = full + 8 * STAGES;
-#else
-    const u32 ring = shared_address(raw) + warp * STAGES * STAGE_BYTES;
-#endif
+    const u32 ring = (u32)__cvta_generic_to_shared(raw) + warp * STAGES * STAGE_BYTES;
     const Keys keys{k_cache, v_cache, table, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row};
     const Output to{out, lse, sinks, out_t, out_h, lse_t, lse_h};
     u64 policy = 0;  // L2 gives up keys and values first, not parts and the table
@@ -567,18 +511,6 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
 
     const int count = (int)(stop - start);
     Cursor now = first;
-#if BULK
-    if (threadIdx.x == 0) {
-        // A stage is full when the copying warp's lane 0 has announced its bytes and they are there, and empty when
-        // each of the WARPS has read it.
-        for (int stage = 0; stage < STAGES; ++stage) init(full + 8 * stage, 1), init(empty + 8 * stage, WARPS);
-        publish_inits();
-    }
-    __syncthreads();  // the CTA's only one: the barriers in shared memory exist before a warp uses them
-    if (warp == WARPS) return fill(keys, first, lens, B, window, count, ring, full, empty, policy);
-    const u32 own = ring + warp / ROW_TILES * KEY_BYTES;
-    int stage = 0, parity = 0;
-#else
     Cursor ahead = first;
     int page = page_at(keys, ahead);
     auto load = [&](int unit) {
@@ -597,11 +529,10 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         page = page_at(keys, ahead);
     };
     for (int unit = 0; unit < STAGES - 1; ++unit) load(unit), next_segment();
-#endif
 
     State state;
 #if Q_SHARED
-    state.shared = reinterpret_cast<uint4*>(raw + RINGS * STAGES * STAGE_BYTES + warp * TILES * 512) + lane;
+    state.shared = reinterpret_cast<uint4*>(raw + WARPS * STAGES * STAGE_BYTES + warp * TILES * 512) + lane;
 #endif
 #pragma unroll 1
     for (int unit = 0; unit < count;) {
@@ -611,18 +542,6 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         state.open(q + now.b * q_t + head * q_h, q_h, rows);
         const float factor = scale * (k_scale ? k_scale[kv_head] : 1.f) * (SOFTCAP ? 2 * LOG2E / cap : LOG2E);
         const float cap2 = cap * LOG2E, v_factor = v_scale ? v_scale[kv_head] : 1.f;
-#if BULK
-        const int until = min(count, unit + now.left());
-#pragma unroll 1
-        for (; unit < until; ++unit, now.key += UNIT) {
-            wait(full + 8 * stage, parity);
-            state.add(own + stage * STAGE_BYTES, now.end - now.key, factor, cap2);
-            __syncwarp();  // all lanes have read the stage
-            if (lane == 0) arrive(empty + 8 * stage);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            parity ^= stage == 0;
-        }
-#else
 #pragma unroll 1
         do {
             // Up to where this segment or the one being loaded ends, so the inner loop need not look for the next one.
@@ -638,7 +557,6 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             }
             next_segment();
         } while (now.key < now.end && unit < count);
-#endif
 
         // The segment is finished if it began in this share and ends here; otherwise a part is kept.
         const bool begun = segment >= 0, whole = begun && now.key >= now.end;

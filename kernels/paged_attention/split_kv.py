@@ -5,8 +5,7 @@ the longest sequence needs if lengths differ.  Here the units of 16 keys of all 
 share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
 Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
 
-The device code is `split_kv.cu`; `_split_counters.py` says which launches may share counters.  Tried, predicted, not
-built: docs/notes/paged_attention.md.
+The device code is `split_kv.cu`.  Tried, predicted, not built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.takes import HALVES
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme, get_scheme
@@ -44,6 +39,9 @@ FP8_CACHE = get_scheme("kv_fp8")
 SM_SHARED_BYTES = 228 * 1024
 CTA_RESERVE = 1024
 """Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
+BLOCK = 2**18
+"""Counters that launches on a GPU share out, 1 MiB: with 8 warps on each of 132 SMs for 248 streams and addresses.
+Layers of a graph take turns at a few addresses, and so do graphs of one pool."""
 OTHER_REGISTERS = 40
 """Least registers of a thread for cursors, addresses, scores and weights."""
 
@@ -59,9 +57,6 @@ class SplitConfig:
     ctas_per_sm: int
     least: int
     """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
-    bulk: bool = False
-    """Whether one more warp copies a token's keys of all the CTA's heads at once, and its values, for a ring that the
-    warps share; where heads are neighbours in the cache."""
 
 
 def rows_of_tile(group: int) -> tuple[int, int]:
@@ -75,18 +70,15 @@ def virtual_heads(H: int, H_kv: int) -> int:
 
 
 def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
-    """Bytes per CTA: keys and values of each warp's units, or with `bulk` of all heads' units, with 16 bytes between
-    keys that avoid bank conflicts of ldmatrix, and the queries if registers have no room for them."""
-    size = D * scheme.weight.itemsize * (config.warps // rows_of_tile(group)[1] if config.bulk else 1)
+    """Bytes per CTA: keys and values of each warp's units, with 16 bytes between keys that avoid bank conflicts of
+    ldmatrix, and the queries if registers have no room for them."""
+    size = D * scheme.weight.itemsize
     pitch = size + (0 if size // 16 % 2 else 16)
     queries = 2 * MOST_ROWS * D if D > 128 and group > MOST_ROWS // 2 else 0
-    return (1 if config.bulk else config.warps) * config.num_stages * 2 * UNIT * pitch + config.warps * queries
+    return config.warps * (config.num_stages * 2 * UNIT * pitch + queries)
 
 
-SPACE = space(
-    SplitConfig, warps=range(1, 9), num_stages=(2, 3, 4, 6), ctas_per_sm=(1, 2, 4, 8), least=(2, 4, 16),
-    bulk=(False, True),
-)  # fmt: skip
+SPACE = space(SplitConfig, warps=range(1, 9), num_stages=(2, 3, 4, 6), ctas_per_sm=(1, 2, 4, 8), least=(2, 4, 16))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
@@ -100,26 +92,22 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
     group, sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
     most = int(case["B"]) * sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT)
     return Footprint(
-        threads=32 * (config.warps + config.bulk),
+        threads=32 * config.warps,
         registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
-        shared_bytes=ring_bytes(config, D, group, scheme) + config.bulk * 2 * config.num_stages * BARRIER_BYTES,
+        shared_bytes=ring_bytes(config, D, group, scheme),
         ctas=max(min(HOPPER_SMS * config.ctas_per_sm, most // config.least), 1),
     )
 
 
 def is_legal(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether the warps divide the heads, with `bulk` into whole KV heads, `ctas_per_sm` CTAs fit on an SM, and a warp
-    loads a unit while it multiplies another."""
-    H, H_kv = int(case["H"]), int(case["H_kv"])
+    """Whether the warps divide the heads, `ctas_per_sm` CTAs fit on an SM, and a warp loads a unit while it multiplies
+    another."""
     needs = footprint(config, case.but(context=0), scheme)
     shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
     threads = config.ctas_per_sm * needs.threads
-    # For nine warps ptxas reserves the registers of twelve (read in the compiled kernels).
-    counted = config.ctas_per_sm * cdiv(needs.threads, 128) * 128 if config.bulk else threads
-    held = needs.registers * counted <= 65536 and threads <= 2048
-    whole = not config.bulk or config.warps % rows_of_tile(H // H_kv)[1] == 0
-    ahead = config.bulk or config.num_stages >= 2
-    return needs.fits and virtual_heads(H, H_kv) % config.warps == 0 and whole and shared and held and ahead
+    held = needs.registers * threads <= 65536 and threads <= 2048
+    whole = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
+    return needs.fits and whole and shared and held and config.num_stages >= 2
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
@@ -178,6 +166,44 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(once.read_bytes + again + kept, once.write_bytes + kept, launches=1)
 
 
+_counters: dict[tuple[int, bool, int], Tensor] = {}
+"""By GPU and stream; of captured launches, by GPU and the address of their parts."""
+_unused: dict[int, Tensor] = {}
+"""What is left of each GPU's last `BLOCK`."""
+
+
+def counters(count: int, parts: Tensor) -> Tensor:
+    """At least `count` zeros for the next launch on the current stream, which leaves zeros there.
+
+    Launches that may run at once must not share them.  A stream's launches run one after another.  A graph may be
+    replayed on any stream, so a captured launch has the counters of its parts' address: torch's memory pools never give
+    one address to two launches that run at once.  Zeros set in a capture are set again at each replay, for the price of
+    a launch, so a captured launch takes them from a block that a launch outside of a capture has made, while that
+    lasts.  On a CPU each launch has new ones, because an emulated launch may be broken off.
+    """
+    device = parts.device
+    if device.type != "cuda":
+        return _zeros(count, device)
+    with torch.cuda.device(device):
+        stream, captured = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
+        key = device.index, captured, parts.data_ptr() if captured else stream.cuda_stream
+        found = _counters.get(key)
+        if found is not None and len(found) >= count:
+            return found
+        unused = _unused.get(device.index)
+        if unused is None or len(unused) < count:
+            if captured:
+                return _zeros(count, device)
+            unused = _zeros(max(BLOCK, count), device)
+            stream.synchronize()  # launches on other streams use it too
+        _counters[key], _unused[device.index] = unused[:count], unused[count:]
+        return _counters[key]
+
+
+def _zeros(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
     holds={"(v_scale is None) == (k_scale is None)": "k_scale and v_scale together"},
@@ -191,11 +217,9 @@ def traffic(inputs: Arguments) -> Traffic:
             "launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1"
         ),
         "B=64,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
-            'launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1; '
             'loop.global_load == 1 and loop.global_store == 0 and (loop.mma, loop.ldmatrix) == (32, 16); '
             '16 <= loop.LDGSTS < 32 and loop.before("mma", "cp_async") == 0'
         ),
-        "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false in kv_fp8": "stack_bytes == 0",
     },
 )  # fmt: skip
 def split_kv(
@@ -205,10 +229,6 @@ def split_kv(
     k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: SplitConfig,
 ) -> None:  # fmt: skip
     """Equal shares of all keys, in one launch.  After the first launch it does not wait for the device."""
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if config.bulk and cache.shape[2] > 1 and cache.stride(2) != cache.shape[3]:
-            wanted = f"the heads of a token next to each other for bulk=True (stride {cache.shape[3]})"
-            raise ValueError(f"{name}: expected {wanted}, got stride {cache.stride(2)}")
     (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
     ctas, _ = grid(q, k_cache, block_table, window, config)
     # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.
@@ -221,17 +241,17 @@ def split_kv(
     sizes = {
         "D": D, "GROUP": H // H_kv, "H_KV": H_kv, "BLOCK_SIZE": block_size, "BF16": int(q.dtype == torch.bfloat16),
         "FP8": int(fp8), "SOFTCAP": int(softcap is not None), "PAIRS": int(even), "WARPS": config.warps,
-        "STAGES": config.num_stages, "CTAS_PER_SM": config.ctas_per_sm, "LEAST": config.least,
-        "BULK": int(config.bulk), "WIDTH": WIDTH,
+        "STAGES": config.num_stages, "CTAS_PER_SM": config.ctas_per_sm, "LEAST": config.least, "WIDTH": WIDTH,
     }  # fmt: skip
     size = k_cache.element_size()
     strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), block_table.stride(0)]
-    strides += [*out.stride()[:2], *strides_of(lse, 2)]
+    strides += [*out.stride()[:2], *((0, 0) if lse is None else lse.stride())]
+    scale = D**-0.5 if softmax_scale is None else softmax_scale
     _cuda.load(SOURCE, "split_kv", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))(
-        (ctas,), (32 * (config.warps + config.bulk),),
+        (ctas,), (32 * config.warps,),
         q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse, partial, partial_lse,
         counters(ctas * config.warps, partial),
         np.int32(B), np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW)),
-        np.float32(get_scale(q, softmax_scale)), np.float32(softcap or 0.0), *map(np.int64, strides),
+        np.float32(scale), np.float32(softcap or 0.0), *map(np.int64, strides),
         shared_bytes=ring_bytes(config, D, H // H_kv, FP8_CACHE if fp8 else BF16),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from rooflab.kernels._attention import get_scale, strides_of
+from rooflab.kernels._attention import strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib import attention_gluon as attention
@@ -31,6 +31,7 @@ from rooflab.kernels.lib.tma import advance, async_load, new_barriers, reinterpr
 from rooflab.kernels.paged_attention._args import pages_from, traffic
 from rooflab.kernels.paged_attention._configs import tiles_at_most
 from rooflab.kernels.paged_attention._pages_args import LEAST_PAGE, TMA_PAGES, PagesConfig, cache_map, why_too_far
+from rooflab.kernels.paged_attention.chunked import first_query_of, sequence_of
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -42,11 +43,6 @@ ROWS: gl.constexpr = attention.ROWS
 
 
 @gluon.jit
-def _bound(cu, b):
-    return gl.load(cu + b) if cu is not None else b
-
-
-@gluon.jit
 def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """The tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length, the
     blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that see
@@ -54,16 +50,9 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     cu, lens, B, H_kv, tiles, window = work
     number = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - number // H_kv
-    low = 0
-    high = B
-    while high - low > 1:
-        middle = (low + high) // 2
-        behind = _bound(cu, middle) * GROUP // (2 * ROWS) + middle > tile
-        high = gl.where(behind, middle, high)
-        low = gl.where(behind, low, middle)
-    b = low
-    first_query = _bound(cu, b)
-    queries = _bound(cu, b + 1) - first_query
+    b = sequence_of(tile, cu, B, GROUP, 2 * ROWS)
+    first_query = first_query_of(cu, b)
+    queries = first_query_of(cu, b + 1) - first_query
     row = (tile - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
     length = gl.load(lens + b)
     last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
@@ -208,13 +197,13 @@ def _steps(
         key_tile = _tile(keys, slot, COPIES)
         scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(v_slot), v_phase)
-        accumulator = attention.rescaled(accumulator, shrink, False)
+        accumulator = attention.rescaled(accumulator, shrink)
         factors = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
         accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
         last = (positions - block * BLOCK_N)[:, None]
-        weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, last, None, window, MASKED, False)
+        weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, last, None, window, MASKED)
         slot, phase = advance(slot, phase, keys)
         # This wait is a loop, over which the assembler moves no wait for products.  Without it here, it moved that wait
         # before the exponentials, which then overlapped no product of this warpgroup.
@@ -268,7 +257,7 @@ def _consume(
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
             mbarrier.arrive(k_empty.index(slot))
             seen = (positions - (high - 1) * BLOCK_N)[:, None]
-            weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, seen, None, window, True, False)
+            weights, m_i, l_i, shrink = attention.softmax(scores, m_i, l_i, scales, seen, None, window, True)
             slot, phase = advance(slot, phase, keys)
             mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
             first = length - queries + row // GROUP
@@ -284,7 +273,7 @@ def _consume(
                     )  # fmt: skip
             weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
             mbarrier.wait(v_full.index(v_slot), v_phase)
-            accumulator = attention.rescaled(accumulator, shrink, False)
+            accumulator = attention.rescaled(accumulator, shrink)
             factors = attention.as_factor(weights, keys.dtype, layout)
             accumulator = warpgroup_mma(factors, _tile(values, v_slot, COPIES), accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
@@ -301,7 +290,7 @@ def _consume(
                 natural,
                 mask=mine < queries * GROUP,
             )
-        result = attention.rescaled(accumulator, share, False)
+        result = attention.rescaled(accumulator, share)
         q_tile.store(result.to(out.dtype.element_ty))  # through the queries' memory, so that rows are stored whole
         result = q_tile.load(loaded)
         gl.store(out + (token * out_stride_t + head * out_stride_h)[:, None] + dims[None, :], result, mask=there)
@@ -347,17 +336,17 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), attention.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
     window = None if of.window is None else min(of.window, of.block_table.shape[1] * block_size)
-    scale = get_scale(of.q, of.softmax_scale)
     box, whole = min(block_size, of.config.block_n), D % 64 == 0
     (keys, *k_units), (values, *v_units) = cache_map(of.k_cache, box, whole), cache_map(of.v_cache, box, whole)
     numbers = (
         B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box, window,
-        *attention.exponents(abs(scale), of.softcap),
+        *attention.exponents(of),
         *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2),
     )  # fmt: skip
     flags = {
-        "HEAD_DIM": D, "D": columns, "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box, "NEGATED": scale < 0,
-        "COPIES": 1 if whole else columns // 64, "num_warps": 4, **of.config.launch_arguments,
+        "HEAD_DIM": D, "D": columns, "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box,
+        "NEGATED": (of.softmax_scale or 0) < 0, "COPIES": 1 if whole else columns // 64, "num_warps": 4,
+        **of.config.launch_arguments,
     }  # fmt: skip
     return min(tiles * H_kv, sm_count(of.q.device)), keys, values, numbers, flags
 
@@ -370,15 +359,11 @@ def bind(of: Arguments) -> tuple[Any, ...]:
     bind=bind, tuning=TMA_PAGES,
     over="chunked", shows={
         "B=4,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false,queries=512": (
-            'below.ctas > 132 == ctas and launched == 1 '
-            'and all(loop.cp_async for loop in below.loops if loop.wgmma); '
-            'len([loop for loop in loops if loop.wgmma == 16]) == 4; '
+            'below.ctas > 132 == ctas and all(loop.cp_async for loop in below.loops if loop.wgmma); '
             'all(loop.LDL == loop.STL == loop.LDG == loop.UTMALDG == 0 for loop in loops if loop.wgmma == 16); '
             'all(re.fullmatch("product( rounding product)* wait1 exponential wait0", loop.order) for loop in loops '
             'if loop.wgmma == 16); '
-            '[(loop.tma, loop.global_load) for loop in loops if loop.innermost and loop.tma] == [(4, 0), (4, 0)]; '
-            'any(loop.tma == 8 and loop.global_load == 1 '
-            'and loop.spill_load == loop.spill_store == loop.wgmma == 0 for loop in loops)'
+            '[(loop.tma, loop.global_load) for loop in loops if loop.innermost and loop.tma] == [(4, 0), (4, 0)]'
         ),
     },
 )  # fmt: skip

@@ -21,7 +21,7 @@ from matplotlib.text import Text
 
 from rooflab.bench.core import Environment, Record
 from rooflab.bench.report.pictures.levels import PREFIX
-from rooflab.bench.report.pictures.schedule import TileSchedule
+from rooflab.bench.report.pictures.schedule import UNIT, TileSchedule
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.names import visible
@@ -181,13 +181,10 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-SOURCES = {"schedule": "from the schedule, no kernel timed", "timestamps": "from timestamps that the kernel kept"}
-SCHEDULE_NOTES = {
-    "schedule": "A bar is as long as its tile has blocks of 128 x 128 scores, those that the mask hides in part "
-    "included; starting and ending a tile takes no time here. Of a grid, the SM that is free first takes the next CTA.",
-    "timestamps": "A bar is from a tile's first instruction to its last store, by its first warp and the device's "
-    "nanosecond timer, which some cards move in steps of a microsecond. Keeping them slows the launch.",
-}
+SCHEDULE_NOTE = (
+    "A bar is as long as its tile has blocks of 128 x 128 scores, those that the mask hides in part "
+    "included; starting and ending a tile takes no time here. Of a grid, the SM that is free first takes the next CTA."
+)
 
 
 @own_settings
@@ -199,22 +196,18 @@ def draw_schedules(
         raise ValueError("schedules: expected at least one, got none")
     figure = new_figure(WIDTH_IN, 2.6 + 2.15 * len(schedules))
     mask = "causal" if case["causal"] else "not causal"
-    _title(figure, f"Attention's tiles over {schedules[0].sms} SMs, {mask}: {SOURCES[schedules[0].basis]}")
-    alike = len({schedule.unit for schedule in schedules}) == 1
-    rows = figure.subplots(len(schedules), 1, squeeze=False, sharex=alike)[:, 0]
+    _title(figure, f"Attention's tiles over {schedules[0].sms} SMs, {mask}: from the schedule, no kernel timed")
+    rows = figure.subplots(len(schedules), 1, squeeze=False, sharex=True)[:, 0]
     longest = max(tile.work for schedule in schedules for tile in schedule.tiles)
     colours = ScalarMappable(Normalize(0, longest), colormaps["cividis"])
     for axes, schedule in zip(rows, schedules, strict=True):
         _draw_schedule(axes, schedule, colours)
-        if not alike or axes is rows[-1]:
-            axes.set_xlabel(schedule.unit, fontsize=9)
+    rows[-1].set_xlabel(UNIT, fontsize=9)
     bar = figure.colorbar(colours, ax=list(rows), fraction=0.025, pad=0.01, aspect=45)
     bar.set_label("blocks of 128 x 128 scores of the tile", fontsize=8.5)
     bar.ax.tick_params(labelsize=8)
-    notes = [f"{case.id}, {scheme.name}."]
-    notes += [SCHEDULE_NOTES[basis] for basis in dict.fromkeys(schedule.basis for schedule in schedules)]
-    notes.append(f"Dashed: the mean of all SMs, where perfect balance ends. {where(environment)}")
-    note(figure, notes)
+    dashed = f"Dashed: the mean of all SMs, where perfect balance ends. {where(environment)}"
+    note(figure, [f"{case.id}, {scheme.name}.", SCHEDULE_NOTE, dashed])
     return save(figure, folder / "schedule-flash_attention.png")
 
 
@@ -238,8 +231,7 @@ def _draw_schedule(axes: Any, schedule: TileSchedule, colours: ScalarMappable) -
     axes.set_xlim(0, None)
     axes.set_ylabel("SM", fontsize=9)
     axes.tick_params(labelsize=8)
-    source = "" if schedule.basis == "schedule" else f", {SOURCES[schedule.basis]}"
     axes.set_title(
-        f"{schedule.kernel}: the last SM ends at {schedule.imbalance:.2f}x the mean{source}", fontsize=10, loc="left"
+        f"{schedule.kernel}: the last SM ends at {schedule.imbalance:.2f}x the mean", fontsize=10, loc="left"
     )
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,31 +1,27 @@
-"""Which SM has which tile of attention's queries, and when: computed from the order in which a kernel deals its tiles,
-or on a GPU from timestamps that the kernel writes."""
+"""Which SM has which tile of attention's queries, and when: from the order in which a kernel deals its tiles."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels.flash_attention import persistent
-from rooflab.kernels.flash_attention._launch import section_heads
-from rooflab.kernels.flash_attention._timeline import NEVER, kept_in, new_timeline
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.lib.attention_gluon import nth_tile, place, section_heads
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.spec import Case, Inputs, Scheme
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.device import get_device
 from rooflab.roofline.occupancy import occupancy
 
 OP = "flash_attention"
 BLOCK = 128
 """Rows and keys of one unit of work."""
-TIMED = ("tma", "persistent", "ping_pong")
-"""Kernels that write timestamps."""
 META = torch.device("meta")
-Basis = Literal["schedule", "timestamps"]
+UNIT = "blocks of 128 x 128 scores"
+"""Unit of starts and ends."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +44,9 @@ class TileSchedule:
     """All tiles of a launch."""
 
     kernel: str
-    basis: Basis
     sms: int
     ctas_per_sm: int
     tiles: tuple[Tile, ...]
-
-    @property
-    def unit(self) -> str:
-        """Unit of the starts and ends."""
-        return "blocks of 128 x 128 scores" if self.basis == "schedule" else "us"
 
     @property
     def span(self) -> float:
@@ -104,18 +94,11 @@ def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Til
     """
     if name not in _ORDERS:
         raise ValueError(f"kernel: expected one of {', '.join(_ORDERS)}, got {name!r}")
-    inputs = _inputs(name, case, scheme, META, 0)
-    shape = _shape(name, case, scheme, inputs["k"], sms, get_kernel(OP, name).config_for(case, scheme, META))
-    tiles = tuple(_ORDERS[name](shape))
-    return TileSchedule(name, "schedule", sms, shape.ctas_per_sm, tiles)
-
-
-def _inputs(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    kernel, inputs = get_kernel(OP, name), get_op(OP).make_inputs(case, scheme, device, seed)
-    refusal = kernel.why_not_args(inputs)
-    if refusal:
+    kernel, inputs = get_kernel(OP, name), get_op(OP).make_inputs(case, scheme, META, 0)
+    if refusal := kernel.why_not_args(inputs):
         raise ValueError(f"case: {kernel.id}: {refusal}")
-    return inputs
+    shape = _shape(name, case, scheme, inputs["k"], sms, kernel.config_for(case, scheme, META))
+    return TileSchedule(name, sms, shape.ctas_per_sm, tuple(_ORDERS[name](shape)))
 
 
 def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, config: Any) -> _Shape:
@@ -155,11 +138,9 @@ def _dealt(shape: _Shape) -> Iterable[Tile]:
     for cta in range(ctas):
         now = 0.0
         for turn in range(-(-count // ctas)):
-            tile = persistent.nth_tile.fn(turn, cta, ctas)
+            tile = nth_tile.fn(turn, cta, ctas)
             if tile < count:
-                row, head = persistent.place.fn(
-                    tile, shape.tiles_m, shape.heads, shape.section, bool(shape.case["causal"])
-                )
+                row, head = place.fn(tile, shape.tiles_m, shape.heads, shape.section, bool(shape.case["causal"]))
                 end = now + shape.work(row)
                 yield Tile(_lane(cta, shape), now, end, row, head, shape.work(row))
                 now = end
@@ -171,46 +152,3 @@ def _lane(cta: int, shape: _Shape) -> int:
 
 
 _ORDERS: Mapping[str, Callable[[_Shape], Iterable[Tile]]] = {"tma": _by_rows, "persistent": _dealt, "ping_pong": _dealt}
-
-
-def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int = 0) -> TileSchedule:
-    """When and on which SM each tile ran, in the second of two launches; microseconds from the first tile's start.
-
-    Raises `ValueError` on a kernel that writes no timestamps, or on a case that it does not take.
-    """
-    if name not in TIMED:
-        raise ValueError(f"kernel: expected one that keeps timestamps ({', '.join(TIMED)}), got {name!r}")
-    inputs = _inputs(name, case, scheme, device, seed)
-    # The launch's own config, which a record may have chosen for this card: a timeline has one row per tile of it.
-    kernel = get_kernel(OP, name)
-    config = kernel.config_for(case, scheme, device)
-    shape = _shape(name, case, scheme, inputs["k"], sm_count(device), config)
-    for _ in range(2 if device.type == "cuda" else 1):
-        timeline = new_timeline(shape.tiles_m * shape.heads, device)
-        with kept_in(timeline):
-            kernel.fn(**inputs, config=config)
-    return _read(name, shape, timeline.tolist())
-
-
-def _read(name: str, shape: _Shape, rows: Sequence[Sequence[int]]) -> TileSchedule:
-    """Converts the rows of a timeline to tiles.  Raises `ValueError` if a tile never ran."""
-    missing = [number for number, row in enumerate(rows) if NEVER in row]
-    if missing:
-        raise ValueError(f"timeline: expected every tile to have run, got none of {len(missing)}, first {missing[0]}")
-    began = min(row[1] for row in rows)
-    lanes: dict[int, list[int]] = {}
-    tiles = []
-    # Sorted by the end too: a tile shorter than one timer step ends when the next tile begins.
-    for number in sorted(range(len(rows)), key=lambda number: tuple(rows[number][1:])):
-        sm, start, end = rows[number]
-        busy = lanes.setdefault(sm, [])
-        # CTAs that share an SM differ only in their times.
-        place = next((place for place, until in enumerate(busy) if until <= start), len(busy))
-        busy[place : place + 1] = [end]
-        head, row = divmod(number, shape.tiles_m)
-        tiles.append((sm, place, (start - began) / 1e3, (end - began) / 1e3, row, head))
-    held = max(len(busy) for busy in lanes.values())
-    found = tuple(
-        Tile(sm * held + place, start, end, row, head, shape.work(row)) for sm, place, start, end, row, head in tiles
-    )
-    return TileSchedule(name, "timestamps", shape.sms, held, found)
