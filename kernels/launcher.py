@@ -22,8 +22,8 @@ from typing import Any, Literal, cast
 import torch
 
 from rooflab.kernels import _checks, _device
-from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op
-from rooflab.kernels.takes import Takes, Unsupported
+from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op, instead, registered
+from rooflab.kernels.takes import OWN, Takes, Unsupported
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, get_scheme
@@ -180,7 +180,11 @@ class Launcher:
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
         if reason := self.unsupported(self.spec.arguments(given, config=None, device="cuda")):
-            raise ValueError(reason)
+            own = registered(self.spec.name, self.fn.__name__)
+            plain = {name: given[name] for name in self.signature.parameters if name not in OWN}
+            raise ValueError(
+                reason if own.prepare else reason + instead(own, plain)
+            )  # nobody else takes its packed form
         wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
         if outs is not None and len(outs) != len(wanted):
             raise ValueError(f"out: expected {len(wanted)} tensors, got {len(outs)}")
@@ -188,18 +192,18 @@ class Launcher:
             self.contract.check_out("out", out, result, given, dims)
         shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in wanted.items()}
         written = [*shapes.values()] if self.contract.results else [next(iter(tensors.values())).shape]
-        instead = self.empty if any(0 in x.shape for x in tensors.values()) else None
-        instead = (lambda arguments: None) if written and all(0 in shape for shape in written) else instead
+        other = self.empty if any(0 in x.shape for x in tensors.values()) else None
+        other = (lambda arguments: None) if written and all(0 in shape for shape in written) else other
         config = given.get("config")
-        if self.tuning is not None and config is None and instead is None:
+        if self.tuning is not None and config is None and other is None:
             config = self.default_config(given, dims)
         apart = self._apart(tensors, dict(zip(wanted, outs or (), strict=False)))
-        if self.allocates and outs is None and instead is None:
+        if self.allocates and outs is None and other is None:
             wanted = {}
         strides = {name: torch.empty(shape, device="meta").stride() for name, shape in shapes.items()}
         made = {name: (shapes[name], strides[name], result.dtype_of(given)) for name, result in wanted.items()}
         absent = dict.fromkeys(name for name in self.results if name not in wanted)
-        return BoundCall(dims, made, absent, apart, device, gpu, config, instead)
+        return BoundCall(dims, made, absent, apart, device, gpu, config, other)
 
     def _apart(self, inputs: Given, outs: Given) -> list[tuple[str, int, str, int, bool, str]]:
         """Each of the caller's outputs with the inputs, and with the outputs before it."""

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial, update_wrapper
 from importlib.metadata import entry_points, version
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -149,16 +149,17 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Why the kernel cannot take these arguments (their names, or its own `unsupported`), or None.
+        """Why the kernel cannot take these arguments, and which one does; or None.  `spec`: of an unregistered op."""
+        reason = self._why_not(inputs, spec)
+        return Refusal("UNSUPPORTED", reason + ("" if spec else instead(self, inputs))) if reason else None
 
-        `spec` is needed for an op that is not registered.
-        """
+    def _why_not(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> str | None:
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         for name, value in inputs.items():
             if name not in self.accepted and not (name in defaults and value is defaults[name]):
-                return Refusal("UNSUPPORTED", f"{self.id} has no {name!r}")
+                return f"{self.id} has no {name!r}"
         reason = self.unsupported(self._arguments(inputs, spec)) if self.unsupported is not None else None
-        return Refusal("UNSUPPORTED", f"{self.id}: {reason}") if reason else None
+        return f"{self.id}: {reason}" if reason else None
 
     @property
     def tunable(self) -> Tuning:
@@ -317,6 +318,17 @@ def get_kernel(op: str, name: str) -> Kernel:
     if name not in known:
         raise _unknown(f"kernel: {op} has {', '.join(known)}, got {name!r}")
     return known[name]
+
+
+def instead(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
+    """`; gemm/tma takes it`: the nearest rung below a kernel that takes these arguments, or else torch's, or naive."""
+    known, below, names = kernels(kernel.op), kernel.over, list[str]()
+    while below not in (None, "naive"):
+        names.append(below)
+        below = known[below].over
+    others = (known[name] for name in (*names, "library", "naive") if name in known)
+    taking = (other for other in others if other != kernel and other._why_not(inputs) is None)
+    return "".join(f"; {other.id} takes it" for other in islice(taking, 1))
 
 
 def registered(op: str, name: str) -> Kernel:

@@ -60,8 +60,6 @@ class Takes:
     """Tensors whose address and strides, but for the innermost, must be whole 16 bytes."""
     mapped: Mapping[str, Inner] = field(default_factory=dict)
     """The same for TMA, which makes a map of the tensor: the innermost stride must be 1, the others not 0."""
-    instead: str | Mapping[str, str] | None = None
-    """A kernel that takes what this one refuses; or kernels by names of the fields above, and by "" for other names."""
 
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
         """Raises `TypeError` on a name that the op does not have."""
@@ -74,28 +72,24 @@ class Takes:
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
         """Why a call with these arguments is refused, by this data or else by `rest`, or None."""
-        for name, reason in self._refused(vars(inputs), contract):
-            instead = self.instead
-            if isinstance(instead, Mapping):
-                instead = instead.get(name, instead[""])
-            return reason if instead is None else f"{reason}; {instead} takes it"
-        return None if rest is None else rest(inputs)
+        reason = next(self._refused(vars(inputs), contract), None)
+        return rest(inputs) if reason is None and rest is not None else reason
 
-    def _refused(self, given: Given, contract: Contract) -> Iterator[tuple[str, str]]:
-        """What is refused, each with its sentence."""
+    def _refused(self, given: Given, contract: Contract) -> Iterator[str]:
+        """A sentence for each thing that is refused."""
         tensors = {name: x for name in contract.arguments if (x := given.get(name)) is not None}
         for name, dtypes in self.dtypes.items():
             if name in tensors and tensors[name].dtype not in dtypes:
-                yield name, f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensors[name].dtype}"
+                yield f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensors[name].dtype}"
         for name, reason in self.off.items():
             if given.get(name) is not None:
-                yield name, f"{name}: expected none, because {reason}"
+                yield f"{name}: expected none, because {reason}"
         sizes = contract.sizes(given) if self.limits or self.holds else {}
         for name, limit in self.limits.items():
             if name in sizes and not (sizes[name] <= limit if isinstance(limit, int) else sizes[name] in limit):
                 argument = _argument(contract, name)
                 wanted = _words(limit) if argument == name else f"{name} of {_words(limit)}"
-                yield name, f"{argument}: expected {wanted}, got {sizes[name]}"
+                yield f"{argument}: expected {wanted}, got {sizes[name]}"
         if self.holds:
             first, strides = next(iter(tensors.values())), {name: x.stride() for name, x in tensors.items()}
             known = {**given, **strides, **sizes, "itemsize": first.element_size(), "device": kind_of(first)}
@@ -103,14 +97,14 @@ class Takes:
                 names = _compiled(text).co_names
                 if known.keys() >= {*names} and not eval(_compiled(text), {"__builtins__": {}}, known):
                     got = ", ".join(f"{name}={known[name]}" for name in names) if names[1:] else known[names[0]]
-                    yield names[0], f"{_argument(contract, names[0])}: expected {wanted}, got {got}"
+                    yield f"{_argument(contract, names[0])}: expected {wanted}, got {got}"
         for name in self.contiguous:
             if name in tensors and not tensors[name].is_contiguous():
-                yield name, f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"
+                yield f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"
         for tma, layouts in ((False, self.whole), (True, self.mapped)):
             for name, inner in layouts.items():
                 if name in tensors and (why := why_not_mapped(tensors[name], inner, tma)):
-                    yield name, f"{name}: {why}"
+                    yield f"{name}: {why}"
 
 
 @cache

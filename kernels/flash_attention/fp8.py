@@ -156,7 +156,7 @@ def bind(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, dtypes={"q": (E4M3,)}, limits={"D": range(32, 257, 16)},
-    mapped={"q": -1, "k": -1, "v": (1, -1)}, instead="flash_attention/naive", traffic=traffic,
+    mapped={"q": -1, "k": -1, "v": (1, -1)}, traffic=traffic,
     tuning=Tuning(Config, configs, DEFAULTS, footprint), bind=bind, empty=nothing_seen,
     over="tma", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true,v_columns=true "

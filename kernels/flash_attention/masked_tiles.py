@@ -82,7 +82,7 @@ def bind(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", dtypes={"q": (torch.float32, *HALVES)}, limits={"D": range(16, 257)},
-    instead="flash_attention/naive", traffic=traffic, tuning=TUNING, bind=bind, fenced_since="3.7.1",
+    traffic=traffic, tuning=TUNING, bind=bind, fenced_since="3.7.1",
     over="online", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (
             "len(products) == 2 and all(loop.spill_load + loop.spill_store == 0 for loop in products); "

@@ -72,7 +72,7 @@ def online_kernel(
 
 @kernel(
     backend="triton", dtypes={"q": (torch.float32, *HALVES)}, limits={"D": (16, 32, 64, 128, 256)},
-    instead="flash_attention/naive", traffic=traffic, tuning=TUNING, fenced_since="3.7.1",
+    traffic=traffic, tuning=TUNING, fenced_since="3.7.1",
     over="naive", shows={"": (
         'calls("naive").total >= 6 and launched == 1; '
         'loop.wgmma > 0 and loop.cp_async > 0 and loop.global_store == 0'

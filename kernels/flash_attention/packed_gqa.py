@@ -108,7 +108,7 @@ def bind(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)}, mapped={"k": -1, "v": -1},
-    instead="flash_attention/naive", traffic=traffic,
+    traffic=traffic,
     tuning=Tuning(Config, configs, DEFAULTS, footprint(packed_tiles)), bind=bind, empty=nothing_seen,
     over="tma", shows={
         "B=1,T=16,S=2048,H=32,H_kv=8,D=128,causal=true": (

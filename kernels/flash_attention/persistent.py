@@ -112,7 +112,7 @@ def bind(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)},
-    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
+    mapped={"q": -1, "k": -1, "v": -1}, traffic=traffic,
     tuning=Tuning(PersistentConfig, persistent_configs, DEFAULTS, footprint(ctas)), bind=bind,
     empty=nothing_seen,
     over="tma", shows={"": (

@@ -370,7 +370,7 @@ def bind(of: Arguments) -> tuple[Any, ...]:
 
 @kernel(
     backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
-    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
+    mapped={"q": -1, "k": -1, "v": -1}, traffic=traffic,
     holds={"softmax_scale is None or softmax_scale >= 0": "0 or more, as a masked score of -inf must stay the lowest"},
     tuning=Tuning(PingPongConfig, configs, DEFAULTS, footprint), bind=bind, empty=nothing_seen,
     over="online", shows={"": (

@@ -16,7 +16,6 @@ from rooflab.kernels.takes import HALVES
 EQUAL_LENGTHS = {"T == S or not causal": "as many queries as keys, as the causal mask is upper-left"}
 peer = partial(
     kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic,
-    instead="flash_attention/library",
 )  # fmt: skip
 
 

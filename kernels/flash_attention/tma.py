@@ -77,7 +77,7 @@ def bind(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)},
-    mapped={"q": -1, "k": -1, "v": -1}, instead="flash_attention/naive", traffic=traffic,
+    mapped={"q": -1, "k": -1, "v": -1}, traffic=traffic,
     tuning=TUNING, bind=bind, empty=nothing_seen,
     over="masked_tiles", shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (

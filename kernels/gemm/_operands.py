@@ -109,37 +109,36 @@ def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
     return left, right
 
 
-def stored_output(out: Tensor, instead: str) -> Stored:
+def stored_output(out: Tensor) -> Stored:
     """`out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
     if (matrix := stored_as(out, False)) is None:
-        raise ValueError(_refusal("out", out, instead))
+        raise ValueError(_refusal("out", out))
     return matrix
 
 
-def _refusal(name: str, matrix: Tensor, instead: str, along: str = "") -> str:
+def _refusal(name: str, matrix: Tensor, along: str = "") -> str:
     strides = " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
     address = address_of(matrix) % ALIGNMENT
     return (
         f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, stride 1 along {along}rows "
-        f"that do not overlap, got address % {ALIGNMENT} = {address} and strides of {strides} bytes; "
-        f"{instead} takes any"
+        f"that do not overlap, got address % {ALIGNMENT} = {address} and strides of {strides} bytes"
     )
 
 
 def why_not_by_tma(
-    inputs: Arguments, instead: str, stored_by: str | None = None, *, gated: bool = False, residual: bool = False
+    inputs: Arguments, *, stores: bool = False, gated: bool = False, residual: bool = False
 ) -> str | None:
-    """`unsupported` of a kernel that loads a and b by TMA; `instead` takes what it refuses.
+    """`unsupported` of a kernel that loads a and b by TMA.
 
     Only gemm, whose calls have a `precision`, takes operands that are not contiguous along K, in 16 bits: wgmma reads
-    wider ones in one order (PTX ISA, wgmma.mma_async).  With `stored_by` TMA also stores the result, and that kernel
-    takes what it cannot store; experts' matrices are then rows of one map.  `gated` results have half of b's columns.
-    With `residual` TMA also loads that.
+    wider ones in one order (PTX ISA, wgmma.mma_async).  With `stores` TMA also stores the result, and
+    experts' matrices are rows of one map.  `gated` results have half of b's columns.  With `residual` TMA also loads
+    that.
     """
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     wide = a.dtype == torch.float32
     if wide and precision == "ieee":
-        return f"precision: expected tf32 with torch.float32 operands, got {precision}; {instead} takes it"
+        return f"precision: expected tf32 with torch.float32 operands, got {precision}"
     if not a.numel() or not b.numel():
         return None
     along_k = wide or precision is None
@@ -147,15 +146,15 @@ def why_not_by_tma(
         found = stored_as(matrix, k_dim == 0) if along_k else stored(matrix, k_dim)
         apart = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
         if found is None or apart % ALIGNMENT or not 0 < apart < STRIDE_LIMIT:
-            return _refusal(name, operand, instead, "K, in " if along_k else "")
+            return _refusal(name, operand, "K, in " if along_k else "")
     columns = b.shape[-1] // (2 if gated else 1)
-    if stored_by and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
+    if stores and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
         wanted = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
-        return f"b: expected {wanted}, got {columns} columns of {a.element_size()} bytes; {stored_by} takes any"
-    if stored_by and b.ndim == 3 and len(b) > 1 and b.stride(0) != b.shape[2] * stored_operands(a, b)[1].stride:
-        return f"b: expected experts that follow one another in memory, got strides {b.stride()}; {stored_by} takes any"
+        return f"b: expected {wanted}, got {columns} columns of {a.element_size()} bytes"
+    if stores and b.ndim == 3 and len(b) > 1 and b.stride(0) != b.shape[2] * stored_operands(a, b)[1].stride:
+        return f"b: expected experts that follow one another in memory, got strides {b.stride()}"
     if residual and (x := inputs.residual) is not None and x.numel() and stored_as(x, False) is None:
-        return _refusal("residual", x, instead)
+        return _refusal("residual", x)
     return None
 
 

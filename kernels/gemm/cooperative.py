@@ -276,7 +276,7 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, b, c and the residual, the grid, sizes, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c, "gemm/pipelined")
+    (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     residual = None if of.residual is None else _operands.stored_as(of.residual, False)
     half = config.block_m // 2
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
@@ -293,7 +293,7 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=_operands.epilogue_alone, bind=by_maps,
-    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
+    unsupported=partial(_operands.why_not_by_tma, stores=True, residual=True),
     traffic=_operands.tiles_traffic, tuning=TUNING,
     over="warp_specialized", shows={"": (
         r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '

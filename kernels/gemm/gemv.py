@@ -104,7 +104,7 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
-    holds=_operands.along_k("a", "b"), instead="gemm/split_k", aligned=("a", "b"),
+    holds=_operands.along_k("a", "b"), aligned=("a", "b"),
     bind=divided, traffic=_operands.traffic, tuning=TUNING,
     over="naive", shows={
         "": "below.LDG__128 == 0",

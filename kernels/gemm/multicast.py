@@ -37,8 +37,8 @@ TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2,), block_n=(128, 256)), D
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES}, instead="gemm/pipelined",
-    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/pipelined", residual=True),
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES},
+    unsupported=partial(_operands.why_not_by_tma, stores=True, residual=True),
     aligned=("a", "b", "residual"), empty=_operands.epilogue_alone, traffic=_operands.tiles_traffic, tuning=TUNING,
     over="cooperative", shows={"": (
         "len(products) == 1 and loop.wgmma == 4 and loop.global_load == loop.spill_load == 0; "
@@ -51,7 +51,7 @@ def multicast(
     config: ClusterTile,
 ) -> None:  # fmt: skip
     """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
-    (left, right), kept = _operands.stored_operands(a, b), _operands.stored_output(c, "gemm/pipelined")
+    (left, right), kept = _operands.stored_operands(a, b), _operands.stored_output(c)
     added = (c, kept) if residual is None else (residual, _operands.stored_as(residual, False))
     maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, kept), added) if matrix]
     shared.launch(

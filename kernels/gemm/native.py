@@ -63,7 +63,7 @@ def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) ->
 
 @kernel(
     backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic,
-    holds=along_k("a"), instead="gemm/library",
+    holds=along_k("a"),
 )  # fmt: skip
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
     """a b + bias with a weight from `pack`, in fp32, rounded once."""

@@ -141,7 +141,7 @@ def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps, the grid, sizes and a stride, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
-    c = _operands.stored_output(of.c, "gemm/tma").map(config.block_m, config.block_n // config.store_parts)
+    c = _operands.stored_output(of.c).map(config.block_m, config.block_n // config.store_parts)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     numbers = M, N, K, _operands.row_stride(of.residual)
@@ -150,7 +150,7 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, aligned=("a", "b"), empty=_operands.epilogue_alone, bind=by_maps,
-    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    unsupported=partial(_operands.why_not_by_tma, stores=True),
     traffic=_operands.tiles_traffic, tuning=TUNING,
     over="tma", shows={"": (
         "below.grid[0] > 132 == grid[0] and stack_bytes == 0; len([loop for loop in loops if not loop.waits]) == 1; "

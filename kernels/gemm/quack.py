@@ -25,7 +25,7 @@ def unsupported(inputs: Arguments) -> str | None:
     if not a.numel() or not b.numel():
         return None
     if b.shape[1] * b.element_size() % ALIGNMENT:
-        return f"b: expected N of whole {ALIGNMENT} bytes, got {b.shape[1]} columns; gemm/pipelined takes any"
+        return f"b: expected N of whole {ALIGNMENT} bytes, got {b.shape[1]} columns"
     reason = _why_not("a", a, (1, 0)) or _why_not("b", b, (1, 0))
     return reason or (_why_not("residual", residual, (1,)) if residual is not None else None)
 
@@ -44,13 +44,13 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
             return None
     return (
         f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes and stride 1 along rows, got address % "
-        f"{ALIGNMENT} = {address} and strides {matrix.stride()}; gemm/pipelined takes any"
+        f"{ALIGNMENT} = {address} and strides {matrix.stride()}"
     )
 
 
 @kernel(
     role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("quack",), dtypes={"a": HALVES},
-    instead="gemm/pipelined", unsupported=unsupported,
+    unsupported=unsupported,
     aligned=("a", "b", "residual"), empty=epilogue_alone, bind=check_out, traffic=traffic,
 )  # fmt: skip
 def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:

@@ -133,7 +133,7 @@ def divided(of: Arguments) -> Any:
         "precision == 'tf32' or itemsize < 4": "tf32, to which wgmma rounds fp32",
         **_operands.along_k("a", "b"),
     },
-    whole={"a": 1, "b": 0}, instead="gemm/split_k",
+    whole={"a": 1, "b": 0},
     bind=divided, traffic=lambda inputs: _operands.panels_traffic(inputs, inputs.config.block_m), tuning=TUNING,
     over="split_k", shows={
         "M={1|8|16|32|64},N=4096,K=4096,layout=NT,bias=false": (

@@ -8,7 +8,6 @@ costs the host a driver call per launch, and needs addresses and row strides of 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import triton
@@ -61,7 +60,7 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined"),
+    backend="triton", min_sm=90, unsupported=_operands.why_not_by_tma,
     aligned=("a", "b"), empty=_operands.epilogue_alone, bind=by_maps, traffic=_operands.tiles_traffic, tuning=TMA,
     over="pipelined", shows={"": (
         "below.loop.tma == 0 and below.loop.cp_async >= 8; "

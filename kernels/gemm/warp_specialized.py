@@ -107,7 +107,7 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
 def divided(of: Arguments) -> Any:
     """Of a layout: the grid, sizes and strides of what the maps describe, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c, "gemm/tma")
+    (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
     numbers = M, N, K, a.stride, b.stride, _operands.row_stride(of.residual), c.stride
     return grid, numbers, _operands.constants(of, a, b)
@@ -120,7 +120,7 @@ def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
 
 @kernel(
     backend="triton", min_sm=90, aligned=("a", "b"), empty=_operands.epilogue_alone, bind=divided,
-    unsupported=partial(_operands.why_not_by_tma, instead="gemm/pipelined", stored_by="gemm/tma"),
+    unsupported=partial(_operands.why_not_by_tma, stores=True),
     traffic=_operands.tiles_traffic, tuning=TUNING,
     over="persistent", shows={"": (
         'not below.uses_warp_specialization and uses_warp_specialization; '

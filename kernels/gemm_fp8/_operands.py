@@ -36,7 +36,7 @@ def why_no_tma(inputs: Arguments) -> str | None:
         if not whole or (rows > 1 and stride < columns):
             wanted = f"stride 1 along K, in rows that do not overlap, at multiples of {ALIGNMENT} bytes, for fp8 wgmma"
             got = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
-            return f"{name}: expected {wanted}, got {got}; gemm_fp8/naive takes any"
+            return f"{name}: expected {wanted}, got {got}"
     return None
 
 
@@ -47,7 +47,7 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
         return None
     if stores and len(a) > 1 and 2 * b.shape[1] % ALIGNMENT:
         wanted = f"N of whole {ALIGNMENT} bytes of the result, so that TMA can store its rows"
-        return f"b: expected {wanted}, got {b.shape[1]}; gemm_fp8/naive takes any"
+        return f"b: expected {wanted}, got {b.shape[1]}"
     return why_no_tma(inputs)
 
 

@@ -48,7 +48,7 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_operands, instead="gemm_fp8/naive",
+    backend="triton", min_sm=90, unsupported=why_not_operands,
     holds={
         ONE_EACH: "one element, because the sum runs over all of K",
         "fast_accum": "True, because Hopper's fp8 accumulator keeps 14 bits",

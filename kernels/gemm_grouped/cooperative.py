@@ -237,7 +237,7 @@ def by_maps(of: Arguments) -> Any:
     Raises `ValueError` if TMA cannot store `out`.
     """
     (T, K), (E, _, N), config = of.a.shape, of.b.shape, of.config
-    (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out, "gemm_grouped/tma")
+    (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out)
     experts, half = expert._replace(rows=E * N, transposed=False), config.block_m // 2
     matrices = (a, half, config.block_k), (experts, config.block_n, config.block_k), (out, half, config.store_n)
     maps = [stored.map(rows, columns, of.a.dtype) for stored, rows, columns in matrices]
@@ -248,8 +248,8 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_grouped/grouped",
-    unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped", stored_by="gemm_grouped/tma"),
+    backend="gluon", min_sm=90, dtypes={"a": HALVES},
+    unsupported=partial(why_not_by_tma, stores=True),
     aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
     traffic=traffic, tuning=TUNING,
     over="tma", shows={"T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (

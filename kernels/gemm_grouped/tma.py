@@ -6,7 +6,6 @@ pointers, because a map knows the edges of the whole result, not of a group.  Wh
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import triton
@@ -78,7 +77,7 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=partial(why_not_by_tma, instead="gemm_grouped/grouped"),
+    backend="triton", min_sm=90, unsupported=why_not_by_tma,
     aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps, traffic=traffic, tuning=TMA,
     over="grouped", shows={"T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
         "below.loop.tma == 0 and below.loop.cp_async >= 8; "

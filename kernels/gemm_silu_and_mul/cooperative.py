@@ -27,7 +27,7 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import stored_operands, stored_output
 from rooflab.kernels.gemm.cooperative import ring_footprint
 from rooflab.kernels.gemm_silu_and_mul._configs import tile_count
-from rooflab.kernels.gemm_silu_and_mul._maps import ANY_STRIDES, traffic, why_no_maps
+from rooflab.kernels.gemm_silu_and_mul._maps import traffic, why_no_maps
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers, reinterpret
 from rooflab.kernels.takes import HALVES
@@ -182,7 +182,7 @@ def _gemm(
 def by_maps(of: Arguments) -> Any:
     """Of a layout: what makes the maps of a, the weight and out, the grid, and sizes."""
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
-    (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out, ANY_STRIDES)
+    (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half, rows = config.block_m // 2, weight._replace(transposed=False)
     matrices = (a, half, config.block_k), (rows, config.block_i, config.block_k), (out, half, config.block_i)
     maps = [matrix.map(high, wide, of.a.dtype) for matrix, high, wide in matrices]
@@ -191,7 +191,7 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"a": HALVES}, instead="gemm_silu_and_mul/fused",
+    backend="gluon", min_sm=90, dtypes={"a": HALVES},
     unsupported=why_no_maps, aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
     traffic=traffic, tuning=TUNING,
     over="persistent", shows={"M=2048,I=14336,K=4096,layout=NT": (

@@ -27,7 +27,7 @@ def arranged(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=HOLDS, instead="gemm_w4a16/naive",
+    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=HOLDS,
     bind=arranged,
     traffic=shared.traffic, tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
     over="gemv", shows={

@@ -33,7 +33,6 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
-    instead={"M": "gemm_w4a16/dequant_dot", "": "gemm_w4a16/naive"},
     holds={
         **HOLDS, f"M <= {MOST_M}": f"M of at most {MOST_M}",
         f"M <= {MOST_OF_32} or 64 * G < K + 64": f"at most {MOST_OF_32} rows with groups of 32",

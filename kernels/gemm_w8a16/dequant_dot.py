@@ -21,7 +21,7 @@ BITS = 8
 
 
 @kernel(
-    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=along_k("a"), instead="gemm_w8a16/naive",
+    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=along_k("a"),
     bind=lambda of: shared.arranged(of, BITS, BLOCK_K8), traffic=shared.traffic, fenced_since="3.7.1",
     tuning=shared.tuning(BITS, lambda scheme: BLOCK_K8),
     over="gemv", shows={

@@ -25,7 +25,6 @@ SUBGROUPS = 1
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
     holds={**along_k("a"), f"M <= {MOST_M}": f"M of at most {MOST_M}"},
-    instead={"M": "gemm_w8a16/dequant_dot", "": "gemm_w8a16/naive"},
     aligned=("a",), bind=lambda of: stream.divided(of, BITS, SUBGROUPS), traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: SUBGROUPS),
     over="naive", shows={

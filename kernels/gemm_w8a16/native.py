@@ -34,7 +34,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @kernel(
     backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=native_gemm.shape, traffic=traffic,
-    holds=along_k("a"), instead="gemm_w8a16/packed",
+    holds=along_k("a"),
 )  # fmt: skip
 def native(a: Tensor, b: Panels, scale: Tensor, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
     """a (scale b) + bias in fp32, rounded once; b from `pack`, with the scales in it."""

@@ -53,7 +53,7 @@ def why_too_far(inputs: Arguments) -> str | None:
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if _units(cache)[1] > MOST_UNITS:
             wanted = "strides of pages and heads with a larger common factor"
-            return f"{name}: expected {wanted}, got {cache.stride()}; paged_attention/chunked takes any"
+            return f"{name}: expected {wanted}, got {cache.stride()}"
     return None
 
 

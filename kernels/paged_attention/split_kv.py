@@ -209,7 +209,6 @@ def _zeros(count: int, device: torch.device) -> Tensor:
     holds={"(v_scale is None) == (k_scale is None)": "k_scale and v_scale together"},
     whole={"k_cache": -1, "v_cache": -1},
     dtypes={"q": HALVES}, limits={"D": range(16, 257, 16)},
-    instead={"D": "paged_attention/naive", "": "paged_attention/chunked"},
     traffic=traffic, tuning=SPLIT_KV,
     over="gqa_packed", shows={
         "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (

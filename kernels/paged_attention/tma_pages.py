@@ -354,7 +354,6 @@ def bind(of: Arguments) -> tuple[Any, ...]:
 @kernel(
     backend="gluon", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(8, 257, 8)},
     holds=pages_from(LEAST_PAGE), whole={"k_cache": -1, "v_cache": -1},
-    instead={"D": "paged_attention/naive", "": "paged_attention/chunked"},
     unsupported=why_too_far, traffic=traffic,
     bind=bind, tuning=TMA_PAGES,
     over="chunked", shows={

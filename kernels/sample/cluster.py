@@ -82,7 +82,7 @@ TUNING = Tuning(ClusterConfig, CONFIGS, few_ctas, footprint)
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least,
-    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, instead="sample/bisect", tuning=TUNING,
+    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, tuning=TUNING,
     over="bisect", shows={"": (
         "launched == 1 and STG_E_64 == global_store == 1 and stack_bytes == 0; "
         "grid[0] >= 4 * 16 and UCGABAR_ARV > 0; "
