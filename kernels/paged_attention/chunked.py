@@ -27,19 +27,19 @@ from rooflab.reference.spec import Arguments
 
 
 @triton.jit
-def first_query_of(cu_ptr, b):
+def _first_query(cu_ptr, b):
     """First query of sequence b; without bounds each sequence has one query."""
     return tl.load(cu_ptr + b) if cu_ptr is not None else b
 
 
 @triton.jit
-def sequence_of(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """The last sequence whose first tile is at or before `tile`; tiles of sequence b begin at rows / BLOCK_M + b."""
     low = 0
     high = B
     while high - low > 1:
         middle = (low + high) // 2
-        behind = first_query_of(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
+        behind = _first_query(cu_ptr, middle) * GROUP // BLOCK_M + middle > tile
         high = tl.where(behind, middle, high)
         low = tl.where(behind, low, middle)
     return low
@@ -57,9 +57,9 @@ def chunked_kernel(
 ):  # fmt: skip
     kv_head = tl.program_id(0) % H_kv
     tile = tiles - 1 - tl.program_id(0) // H_kv
-    b = sequence_of(tile, cu_ptr, B, GROUP, BLOCK_M)
-    first_query = first_query_of(cu_ptr, b)
-    queries = first_query_of(cu_ptr, b + 1) - first_query
+    b = _sequence(tile, cu_ptr, B, GROUP, BLOCK_M)
+    first_query = _first_query(cu_ptr, b)
+    queries = _first_query(cu_ptr, b + 1) - first_query
     first_row = (tile - first_query * GROUP // BLOCK_M - b) * BLOCK_M
     if first_row >= queries * GROUP:
         return

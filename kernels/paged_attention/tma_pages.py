@@ -31,7 +31,6 @@ from rooflab.kernels.lib.tma import advance, async_load, new_barriers, reinterpr
 from rooflab.kernels.paged_attention._args import pages_from, traffic
 from rooflab.kernels.paged_attention._configs import tiles_at_most
 from rooflab.kernels.paged_attention._pages_args import LEAST_PAGE, TMA_PAGES, PagesConfig, cache_map, why_too_far
-from rooflab.kernels.paged_attention.chunked import first_query_of, sequence_of
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
@@ -43,6 +42,11 @@ ROWS: gl.constexpr = attention.ROWS
 
 
 @gluon.jit
+def _bound(cu, b):
+    return gl.load(cu + b) if cu is not None else b
+
+
+@gluon.jit
 def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """The tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length, the
     blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that see
@@ -50,9 +54,16 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     cu, lens, B, H_kv, tiles, window = work
     number = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - number // H_kv
-    b = sequence_of(tile, cu, B, GROUP, 2 * ROWS)
-    first_query = first_query_of(cu, b)
-    queries = first_query_of(cu, b + 1) - first_query
+    low = 0
+    high = B
+    while high - low > 1:
+        middle = (low + high) // 2
+        behind = _bound(cu, middle) * GROUP // (2 * ROWS) + middle > tile
+        high = gl.where(behind, middle, high)
+        low = gl.where(behind, low, middle)
+    b = low
+    first_query = _bound(cu, b)
+    queries = _bound(cu, b + 1) - first_query
     row = (tile - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
     length = gl.load(lens + b)
     last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
