@@ -27,7 +27,10 @@ Dims = dict[str, int]
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: a number, or times * name / over + plus of a name; the quotient is rounded up."""
+    """One dimension: a number, or times * name / over + plus of a name.
+
+    A quotient is rounded down, but up in a product (`4K/16`: four for each 16 of K that are begun).
+    """
 
     text: str
     name: str | None
@@ -50,7 +53,11 @@ class Dim:
         if self.name is None:
             return self.times
         known = dims.get(self.name)
-        return None if known is None else self.times * -(-known // self.over) + self.plus
+        return (
+            None
+            if known is None
+            else self.times * ((known + (self.over - 1) * (self.times > 1)) // self.over) + self.plus
+        )
 
     def solve(self, size: int) -> int | None:
         """The number that the name must have for this size, or None if there is no such number."""

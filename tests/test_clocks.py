@@ -4,6 +4,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from test_environment import FakeNvml, install
@@ -12,7 +13,7 @@ from rooflab.bench.cli.app import terminated_as_exception
 from rooflab.bench.core import environment as nvml_module
 from rooflab.bench.core import timed
 from rooflab.bench.core.timed import watched
-from rooflab.bench.core.timers.card import ClockWatch, locked_clocks
+from rooflab.bench.core.timers.card import ClockWatch, locked_clocks, others_among
 
 
 class LockableNvml(FakeNvml):
@@ -189,6 +190,14 @@ def test_no_clock_is_read_on_a_cpu_and_a_clock_that_cannot_be_read_says_why(monk
         watch.read()
     if not torch.cuda.is_available():
         assert watch.summary().keys() == {"sm_clock_unread"}
+
+
+def test_a_parent_of_another_user_is_not_of_this_program(nvml, monkeypatch):
+    def refuses(self):
+        raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(psutil.Process, "exe", refuses)
+    assert others_among([os.getpid(), 10**8]) == 1
 
 
 def test_other_processes_on_the_card_are_counted_and_our_own_are_not(nvml):

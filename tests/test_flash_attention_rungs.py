@@ -76,15 +76,15 @@ def test_what_tma_cannot_take_is_said(name):
     heads = "D of at most 256 in multiples of 8" if own else "D of 16 to 256 in multiples of 8"
     mapped = "stride 1 in dimension 3, and an address and other"
     changes = [
-        ({x: _wide(1, 5, 2, 64, dtype=torch.float32) for x in "qkv"}, "q: expected torch.float16 or .*naive"),
+        ({x: _wide(1, 5, 2, 64, dtype=torch.float32) for x in "qkv"}, "q: expected torch.float16 or .* takes it"),
         ({x: _wide(1, 5, 2, 60) for x in "qkv"}, f"q: expected {heads}, got 60"),
         ({x: _wide(1, 5, 2, 264) for x in "qkv"}, f"q: expected {heads}, got 264"),
         ({"k": _wide(1, 9, 2, 68)[..., :64]}, f"k: expected {mapped} .* 272, 136"),
         ({"v": _wide(1, 9, 1, 64).expand(1, 9, 2, 64)}, f"v: expected {mapped} .* takes"),
     ]
     if own:
-        changes.append(({"softmax_scale": -0.5}, "softmax_scale: expected 0 or more, .*, got -0.5; .*naive"))
-        changes.append(({"q": _wide(1, 5, 4, 68)[..., 4:]}, "q: expected stride 1 in .*naive takes it"))
+        changes.append(({"softmax_scale": -0.5}, "softmax_scale: expected 0 or more, .*, got -0.5; .* takes it"))
+        changes.append(({"q": _wide(1, 5, 4, 68)[..., 4:]}, "q: expected stride 1 in .* takes it"))
     for change, message in changes:
         assert re.search(message, kernel.why_not_args(inputs | change).reason)
     out = (

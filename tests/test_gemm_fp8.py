@@ -67,10 +67,10 @@ def test_what_tma_cannot_read_is_refused_by_name(kernel: Kernel) -> None:
     in_rows = inputs["b"].contiguous()
     assert f"b: expected {ROWS_OF_K}" in str(kernel.why_not_args({**inputs, "b": in_rows}))
     moved = torch.empty(4 * 32 + 1).to(E4M3)[1:].view(4, 32)
-    assert "address % 16 = 1; gemm_fp8/naive takes any" in str(kernel.why_not_args({**inputs, "a": moved}))
+    assert "address % 16 = 1; gemm_fp8/" in str(kernel.why_not_args({**inputs, "a": moved}))
     one_row = inputs["a"][:1].expand(4, 32)
     assert f"a: expected {ROWS_OF_K}" in str(kernel.why_not_args({**inputs, "a": one_row}))
-    with pytest.raises(ValueError, match="a: expected stride 1 along K.* gemm_fp8/naive takes any"):
+    with pytest.raises(ValueError, match="a: expected stride 1 along K.* gemm_fp8/.* takes it"):
         kernel.fn(**{**inputs, "a": wide})
 
 

@@ -120,7 +120,7 @@ def test_refusals(kernel: Kernel) -> None:
 
 def test_gemv_says_which_rung_takes_more_rows() -> None:
     reason = get_kernel("gemm_w8a16", "gemv").why_not_args(inputs_of(M=9)).reason
-    assert "a: expected M of at most 8, got 9; gemm_w8a16/dequant_dot takes it" in reason
+    assert "a: expected M of at most 8, got 9; gemm_w8a16/library takes it" in reason
 
 
 def test_traffic_falls_from_naive_to_the_stream() -> None:

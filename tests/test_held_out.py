@@ -64,7 +64,7 @@ def test_public_kernels_are_asked_for_by_the_names_of_their_wheels(tmp_path):
 @pytest.mark.parametrize(("ratio", "verdict"), [(2.0, WOULD_MEET), (1.0, CANNOT_TELL), (0.5, WOULD_MISS)])
 def test_a_bar_is_told_only_if_both_ends_of_the_band_agree(ratio, verdict):
     bar = Bar("bar:gemm.any", "", EntryOutcome, {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
-    found = Expected(bar, (SimpleNamespace(ratio=ratio),), (0.8, 1.6))
+    found = Expected(bar, (SimpleNamespace(ratio=ratio),), (0.8, 1.6), public.Errors(0.1, 0.3))
     assert found.verdict == verdict
     assert found.row()["expected"] == f"{ratio / 1.6:.2f} to {ratio / 0.8:.2f}"
 

@@ -310,13 +310,13 @@ def test_refusals_name_a_rung_that_takes_it():
         return refusal and refusal.reason
 
     assert reason() is None and reason(scheme="fp16") is None and reason(scheme="kv_fp8") is None
-    assert "paged_attention/chunked takes it" in reason(scheme="fp32")
+    assert "paged_attention/gqa_packed takes it" in reason(scheme="fp32")
     assert "D of at most 256 in multiples of 16, got 72" in reason(LLAMA.but(D=72))
     assert "has no 'cu_seqlens_q'" in reason(LLAMA.but(queries=3))
     fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
     assert "expected k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))
     odd = torch.empty(9, 16, 8, 72, dtype=torch.bfloat16, device=META)[..., 4:68]
     assert why_not_mapped(odd, tma=False) and why_not_mapped(odd.contiguous(), tma=False) is None
-    with pytest.raises(ValueError, match="k_cache: expected .* of whole 16 bytes, .*; .*/chunked takes it"):
+    with pytest.raises(ValueError, match="k_cache: expected .* of whole 16 bytes, .* takes it"):
         inputs = SPEC.make_inputs(case_of(H_kv=1), BF16, CPU, 0)
         run(inputs | {"k_cache": torch.zeros(*inputs["k_cache"].shape[:3], 68, dtype=torch.bfloat16)[..., 4:]})

@@ -245,10 +245,12 @@ def test_a_kernel_is_tuned_for_real(mine, tmp_path):
 
 
 def test_a_dry_run_takes_every_step_and_publishes_nothing(tmp_path):
-    cases = ["T=4,H=4,H_kv=2,D=64,max_position=32,interleaved=false"]
-    report, again = (tune_op("rope", cases=cases, budget_s=5.0, out=tmp_path, dry_run=True) for _ in range(2))
+    cases = ["B=3,T=40,S=40,H=4,H_kv=2,D=64,causal=true"]
+    report, again = (
+        tune_op("flash_attention_varlen", cases=cases, budget_s=5.0, out=tmp_path, dry_run=True) for _ in range(2)
+    )
     (result,) = report.results
-    assert result.kernel == "fused" and result.best is not None and not result.reason
+    assert result.kernel == "online" and result.best is not None and not result.reason
     assert not report.records and not list(tmp_path.iterdir()) and result.faster is None
     assert again.results[0].best == result.best, "made-up times are the same every time"
 

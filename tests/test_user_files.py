@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.kernels import registry
 from rooflab.kernels._user_files import import_file
@@ -18,6 +19,7 @@ def {name}(x):
 """
 
 
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize(
     ("folder", "imports"),
     [
@@ -26,8 +28,7 @@ def {name}(x):
         ("package/inner", "from ..beside import SCALE"),
     ],
 )
-def test_it_finds_the_files_beside_it(tmp_path, folder, imports, monkeypatch):
-    monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
+def test_it_finds_the_files_beside_it(tmp_path, folder, imports):
     place = tmp_path / folder
     place.mkdir(parents=True, exist_ok=True)
     for package in [place, *place.parents] if folder else []:

@@ -124,9 +124,16 @@ def others_among(pids: Collection[int]) -> int | None:
     if os.getpid() not in pids:
         return None
     first = psutil.Process()
-    while (parent := first.parent()) is not None and Path(parent.exe() or "").name.startswith("python"):
+    while (parent := first.parent()) is not None and _runs_python(parent):
         first = parent
     return len(set(pids) - {first.pid, *(child.pid for child in first.children(recursive=True))})
+
+
+def _runs_python(process: psutil.Process) -> bool:
+    try:
+        return Path(process.exe() or "").name.startswith("python")
+    except psutil.AccessDenied:  # of another user, so not of this program
+        return False
 
 
 @contextmanager
