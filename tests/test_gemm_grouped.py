@@ -105,7 +105,7 @@ def test_cooperative_says_what_it_wants_beyond_tma() -> None:
     a, offsets = torch.ones(16, 64, dtype=half), bounds(4, 8, 16)
     apart = torch.ones(3, 40, 64, dtype=half)[:, :32].mT
     changes = [
-        ({"a": a.float(), "b": weights(3, 64, 32)}, "gemm_grouped/grouped takes it"),
+        ({"a": a.float(), "b": weights(3, 64, 32)}, "a: expected .* takes it"),
         ({"b": apart}, "experts that follow one another in memory"),
         ({"b": weights(3, 64, 33, half)}, "N of whole 16 bytes"),
         ({"b": weights(3, 64, 32, half), "out": torch.ones(16, 36, dtype=half)[:, 4:]}, "out: expected an address"),

@@ -283,7 +283,7 @@ def test_flex_refuses_by_name() -> None:
     changes = [
         ({}, "q: expected a tensor on a CUDA device, where it is compiled, got cpu"),
         ({"q": torch.zeros(2, 4, 64)}, "k_cache: expected torch.float32, got torch.bfloat16"),
-        ({"q": blank(2, 6, 64)}, "q: expected a power of two of query heads for each of k_cache's, got 3"),
+        ({"q": blank(2, 6, 64)}, "q: expected a power of two of query heads for each of k_cache's, got H=6, H_kv=2"),
         (of(3, 8, 2, 64), "a power of two of at least 16 tokens, got 8"),
         (of(3, 24, 2, 64), "of at least 16 tokens, got 24"),
         ({"v_cache": blank(3, 17, 2, 64)[:, :16]}, "v_cache: expected pages one after another in memory, got strides"),
