@@ -286,7 +286,7 @@ def test_flex_refuses_by_name() -> None:
         ({"q": blank(2, 6, 64)}, "q: expected a power of two of query heads for each of k_cache's, got H=6, H_kv=2"),
         (of(3, 8, 2, 64), "a power of two of at least 16 tokens, got 8"),
         (of(3, 24, 2, 64), "of at least 16 tokens, got 24"),
-        ({"v_cache": blank(3, 17, 2, 64)[:, :16]}, "v_cache: expected pages one after another in memory, got strides"),
+        ({"v_cache": blank(3, 17, 2, 64)[:, :16]}, "v_cache: expected pages one after another in memory, got v_cache="),
         ({"window": 0}, "window: expected at least 1"),
     ]
     table, lengths = torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
