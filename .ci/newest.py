@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = "tests/test_emulated_registry.py::test_every_kernel_is_right_and_races_nowhere_on_its_first_case"
+FIRST = "tests/emulator/test_emulated_registry.py::test_every_kernel_is_right_and_races_nowhere_on_its_first_case"
 TESTS = (
     *(f"{FIRST}[{op.parent.name}-1]" for op in sorted(ROOT.glob("kernels/*/__init__.py"))),
-    "tests/test_compatibility.py::test_an_entry_runs_as_on_the_page",
-    "tests/test_pages_commands.py::test_a_line_runs_from_the_wheel_in_a_fresh_repository",
-    "tests/test_pages_commands.py::test_the_fault_it_shows_is_named_as_it_shows",
-    "tests/test_ptx_kernels.py::test_a_compiled_kernel_is_right_and_clean[reduce_more_warps_than_rows-0]",
+    "tests/emulator/test_compatibility.py::test_an_entry_runs_as_on_the_page",
+    "tests/house/test_pages_commands.py::test_a_line_runs_from_the_wheel_in_a_fresh_repository",
+    "tests/house/test_pages_commands.py::test_the_fault_it_shows_is_named_as_it_shows",
+    "tests/emulator/test_ptx_kernels.py::test_a_compiled_kernel_is_right_and_clean[reduce_more_warps_than_rows-0]",
 )
 NEEDED = ("pytest-xdist", "pytest-timeout", "liger-kernel", "setuptools==84.2.1")
 """What these tests need beside the wheel; the last builds it."""

@@ -41,7 +41,7 @@ def padded(head_dim: int) -> int:
 
 def staged_tiles(config: Config, scheme: Scheme) -> int:
     """Tiles of keys and values that a pipeline by pointers holds, as Triton allocates them (read in the compiled
-    kernels; tests/test_configs.py compares them)."""
+    kernels; tests/contracts/test_configs.py compares them)."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1

@@ -164,7 +164,7 @@ Mistakes = Mapping[str, Callable[[Arguments], Inputs | Outputs | torch.Tensor]]
 
 @dataclass(frozen=True)
 class OpSpec:
-    """An op's definition.  `tests/test_registry.py` holds every spec to it."""
+    """An op's definition.  `tests/contracts/test_registry.py` holds every spec to it."""
 
     name: str
     reference: Callable[..., torch.Tensor | Outputs]
@@ -188,7 +188,7 @@ class OpSpec:
     """Judges a kernel of an op that draws, if the kernel is declared non-deterministic: it has its own random
     stream."""
     wrong: Mistakes = field(default_factory=dict)
-    """The tolerance rejects each on some case of each scheme (`tests/test_tolerances.py`)."""
+    """The tolerance rejects each on some case of each scheme (`tests/contracts/test_tolerances.py`)."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
     """Labelled inputs with one dominant key, row or column at an edge; a kernel that misses it is far off."""
     output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the shared-memory sections of
 each capability.  The allocation rules are those of NVIDIA's occupancy calculator: registers are allocated by warp, in
-four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/test_occupancy.py` compiles that
-calculator and compares.
+four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/predict/test_occupancy.py`
+compiles that calculator and compares.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> flo
 
     It is the largest change within a side, and grows with the square root of the time between the sides, as that of a
     random walk does.  Among 10,000 simulated random walks, with sides up to 1,000 times their length apart, none went
-    `BEYOND_DRIFT` times as far (tests/test_ab_estimate.py).  A day between sides of ten minutes makes it 12 times as
+    `BEYOND_DRIFT` times as far (tests/ab/test_ab_estimate.py).  A day between sides of ten minutes makes it 12 times as
     large.  Infinite for a side without two times.
     """
     times = [[datetime.fromisoformat(stamp).timestamp() for stamp, _ in side] for side in (a, b)]

@@ -104,7 +104,7 @@ def tile_footprint(
     each stage; `sums` fp32 values for each output in registers, and without tensor cores both tiles.
 
     wgmma reads a stage while others are filled.  mma.sync and FMAs copy a stage to registers and free it at once, so
-    Triton allocates one stage fewer (read in the compiled kernels; tests/test_configs.py compares them).
+    Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
     """
     threads, outputs, fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
     values, stages = (config.block_m + columns) * config.block_k, config.num_stages

@@ -28,7 +28,7 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 LEAST_STORE_COLUMNS = 64
 """Least columns of a part, if there are several: 128 bytes per row in 16 bits."""
 MOST_EXCHANGED = 128 * 128
-"""Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
+"""Values that Triton exchanges at once (read in the compiled kernels; tests/ops/test_gemm_ladder.py compares them)."""
 WARP_ROWS = 16
 """Rows of a warp, of the 64 of a wgmma."""
 

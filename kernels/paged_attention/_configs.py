@@ -36,7 +36,7 @@ def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
 
 def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Registers: the group's accumulator and scores; shared memory: queries and staged keys and values, as Triton
-    allocates them (read in the compiled kernels; tests/test_configs.py compares them)."""
+    allocates them (read in the compiled kernels; tests/contracts/test_configs.py compares them)."""
     B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
     threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)

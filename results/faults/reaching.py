@@ -78,7 +78,7 @@ class Reaching:
     def _of_rungs(self, name: str) -> set[str]:
         """Tests that run a function of a rung's launcher, name the rung or its op alone, or lie in its op's files."""
         ops = {folder.name for folder in (self.tree / "kernels").iterdir() if folder.is_dir()}
-        found = {test for test in self._all if test.startswith(f"tests/test_{Path(name).stem}")}
+        found = {test for test in self._all if f"/test_{Path(name).stem}" in test}
         for rung in rungs_of(self.tree, name):
             op = rung.partition("/")[0]
             if (self.tree / "kernels" / f"{rung}.py").exists():

@@ -36,7 +36,7 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     |x - its median| in deviations of the noise, which one slow run hardly raises, and a step 4 + 1.5 ln n.  On
     simulated series without a step, this price gives a false one to at most 1% of normal series of 5 to 100 points and
     to 2% of those in which every tenth run is 8 deviations slow.  A step of 5 deviations is found in over 75% of
-    series with 3 points after it, and in 98% with 5 (checked by `tests/test_history.py`).
+    series with 3 points after it, and in 98% with 5 (checked by `tests/report/test_history.py`).
 
     Quadratic in time.  Raises `ValueError` on values that are not finite.
     """

@@ -1,0 +1,63 @@
+"""What a machine lacks: set-up says it in one sentence; tests are skipped for it, counted by reason, and never lost."""
+
+import re
+import runpy
+from pathlib import Path
+
+import needs
+import pytest
+
+pytest_plugins = "pytester"
+ROOT = Path(__file__).parents[2]
+MEANING = runpy.run_path(str(ROOT / ".ci" / "set_up.py"))["meaning"]
+TESTS = """
+import pytest
+
+@pytest.mark.needs("nothing like it")
+def test_a(): pass
+
+@pytest.mark.gpu
+def test_b(): pass
+
+def test_c(): pass
+
+@pytest.mark.parametrize("case", range(9))
+@pytest.mark.sampled(2)
+def test_d(case): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("x\nERROR: Could not install: [Errno 28] No space left on device\n", "the disk is full: set-up needs"),
+        (
+            "WARNING: NewConnectionError\nERROR: No matching distribution found for torch==2\n",
+            "the package index cannot",
+        ),
+        (
+            "ERROR: No matching distribution found for torch==2.13.0\n",
+            r"torch==2.13.0 has no build for this Python \(3",
+        ),
+        ("ERROR: Cannot install a\nERROR: ResolutionImpossible: see\n", "constraints.txt pins .*: Cannot install a"),
+        ("ERROR: [Errno 13] Permission denied: '.venv'\n", "Permission denied: .venv must be a folder"),
+        ("ERROR: something new\n", "something new"),
+        ("Killed\n", "Killed"),
+    ],
+)
+def test_set_up_that_fails_is_one_sentence(text, sentence):
+    assert re.match(sentence, MEANING(text)) and "\n" not in MEANING(text)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_skip_has_its_reason_and_fails_where_everything_is_there(pytester, monkeypatch, request, strict):
+    monkeypatch.setitem(needs.NEEDS, "nothing like it", (lambda: None, "a thing"))
+    monkeypatch.setenv("ROOFLAB_NO_SKIPS", "1" if strict else "")
+    pytester.makepyfile(TESTS)
+    (conftest,) = (p for p in request.config.pluginmanager.get_plugins() if getattr(p, "SEED", None) is not None)
+    own = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-m", "not more", plugins=[conftest])
+    own.assert_outcomes(passed=3, errors=int(strict), skipped=2 - strict, deselected=7)
+    lines = own.stdout.str()
+    assert "skipped 1: needs a CUDA device and ROOFLAB_TEST_ON_GPU=1" in lines
+    assert ("skipped 1: needs a thing" in lines) is not strict
+    assert ("does not have the reason: needs a thing" in lines) is strict

