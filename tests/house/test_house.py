@@ -264,6 +264,12 @@ def test_json_holds_no_nan():
     assert loose <= others | {"engine/settle.py"}
 
 
+def test_a_test_s_file_lies_in_a_folder_and_its_name_stands_once():
+    names = [file.name for file in TEST_FILES if file.name.startswith("test_")]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+    assert not list((ROOT / "tests").glob("test_*.py"))
+
+
 MOST_PRIVATE = 55
 """How often tests use private names of the package.  It only falls: a module offers to tests what it offers to all."""
 OF_TENSORS = "_version"
