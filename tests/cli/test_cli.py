@@ -280,6 +280,11 @@ def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path
     assert {path.suffix for path in (tmp_path / "out").glob("roofline-*")} == {".svg", ".png"}
 
 
+def test_a_ledger_without_a_batch_is_of_one_sequence(rooflab):
+    status, out, _ = rooflab("ledger", "llama-3.1-8b", "--gpu", "h100", "--context", "2048")
+    assert status == 0 and "decode of 1 x 2048 tokens" in " ".join(out.split())
+
+
 def test_estimate_says_which_h100_it_means(rooflab):
     status, out, err = rooflab("estimate", "--model", "llama-3.1-70b", "--gpu", "h100", "--json")
     result = json.loads(out)
