@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._operands import stored_operands, stored_output, why_not_by_tma
+from rooflab.kernels.gemm._tiles import at_both_widths
 from rooflab.kernels.gemm.cooperative import Ring, ring_footprint
 from rooflab.kernels.gemm_grouped._configs import panels, sizes, tile_count
 from rooflab.kernels.gemm_grouped._operands import traffic
@@ -63,7 +64,7 @@ TUNING = Tuning(
         Ring, block_m=(128, 256), block_n=(32, 64, 128, 256), block_k=(32, 64), stages=(3, 4, 6, 8),
         group_m=(4, 8, 16), store_n=(32, 64, 128, 256),
     ),
-    Defaults((
+    Defaults(at_both_widths(
         ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
         ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
         ({}, _LARGE),

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import stored_operands, stored_output
+from rooflab.kernels.gemm._tiles import at_both_widths
 from rooflab.kernels.gemm.cooperative import ring_footprint
 from rooflab.kernels.gemm_silu_and_mul._configs import tile_count
 from rooflab.kernels.gemm_silu_and_mul._maps import traffic, why_no_maps
@@ -62,7 +63,7 @@ TUNING = Tuning(
     space(
         PairRing, block_m=(128, 256), block_i=(32, 64, 128), block_k=(32, 64), stages=(3, 4, 6, 8), group_m=(4, 8, 16)
     ),
-    Defaults((
+    Defaults(at_both_widths(
         ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, PairRing(128, 128, 64, 4)),
         ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, PairRing(128, 128, 64, 4)),
     )), footprint,
