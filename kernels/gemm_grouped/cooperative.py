@@ -67,7 +67,7 @@ TUNING = Tuning(
     Defaults(at_both_widths(
         ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
         ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
-        ({}, _LARGE),
+        ({}, (_LARGE, _SMALL)),
     ), sizes), footprint, is_legal,
 )  # fmt: skip
 

@@ -65,7 +65,7 @@ TUNING = Tuning(
     ),
     Defaults(at_both_widths(
         ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, PairRing(128, 128, 64, 4)),
-        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, PairRing(128, 128, 64, 4)),
+        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, (PairRing(128, 128, 64, 4), PairRing(128, 64, 64, 6))),
     )), footprint,
 )  # fmt: skip
 

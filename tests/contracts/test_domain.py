@@ -85,9 +85,13 @@ def test_sizes_come_from_real_models_and_from_the_kernel_s_own_file(tmp_path):
     (tmp_path / "own.cpp").write_text("constexpr int ROWS = 77; float x = 0.5f;")
     (tmp_path / "other.cpp").write_text("int y = 99;")
     file = tmp_path / "own.py"
-    file.write_text(
-        'LIMIT = 3 * 1024\nREST = 77 - 9\n\ndef f(x, block=96, fast=True):\n    return 1 << 9, "int z = 48;", "page 50"\n'
+    lines = (
+        "LIMIT = 3 * 1024",
+        "REST = 77 - 9",
+        "def f(x, block=96, fast=True):",
+        '    return 1 << 9, "int z = 48;", "page 50"',
     )
+    file.write_text("\n".join(lines) + "\n")
     assert own_numbers(file) == (3, 9, 48, 77, 96, 512, 1024, 3072)
     points = Domain({"n": Sizes(1, 7000), "m": Sizes(1, 3)}, Case).cover(0, as_drawn, 60, (3072, 9_999))
     assert {3071, 3072, 3073, 6144, 6145} <= {point.case["n"] for point in points}
