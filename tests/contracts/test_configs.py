@@ -59,12 +59,11 @@ def scheme_of(kernel, case):
 
 @every_tunable_kernel
 def test_heuristics_are_legal_and_configs_are_data(kernel):
-    spec, meta = registry.get_op(kernel.op), torch.device("meta")
+    """Also in the dtypes that it refuses: a record of the refusal has the config."""
     for case in cases_of(kernel):
-        for scheme in (SCHEMES[name] for name in spec.schemes):
-            if kernel.why_not_args(spec.make_inputs(case, scheme, meta, 0)) is None:
-                config = kernel.tuning.heuristic(case, scheme)
-                assert kernel.tuning.is_legal(config, case, scheme), f"{case.id} {scheme.name}"
+        for scheme in (SCHEMES[name] for name in registry.get_op(kernel.op).schemes):
+            config = kernel.tuning.heuristic(case, scheme)
+            assert kernel.tuning.is_legal(config, case, scheme), f"{case.id} {scheme.name}"
     found = kernel.tunable.legal_configs(case, usual(kernel))
     assert found[0] == kernel.tuning.heuristic(case, usual(kernel)) and len(found) > 3 and len(set(found)) == len(found)
     for config in found:
