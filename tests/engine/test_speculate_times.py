@@ -22,6 +22,7 @@ KERNELS = KernelTimes(get_architecture("llama-3.1-8b"), get_device("h100-sxm"))
 PROMPTS = [[5, 6, 7] * 9, [9] * 40, [1, 2], list(range(30))]
 
 
+@pytest.mark.more  # 20 s: two servers
 def test_a_server_that_speculates_answers_as_one_that_does_not_and_counts_emitted_tokens(tmp_path):
     answers, options = [], ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--seed", "3")
     for more in ((), ("--speculate", "ngram", "--num-speculative-tokens", "6")):

@@ -21,8 +21,7 @@ from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.bench.suite.step import told
 
-TESTS = Path(__file__).parent
-STEP = str(TESTS / "suite_step.py")
+STEP = str(Path(__file__).with_name("suite_step.py"))
 ILLEGAL = "it broke the CUDA context"
 
 
@@ -175,7 +174,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     """SIGKILL under an entry: its process and its child go too, and the next run does the rest and no more."""
     plan = [MACHINE, entry("a"), entry("slow", "slow", 200.0), entry("b")]
     code = f"""
-import sys; sys.path.insert(0, {str(TESTS)!r})
+import sys; sys.path[:] = {sys.path!r}
 from pathlib import Path
 import test_suite_run as t
 from rooflab.bench.suite import runner
