@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 import torch
 
 from rooflab.kernels import _checks, _device
-from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op, instead, registered
+from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op, registered, who_takes
 from rooflab.kernels.takes import OWN, Takes, Unsupported
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed
@@ -182,9 +182,7 @@ class Launcher:
         if reason := self.unsupported(self.spec.arguments(given, config=None, device="cuda")):
             own = registered(self.spec.name, self.fn.__name__)
             plain = {name: given[name] for name in self.signature.parameters if name not in OWN}
-            raise ValueError(
-                reason if own.prepare else reason + instead(own, plain)
-            )  # nobody else takes its packed form
+            raise ValueError(reason + ("" if own.prepare else who_takes(own, plain)))  # a packed form is its own
         wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
         if outs is not None and len(outs) != len(wanted):
             raise ValueError(f"out: expected {len(wanted)} tensors, got {len(outs)}")

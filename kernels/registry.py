@@ -151,7 +151,7 @@ class Kernel:
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
         """Why the kernel cannot take these arguments, and which one does; or None.  `spec`: of an unregistered op."""
         reason = self._why_not(inputs, spec)
-        return Refusal("UNSUPPORTED", reason + ("" if spec else instead(self, inputs))) if reason else None
+        return Refusal("UNSUPPORTED", reason + ("" if spec else who_takes(self, inputs))) if reason else None
 
     def _why_not(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> str | None:
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
@@ -320,10 +320,10 @@ def get_kernel(op: str, name: str) -> Kernel:
     return known[name]
 
 
-def instead(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
+def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
     """`; gemm/tma takes it`: the nearest rung below a kernel that takes these arguments, or else torch's, or naive."""
     known, below, names = kernels(kernel.op), kernel.over, list[str]()
-    while below not in (None, "naive"):
+    while below in known and below not in (*names, "naive"):
         names.append(below)
         below = known[below].over
     others = (known[name] for name in (*names, "library", "naive") if name in known)

@@ -69,8 +69,10 @@ def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
-    """Rows of defaults for 16 bits, and the same for 32 bits, where a tile along K has half as many values; a row with
-    several configs stands for one row with each."""
+    """Rows of defaults for 16 bits, then the same for 32 bits with half as many values along K.
+
+    A row with several configs becomes one row for each of them.
+    """
     each = [(most, config) for most, found in rows for config in (found if isinstance(found, tuple) else (found,))]
     wide = [(most, replace(config, block_k=config.block_k // 2)) for most, config in each]
     return (*(({**most, "itemsize": 2}, config) for most, config in each), *wide)

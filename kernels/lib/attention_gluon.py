@@ -62,7 +62,7 @@ def footprint(
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Query heads of a section: those of as many heads of keys and values (B, S, H_kv, D) as L2 keeps."""
+    """How many query heads a section has.  L2 keeps the keys and values (B, S, H_kv, D) that they read."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import META
+from op_kernels import META, own_registry  # noqa: F401
 
 from rooflab.kernels import _device
 from rooflab.kernels.launcher import kernel
@@ -139,6 +139,17 @@ def test_a_launch_names_it_too() -> None:
     a, b = torch.ones(5, 16), torch.ones(16, 16)
     with pytest.raises(ValueError, match="a: expected M of at most 4, got 5; gemm/library takes it"):
         get_kernel("gemm", "gemv").fn(a, b)
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("below", ["nobody", "mine"])
+def test_a_rung_over_itself_or_over_nobody_is_refused_all_the_same(below: str) -> None:
+    def mine(x: Any) -> Any:
+        return x.softmax(-1)
+
+    kernel(backend="torch", op="softmax", over=below, limits={"H": 8})(mine)
+    refusal = get_kernel("softmax", "mine").why_not_args({"x": torch.ones(2, 9)})
+    assert str(refusal).endswith("x: expected H of at most 8, got 9; softmax/library takes it")
 
 
 def test_a_name_that_the_op_lacks_is_refused() -> None:

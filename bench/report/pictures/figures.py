@@ -182,8 +182,8 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
 
 
 SCHEDULE_NOTE = (
-    "A bar is as long as its tile has blocks of 128 x 128 scores, those that the mask hides in part "
-    "included; starting and ending a tile takes no time here. Of a grid, the SM that is free first takes the next CTA."
+    "The length of a bar is the number of its tile's blocks of 128 x 128 scores, also of blocks that the mask hides in "
+    "part. To start and to end a tile takes no time here. In a grid the SM that is free first takes the next CTA."
 )
 
 
