@@ -23,7 +23,7 @@ from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import all_buckets
+from rooflab.kernels.tuning import BUCKETS, bucket_of
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.device import resolve
 
@@ -65,10 +65,10 @@ def _settled() -> dict[str, str]:
 
     newest: dict[str, Json] = next(known(), {"times_us": {}})
     buckets: dict[str, list[str]] = {}
-    order = [name for name, _, _ in all_buckets()]
     for op, of_op in newest["times_us"].items():
-        for bucket, times in sorted(of_op.items(), key=lambda item: order.index(item[0])):
-            buckets.setdefault(f"{op}/{min(times, key=times.__getitem__)}", []).append(bucket)
+        for bucket in map(bucket_of, BUCKETS):
+            if times := of_op.get(bucket):
+                buckets.setdefault(f"{op}/{min(times, key=times.__getitem__)}", []).append(bucket)
     told = {name: f"fastest for {newest['model']} in {' '.join(own)}" for name, own in buckets.items()}
     unsure = {
         name

@@ -46,9 +46,10 @@ from rooflab.bench.report.page import write_report
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 from rooflab.engine.ops import OpSet
+from rooflab.engine.probes import DECODE
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
-from rooflab.kernels.tuning import launch_bucket, rows_of
+from rooflab.kernels.tuning import bucket_of, rows_of
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.numbers import digits
 
@@ -202,8 +203,8 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
     """The kernel that the engine took for a step of this case's size; None if it does not use the op."""
-    bucket = launch_bucket(op, rows_of(case) or 1)
-    return next((own.kernel.name for own in ops.choices if (own.op, own.bucket) == (op, bucket)), None)
+    wanted = (DECODE if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
+    return next((own.kernel.name for own in ops.choices if (own.op, own.bucket) == wanted), None)
 
 
 def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:

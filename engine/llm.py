@@ -36,7 +36,6 @@ from rooflab.engine.weights import dummy_tensors, load_weights
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.tuning import Phase
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
@@ -124,8 +123,8 @@ class LLM:
             each = self.speculation.rows(most)
             read = partial(open_model, dummy=dummy, seed=seed, device=self.device)
             source = opened(self.speculation, self.arch, self.tokenizer, most, read)
-        rows: dict[Phase, int] = {"prefill": longest, "decode": min(max_num_seqs * each, longest)}
-        sizes = (block_size, most, rows, dtype == INT8, max_num_seqs)
+        drawn = min(max_num_seqs * each, longest)
+        sizes = (block_size, most, longest, min(max_num_seqs, longest), drawn, dtype == INT8)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
         check_weights_fit(self.limits, source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.

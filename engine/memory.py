@@ -57,7 +57,7 @@ def kv_cache_blocks(
     cpu = limits.device.type == "cpu"
     step_bytes = 0 if cpu else sum(peak_bytes(one, limits.device) for one in rehearsals)
     budget = (CPU_FRACTION if cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
-    blocks = min(int(budget // block_bytes), (limits.sequences or limits.max_rows["decode"]) * per_sequence)
+    blocks = min(int(budget // block_bytes), limits.sequences * per_sequence)
     if blocks < per_sequence:
         raise ValueError(
             f"max_model_len: {limits.max_model_len} tokens need {per_sequence * block_bytes / 1e9:.2f} GB of KV cache, "

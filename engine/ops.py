@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.probes import FUSED, PRODUCTS, LargestSizes, packed, probes
+from rooflab.engine.probes import DECODE, FUSED, PRODUCTS, LargestSizes, packed, probes, registered
 from rooflab.engine.settle import Choice, settle
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import Phase, all_buckets, bucket_of, chosen
+from rooflab.kernels.tuning import BUCKETS, bucket_of, chosen
 from rooflab.reference.quantization import quantize_int8
 
 FIRST_ON_CUDA = {
@@ -31,15 +31,14 @@ FIRST_ON_CUDA = {
 the vocabulary."""
 WhyNot = Callable[[Kernel], str | None]
 """Why a kernel cannot serve a bucket; None if it can."""
-_PHASE_OF = {"flash_attention_varlen": "prefill"}
 
 
 class OpSet:
     """The kernel of each op in each bucket.  `step` returns the functions of one step, without any choice.
 
-    A step with prompts takes its kernels from the bucket of all its rows, and `decode_attention` from the bucket of its
-    decoding rows: there `paged_attention` has one query per sequence, and in the prompts' buckets several.  A step that
-    verifies drafts is one of decoding rows, with the several queries of a prompt's attention.
+    A step takes its kernels from the bucket of all its rows, and `decode_attention` from the bucket of its decoding
+    rows.  That is `paged_attention` with one query per sequence; under its own name it has several, of a chunk of a
+    prompt or of drafts.
     """
 
     def __init__(self, choices: Iterable[Choice]):
@@ -58,13 +57,9 @@ class OpSet:
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
         """The ops of a step, as functions by name."""
-        decode = bucket_of("decode", max(num_decodes, 1))
-        tokens = num_decodes + num_drafted + num_prompt_tokens
-        bucket = bucket_of("prefill" if num_prompt_tokens else "decode", max(tokens, 1))
-        own = {**vars(self._steps[bucket]), "decode_attention": self._steps[decode].paged_attention}
-        if num_drafted and not num_prompt_tokens:
-            own["paged_attention"] = self._steps[bucket_of("prefill", tokens)].paged_attention
-        return SimpleNamespace(**own)
+        rows = num_decodes + num_drafted + num_prompt_tokens
+        own, decode = (self._steps[bucket_of(max(number, 1))] for number in (rows, num_decodes))
+        return SimpleNamespace(**{**vars(own), DECODE: decode.decode_attention})
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """`weight` (out, in) as the `b` argument of this set's gemm: in each form that one of its buckets takes."""
@@ -92,47 +87,41 @@ def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interp
     """
     swaps = dict(swaps or {})
     for op, name in swaps.items():
-        if op not in (*limits.ops, *limits.fused):
-            raise ValueError(f"swap: the engine uses {', '.join((*limits.ops, *limits.fused))}, got {op!r}")
+        if op not in (used := [op for op in (*limits.ops, *limits.fused) if op != DECODE]):
+            raise ValueError(f"swap: the engine uses {', '.join(used)}, got {op!r}")
         registry.get_kernel(op, name)
     able: dict[tuple[str, str], list[Choice]] = {}
-    timed_rows = {}
-    for bucket, phase, upper in all_buckets():
-        rows = _rows_in(bucket, phase, upper, limits)
-        if not rows:
-            continue
-        timed_rows[bucket] = rows[-1] if upper < math.inf else rows[0]
-        why_not = partial(_why_not, phase=phase, rows=rows, limits=limits, interpret=interpret)
-        for op in limits.ops:
-            if _PHASE_OF.get(op, phase) == phase:
-                able[op, bucket] = _able(op, bucket, limits.device, swaps.get(op), why_not)
-        for op in limits.fused:
-            if found := _preferred(op, bucket, limits.device, swaps.get(op), why_not):
+    timed_rows: dict[tuple[str, str], int] = {}
+    for below, upper in zip((0, *BUCKETS), BUCKETS, strict=False):
+        bucket = bucket_of(upper)
+        for op in (*limits.ops, *limits.fused):
+            rows = (int(below) + 1, int(min(upper, limits.sequences if op == DECODE else limits.max_rows)))
+            if rows[0] > rows[1]:
+                continue
+            timed_rows[op, bucket] = rows[-1] if upper < math.inf else rows[0]
+            why_not = partial(_why_not, op=op, rows=rows, limits=limits, interpret=interpret)
+            swap = swaps.get(registered(op))
+            if op in limits.ops:
+                able[op, bucket] = _able(op, bucket, limits.device, swap, why_not)
+            elif found := _preferred(op, bucket, limits.device, swap, why_not):
                 able[op, bucket] = [found]
     if limits.device.type == "cpu":
         able = settle(able, timed_rows, limits)
     return OpSet([choices[0] for choices in able.values()])
 
 
-def _rows_in(bucket: str, phase: Phase, upper: float, limits: LargestSizes) -> tuple[int, ...]:
-    """The least and the largest number of rows of a step in this bucket; empty if no step can be in it."""
-    most = int(min(upper, limits.max_rows[phase]))
-    least = next((rows for rows in range(1, most + 1) if bucket_of(phase, rows) == bucket), None)
-    return () if least is None else (least, most)
-
-
 def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
     """The kernels that can serve a bucket, in the order in which they are preferred."""
     reasons: list[str] = []
     if swap:
-        kernel = registry.get_kernel(op, swap)
+        kernel = registry.get_kernel(registered(op), swap)
         reason = why_not(kernel)
         if reason is None:
             return [Choice(op, bucket, kernel, "asked for")]
         reasons.append(f"{kernel.id}: {reason}")
     found = []
     # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
-    if not swap or (op == "paged_attention" and bucket.startswith("prefill")):
+    if not swap or op == "paged_attention":
         for kernel, why in candidates(op, bucket, device):
             reason = why_not(kernel)
             if reason is None:
@@ -157,22 +146,23 @@ def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why
 
 def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
     """Kernels in the order in which they are tried, each with the reason for it."""
-    kernels = list(registry.kernels(op).values())
+    kernels = list(registry.kernels(registered(op)).values())
     if device.type == "cpu":
         roles = ("optimized", "library", "naive")
         kernels = [kernel for kernel in kernels if kernel.backend in registry.CPU_BACKENDS and kernel.role in roles]
         kernels.sort(key=lambda kernel: (kernel.backend != "cpp", roles.index(kernel.role)))
         return [(kernel, "the only one that can run") for kernel in kernels]
     key = torch.cuda.get_device_name(device)
-    name = chosen(op, key, bucket)
+    # No record has several queries of a sequence of `paged_attention`.
+    name = None if op == "paged_attention" else chosen(registered(op), key, bucket)
     first = [(kernel, "by record") for kernel in kernels if kernel.name == name]
-    rest = [registry.get_kernel(op, own) for own in FIRST_ON_CUDA.get(op, ())]
+    rest = [registry.get_kernel(registered(op), own) for own in FIRST_ON_CUDA.get(registered(op), ())]
     for role in ("library", "naive"):
         rest += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == role]
     return first + [(kernel, f"no record for {key} that can run") for kernel in rest if kernel.name != name]
 
 
-def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
+def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
     if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
     if reason := kernel.why_not_served(limits.device):
@@ -181,7 +171,7 @@ def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Larges
     if refusal:
         return str(refusal)
     for M in rows:
-        for inputs in probes(kernel.op, phase, M, limits):
+        for inputs in probes(op, M, limits):
             refusal = kernel.why_not_args(inputs)
             if refusal:
                 return str(refusal)

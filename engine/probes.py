@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels.tuning import Phase
 from rooflab.roofline.architecture import Architecture
 
 OPS = (
@@ -24,6 +23,8 @@ OPS = (
     "silu_and_mul",
     "sample",
 )
+DECODE = "decode_attention"
+"""`paged_attention` with one query per sequence: a kernel may take these calls alone, and serves them alone."""
 FUSED = "gemm_silu_and_mul"
 """On CUDA in place of `gemm` and `silu_and_mul` where a record of the card prefers it to them."""
 PRODUCTS = ("gemm", "gemm_w8a16")
@@ -41,17 +42,20 @@ class LargestSizes:
     dtype: torch.dtype
     block_size: int
     max_model_len: int
-    max_rows: Mapping[Phase, int]
+    max_rows: int
+    """Of a step, those of prompts included."""
+    sequences: int
+    """Most sequences of a step."""
+    max_drawn: int
+    """Most rows of logits of a step: one per sequence, and one for each of its drafts."""
     int8: bool = False
     """Whether the products' weights are int8 codes with a scale for each output."""
-    sequences: int | None = None
-    """Most sequences of a step, where drafts give them several rows; None: the rows of a decode step."""
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The ops that the model uses."""
+        """The ops that the model uses, as it calls them."""
         names = {"gemm": "gemm_w8a16" if self.int8 else "gemm", "silu_and_mul": gated(self.arch)}
-        return tuple(names.get(op, op) for op in OPS)
+        return (*(names.get(op, op) for op in OPS), DECODE)
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -64,14 +68,19 @@ def gated(arch: Architecture) -> str:
     return "silu_and_mul" if arch.activation == "silu" else "gelu_and_mul"
 
 
-def probes(op: str, phase: Phase, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
+def registered(op: str) -> str:
+    """The name in the registry of an op of the model."""
+    return "paged_attention" if op == DECODE else op
+
+
+def probes(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
     if op in PRODUCTS:
         return _product_probes(M, limits)
     arch, block_size = limits.arch, limits.block_size
     empty = partial(torch.empty, dtype=limits.dtype, device="meta")
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
-    sequences = min(M, limits.max_rows["decode"])  # rows that are sampled: in prefill one per prompt
+    drawn = min(M, limits.max_drawn)
     max_blocks = -(-limits.max_model_len // block_size)
     cache = empty(max_blocks, block_size, kv_heads, D)
     q, k = empty(M, heads, D), empty(M, kv_heads, D)
@@ -80,7 +89,7 @@ def probes(op: str, phase: Phase, M: int, limits: LargestSizes) -> list[dict[str
     bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
     lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
     table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
-    per_row, several = {"dtype": torch.float32}, M if phase == "decode" else 1
+    per_row, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **options}
     arguments: dict[str, dict[str, Any]] = {
         "embedding": {"token_ids": ids, "weight": empty(arch.vocab_size, H)},
         "rmsnorm": {"x": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
@@ -91,35 +100,33 @@ def probes(op: str, phase: Phase, M: int, limits: LargestSizes) -> list[dict[str
             **(dict.fromkeys(("q_norm", "k_norm"), empty(D)) if arch.qk_norm else {}),
         },
         "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **options},
-        "paged_attention": {
-            "q": q,
-            "k_cache": cache,
-            "v_cache": cache,
-            "block_table": torch.zeros(several, max_blocks, dtype=torch.int32),
-            "seq_lens": torch.ones(several, dtype=torch.int32),
-            **({} if phase == "decode" else {"cu_seqlens_q": bounds}),
-            **options,
-        },
+        "decode_attention": pages | _paged(M, max_blocks),
+        "paged_attention": pages | _paged(1, max_blocks) | {"cu_seqlens_q": bounds},
         FUSED: {"a": empty(M, H), "b": empty(2 * arch.intermediate_size, H).mT},
         gated(arch): {"x": empty(M, 2 * arch.intermediate_size)},
         "sample": {
-            "logits": empty(sequences, arch.vocab_size),
-            "temperature": empty(sequences, **per_row),
-            "top_k": empty(sequences, dtype=torch.int32),
-            "top_p": empty(sequences, **per_row),
-            "min_p": empty(sequences, **per_row),
-            "seed": empty(sequences, dtype=torch.int64),
-            "position": empty(sequences, dtype=torch.int64),
+            "logits": empty(drawn, arch.vocab_size),
+            "temperature": empty(drawn, **per_row),
+            "top_k": empty(drawn, dtype=torch.int32),
+            "top_p": empty(drawn, **per_row),
+            "min_p": empty(drawn, **per_row),
+            "seed": empty(drawn, dtype=torch.int64),
+            "position": empty(drawn, dtype=torch.int64),
         },
     }
     return [arguments[op]]
+
+
+def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
+    """Tables and lengths."""
+    table = torch.zeros(sequences, max_blocks, dtype=torch.int32)
+    return {"block_table": table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
 
 
 def _product_probes(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """The arguments of a layer's four products, and of the head's."""
     arch = limits.arch
     H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size
-    sequences = min(M, limits.max_rows["decode"])
     qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
     shapes = ((M, qkv, H), (M, H, arch.num_heads * D), (M, 2 * intermediate, H), (M, H, intermediate))
     empty = partial(torch.empty, dtype=limits.dtype, device="meta")
@@ -127,7 +134,7 @@ def _product_probes(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     inputs: list[dict[str, Any]] = [
         {"a": empty(rows, K), "b": empty(N, K, dtype=stored).mT, "bias": None}
         | ({"scale": empty(N)} if limits.int8 else {})
-        for rows, N, K in (*shapes, (sequences, arch.vocab_size, H))
+        for rows, N, K in (*shapes, (min(M, limits.max_drawn), arch.vocab_size, H))
     ]
     inputs[0]["bias"] = empty(qkv) if arch.attention_bias else None
     return inputs

@@ -25,14 +25,13 @@ from typing import Any
 import torch
 from psutil import virtual_memory
 
-from rooflab.engine.probes import PRODUCTS, LargestSizes, packed, probes, real
+from rooflab.engine.probes import PRODUCTS, LargestSizes, packed, probes, real, registered
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import Phase
 
 TOLERATED = 1.05
 """A bucket's product may take as many times its best time before weights are kept in another form for it."""
@@ -62,7 +61,7 @@ class Choice:
 
 
 def settle(
-    able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[str, int], limits: LargestSizes
+    able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[tuple[str, str], int], limits: LargestSizes
 ) -> dict[tuple[str, str], list[Choice]]:
     """The choices with the fastest first."""
     arch = limits.arch
@@ -72,16 +71,17 @@ def settle(
         "dtype": "int8" if limits.int8 else str(limits.dtype).removeprefix("torch."),
         "block_size": limits.block_size,
         "max_model_len": limits.max_model_len,
-        "max_rows": dict(limits.max_rows),  # these decide which kernels can run, and at how many rows they are timed
+        # These decide which kernels can run, and at how many rows they are timed.
+        "max_rows": [limits.max_rows, limits.sequences, limits.max_drawn],
     }
     # All that could serve, and not those of `able` alone: a swap of one op keeps the times, and so the others' kernels.
-    every = (kernel for op in limits.ops for kernel in registry.kernels(op).values() if kernel.role != "peer")
-    calls = [kernel for kernel in every if kernel.backend in registry.CPU_BACKENDS]
+    every = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
+    calls = [kernel for kernel in every if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
     settled = Settled(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
     fastest = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
-            take = partial(time_kernels, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
+            take = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
             times = settled.of(op, bucket, take)
             choices = [replace(one, why=_reason(one, times)) for one in choices]
             choices.sort(key=lambda one: times.get(one.kernel.name, 0.0))
@@ -126,11 +126,10 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 
 
 def time_kernels(
-    op: str, bucket: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
+    op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
     """Microseconds by kernel, of products for all of a step; empty if the clock passed `ends` before all had a time."""
-    phase: Phase = "decode" if bucket.startswith("decode") else "prefill"
-    inputs = [real(each, limits.block_size) for each in probes(op, phase, rows, limits)]
+    inputs = [real(each, limits.block_size) for each in probes(op, rows, limits)]
     if op not in PRODUCTS:
         (only,) = inputs
         taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}

@@ -3,7 +3,7 @@
 A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config takes the best one by a committed
 record for this device and bucket, or else the default; it never tunes.  `bench` writes these choices to
 `kernels/<op>/choices.json`, which maps device to bucket to kernel and the record that proves the choice:
-`{"NVIDIA H200": {"decode:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `config` belongs
+`{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `config` belongs
 to the chosen kernel, `tuned` maps the bucket's other kernels to their configs, and `scheme` names the dtypes.
 """
 
@@ -151,7 +151,7 @@ class Tuning:
         """The config for a launch of a kernel on `device` that is given none: the device's own choice if that is legal
         for this case, or else the default.  A case without a number of rows has no choice."""
         name, rows = card(device), rows_of(case)
-        entry = {} if name is None or rows is None else _choice(op, name, launch_bucket(op, rows))
+        entry = {} if name is None or rows is None else _choice(op, name, bucket_of(rows))
         if entry.get("scheme") == scheme.name:
             own = entry.get("config") if entry["kernel"] == kernel else None
             values = own or entry.get("tuned", {}).get(kernel)
@@ -161,44 +161,20 @@ class Tuning:
         return self.heuristic(case, scheme)
 
 
-Phase = Literal["prefill", "decode"]
-
-# Upper ends of the buckets of M, the rows of a step. Decode: GEMV, one MMA tile of rows, one wgmma tile, compute
-# bound. Prefill: a short prompt, a chunk, a long prompt.
-BUCKETS: dict[Phase, tuple[float, ...]] = {"decode": (1, 16, 64, float("inf")), "prefill": (64, 512, float("inf"))}
+BUCKETS = (1, 16, 64, 512, float("inf"))
+"""Upper ends of the buckets of a step's rows: GEMV, one MMA tile of rows, one wgmma tile, a chunk, compute bound."""
 ROW_KEYS = ("M", "T", "B")
 """Case keys that give the rows of a step; the first that a case has counts."""
-PHASES: Mapping[str, tuple[Phase, ...]] = {"flash_attention": ("prefill",), "paged_attention": ("decode",)}
-"""Ops that serve one phase only."""
 
 
-def all_buckets() -> list[tuple[str, Phase, float]]:
-    """Every bucket as (name, phase, upper end)."""
-    return [(f"{phase}:{limit}", phase, limit) for phase, limits in BUCKETS.items() for limit in limits]
-
-
-def bucket_of(phase: Phase, M: int) -> str:
-    """`decode:16` for a decode step of 2 to 16 rows; the last bucket of a phase is `decode:inf`."""
-    return f"{phase}:{next(limit for limit in BUCKETS[phase] if M <= limit)}"
-
-
-def phases_of(op: str) -> tuple[Phase, ...]:
-    """The phases of a model's work that `op` serves."""
-    return PHASES.get(op, ("decode", "prefill"))
+def bucket_of(rows: int) -> str:
+    """`rows:16` for a step of 2 to 16 rows; the last bucket is `rows:inf`."""
+    return f"rows:{next(limit for limit in BUCKETS if rows <= limit)}"
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
     """Rows of a step of this case; None without any of `ROW_KEYS` (for example for an op from another package)."""
     return next((int(case[key]) for key in ROW_KEYS if key in case), None)
-
-
-def launch_bucket(op: str, rows: int) -> str:
-    """The bucket whose config a launch with `rows` rows takes.
-
-    A launcher does not know its phase: for an op with both phases, up to 64 rows count as decode, more as prefill.
-    """
-    first, *others = phases_of(op)
-    return bucket_of(first if rows <= 64 or not others else "prefill", rows)
 
 
 def chosen(op: str, device: str, bucket: str) -> str | None:

@@ -99,7 +99,7 @@ def equal_times(tmp_path_factory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("settled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rooflab.engine.settle.folder", lambda: folder)
-        patch.setattr("rooflab.engine.settle.time_kernels", lambda *of: {kernel.name: 1.0 for kernel in of[3]})
+        patch.setattr("rooflab.engine.settle.time_kernels", lambda *of: {kernel.name: 1.0 for kernel in of[2]})
         yield
 
 

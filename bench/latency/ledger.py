@@ -28,6 +28,7 @@ from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of, wat
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.op_times import wrapped_ops
+from rooflab.engine.probes import DECODE
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.kernels.tuning import bucket_of
@@ -220,7 +221,6 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context
     """The calls of one step, in order, with their shapes and costs."""
     kernels, calls = chosen(llm, kind, batch, context), list[_Call]()
     kernels["gemm"] = kernels.get("gemm_w8a16") or kernels["gemm"]
-    kernels["decode_attention"] = chosen(llm, "decode", batch, context)["paged_attention"]
 
     def noted(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
         kernel = kernels[op]
@@ -235,9 +235,13 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context
 
 
 def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
-    """The engine's kernels of such a step, by op."""
-    bucket = bucket_of(kind, batch if kind == "decode" else context)
-    return {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
+    """The engine's kernels of such a step, by op; a decode step has `paged_attention` with one query per sequence."""
+    bucket = bucket_of(batch if kind == "decode" else context)
+    kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
+    if kind == "decode":
+        del kernels["flash_attention_varlen"]
+        kernels["paged_attention"] = kernels[DECODE]
+    return kernels
 
 
 def _text(shape: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ import rooflab.kernels.registry as registry
 from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import BUCKETS, phases_of, rows_of
+from rooflab.kernels.tuning import BUCKETS, bucket_of, rows_of
 from rooflab.reference.spec import Case, get_scheme
 
 KERNELS = Path(registry.__file__).parent
@@ -86,13 +86,12 @@ def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     for record in records:
         by_rows.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
     buckets: dict[str, list[Record]] = {}
-    for phase in phases_of(op):
-        low = 0.0
-        for high in BUCKETS[phase]:
-            inside = [rows for rows in by_rows if low < rows <= high]
-            nearest = min(by_rows, key=lambda rows: abs(math.log(rows / min(max(rows, low + 1), high))))
-            buckets[f"{phase}:{high}"] = [record for rows in inside or [nearest] for record in by_rows[rows]]
-            low = high
+    low = 0.0
+    for high in BUCKETS:
+        inside = [rows for rows in by_rows if low < rows <= high]
+        nearest = min(by_rows, key=lambda rows: abs(math.log(rows / min(max(rows, low + 1), high))))
+        buckets[bucket_of(high)] = [record for rows in inside or [nearest] for record in by_rows[rows]]
+        low = high
     best = {bucket: _best_by_kernel(cases) for bucket, cases in buckets.items()}
     allowed = _of_one_packing(op, best)
     scheme = str(records[0].scheme)

@@ -19,7 +19,7 @@ from rooflab.bench.core import Environment, Record, RunWriter, Selection, defaul
 from rooflab.bench.tune.bucket import BucketResult, TuningState
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import ROW_KEYS, launch_bucket, rows_of
+from rooflab.kernels.tuning import ROW_KEYS, bucket_of, rows_of
 from rooflab.reference.spec import Case
 
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
@@ -88,7 +88,7 @@ def tune_op(
     run = TuningState(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
     buckets: dict[str, list[Case]] = {}
     for case in chosen.cases_of(spec):
-        buckets.setdefault(launch_bucket(op, _rows(op, case)), []).append(case)
+        buckets.setdefault(bucket_of(_rows(op, case)), []).append(case)
     ends = time.monotonic() + budget_s
     stopped = ""
     for number, (name, own_cases) in enumerate(buckets.items()):

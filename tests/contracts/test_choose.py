@@ -10,7 +10,7 @@ from rooflab.bench.core.record_files import write
 from rooflab.bench.tune.choose import choose, write_choices
 from rooflab.kernels import tuning as choices
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.tuning import all_buckets, bucket_of
+from rooflab.kernels.tuning import BUCKETS, bucket_of
 from rooflab.reference.spec import SCHEMES, Case
 
 CARD = {"gpu": {"name": "NVIDIA H200"}}
@@ -27,17 +27,9 @@ def record(op, kernel, rows, latency_ms, **changes):
 
 
 def test_buckets():
-    assert [bucket_of("decode", rows) for rows in (1, 2, 16, 17, 64, 65)] == [
-        "decode:1", "decode:16", "decode:16", "decode:64", "decode:64", "decode:inf",
+    assert [bucket_of(rows) for rows in (1, 2, 16, 17, 64, 65, 512, 513)] == [
+        "rows:1", "rows:16", "rows:16", "rows:64", "rows:64", "rows:512", "rows:512", "rows:inf",
     ]  # fmt: skip
-    assert bucket_of("prefill", 1) == "prefill:64" and bucket_of("prefill", 513) == "prefill:inf"
-    assert [name for name, _, _ in all_buckets()] == [bucket_of(p, 10**6 if u == float("inf") else u)
-                                                      for _, p, u in all_buckets()]  # fmt: skip
-    assert [choices.launch_bucket("gemm", rows) for rows in (1, 16, 64, 65, 513)] == [
-        "decode:1", "decode:16", "decode:64", "prefill:512", "prefill:inf",
-    ]  # fmt: skip
-    assert choices.launch_bucket("paged_attention", 100) == "decode:inf"
-    assert choices.launch_bucket("flash_attention", 20) == "prefill:64"
 
 
 def test_each_bucket_takes_its_fastest():
@@ -46,9 +38,9 @@ def test_each_bucket_takes_its_fastest():
         record("rmsnorm", "naive", 512, 9.0), record("rmsnorm", "library", 512, 3.0),
     ]  # fmt: skip
     chosen = {bucket: entry["kernel"] for bucket, entry in choose("rmsnorm", records).items()}
-    assert chosen["decode:1"] == "naive" and chosen["prefill:512"] == "library"
-    assert chosen["decode:16"] == "naive" and chosen["prefill:inf"] == "library"  # by the nearest number of rows
-    assert set(chosen) == {name for name, _, _ in all_buckets()}
+    assert chosen["rows:1"] == "naive" and chosen["rows:512"] == "library"
+    assert chosen["rows:16"] == "naive" and chosen["rows:inf"] == "library"  # by the nearest number of rows
+    assert set(chosen) == {*map(bucket_of, BUCKETS)}
 
 
 def test_a_kernel_timed_on_fewer_cases_does_not_win_by_that():
@@ -57,7 +49,7 @@ def test_a_kernel_timed_on_fewer_cases_does_not_win_by_that():
         record("rmsnorm", "library", 2000, 9.0), record("rmsnorm", "naive", 2000, 10.0),
         record("rmsnorm", "odd", 600, 3.0),
     ]  # fmt: skip
-    assert choose("rmsnorm", records)["prefill:inf"]["kernel"] == "library"
+    assert choose("rmsnorm", records)["rows:inf"]["kernel"] == "library"
 
 
 def test_one_kernel_serves_all_buckets_of_an_op_with_packed_weights():
@@ -72,18 +64,18 @@ def test_one_kernel_serves_all_buckets_of_an_op_with_packed_weights():
 def test_the_file_keeps_other_devices_and_ignores_what_was_not_checked(tmp_path):
     (tmp_path / "rmsnorm").mkdir()
     file = tmp_path / "rmsnorm" / "choices.json"
-    file.write_text('{"NVIDIA H100": {"decode:1": {"kernel": "fused", "record": "r0"}}}')
+    file.write_text('{"NVIDIA H100": {"rows:1": {"kernel": "fused", "record": "r0"}}}')
     unchecked = record("rmsnorm", "naive", 1, 0.1, checked_by="none")
     invalid = record("rmsnorm", "naive", 1, 0.1, status="INVALID", reason="too fast")
     assert write_choices([unchecked, invalid], tmp_path) == []
     assert write_choices([unchecked, invalid, record("rmsnorm", "library", 1, 2.0)], tmp_path) == [file]
     found = json.loads(file.read_text())
-    assert found["NVIDIA H100"]["decode:1"]["kernel"] == "fused"
-    assert found["NVIDIA H200"]["decode:1"] == {"kernel": "library", "record": "r1"}
+    assert found["NVIDIA H100"]["rows:1"]["kernel"] == "fused"
+    assert found["NVIDIA H200"]["rows:1"] == {"kernel": "library", "record": "r1"}
     assert write_choices([record("rmsnorm", "library", 1, 2.0, device="cpu", checked_by="torch")], tmp_path) == []
     other = record("rmsnorm", "naive", 1, 1.0, environment={"gpu": {"name": "NVIDIA H100"}})
     write_choices([record("rmsnorm", "library", 1, 2.0), other], tmp_path)
-    chosen = {card: found["decode:1"]["kernel"] for card, found in json.loads(file.read_text()).items()}
+    chosen = {card: found["rows:1"]["kernel"] for card, found in json.loads(file.read_text()).items()}
     assert chosen == {"NVIDIA H200": "library", "NVIDIA H100": "naive"}, "times of two cards are never compared"
 
 
@@ -94,16 +86,14 @@ def test_every_committed_choice_is_a_kernel(tmp_path):
         file = choices.Path(choices.__file__).parent / op / "choices.json"
         for device in json.loads(file.read_text()).values() if file.is_file() else ():
             for bucket, entry in device.items():
-                assert bucket in {name for name, _, _ in all_buckets()}
+                assert bucket in {*map(bucket_of, BUCKETS)}
                 assert entry["kernel"] in registry.kernels(op) and entry["record"]
                 for name, values in {entry["kernel"]: entry.get("config"), **entry.get("tuned", {})}.items():
                     assert values is None or registry.get_kernel(op, name).tunable.make_config(values)
 
 
-def test_an_unknown_bucket_or_device_has_no_choice_and_a_changed_tree_makes_none(tmp_path):
-    assert choices.chosen("gemm", "no such card", "decode:1") is None
-    with pytest.raises(KeyError):
-        bucket_of("train", 1)
+def test_an_unknown_device_has_no_choice_and_a_changed_tree_makes_none(tmp_path):
+    assert choices.chosen("gemm", "no such card", "rows:1") is None
     with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
         write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
     with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
@@ -143,13 +133,13 @@ def test_a_config_is_written_where_it_beats_the_launchers_own_choice():
         on_gpu("library", 512, 3.0), on_gpu("fused", 512, 1.0, warps=4), on_gpu("fused", 512, 1.0, warps=8),
     ]  # fmt: skip
     chosen = choose("rmsnorm", records)
-    assert chosen["decode:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "config": EIGHT}
-    assert chosen["prefill:512"] == {"kernel": "fused", "record": "r1"}, "no faster than the heuristic's own 4 warps"
+    assert chosen["rows:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "config": EIGHT}
+    assert chosen["rows:512"] == {"kernel": "fused", "record": "r1"}, "no faster than the heuristic's own 4 warps"
 
 
 def test_a_kernel_that_lost_keeps_what_was_tuned_for_it():
     records = [on_gpu("library", 1, 0.5), on_gpu("fused", 1, 2.0, warps=4), on_gpu("fused", 1, 1.0, warps=8)]
-    assert choose("rmsnorm", records)["decode:1"] == {
+    assert choose("rmsnorm", records)["rows:1"] == {
         "kernel": "library", "record": "r1", "scheme": "bf16", "tuned": {"fused": EIGHT},
     }  # fmt: skip
 
@@ -159,7 +149,7 @@ def test_a_config_that_was_not_timed_on_every_case_of_a_bucket_does_not_win():
         on_gpu("fused", 600, 2.0, warps=4), on_gpu("fused", 2000, 2.0, warps=4), on_gpu("fused", 2000, 1.0, warps=8),
         on_gpu("library", 600, 3.0), on_gpu("library", 2000, 3.0),
     ]  # fmt: skip
-    assert choose("rmsnorm", records)["prefill:inf"] == {"kernel": "fused", "record": "r1"}
+    assert choose("rmsnorm", records)["rows:inf"] == {"kernel": "fused", "record": "r1"}
 
 
 def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):

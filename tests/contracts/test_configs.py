@@ -178,14 +178,14 @@ def test_a_launch_takes_what_a_record_found(tuned_file, launched):
     case = Case(M=16, N=64, K=64, layout="NN", bias=False)
     found = kernel.tuning.config_type(16, 128, 32, num_warps=8, num_stages=3, group_m=1)
     entry = {"kernel": "pipelined", "record": "r", "scheme": "fp32", "config": dataclasses.asdict(found)}
-    tuned_file({"decode:16": entry})
+    tuned_file({"rows:16": entry})
     assert kernel.config_for(case, FP32, CPU) == found and launched(kernel, case, FP32)["block_n"] == 128
     assert kernel.config_for(case, BF16, CPU) == kernel.tuning.heuristic(case, BF16), "found in another dtype"
     assert kernel.config_for(case.but(M=17), FP32, CPU) == kernel.tuning.heuristic(case, FP32), "another bucket's"
     assert kernel.config_for(case, FP32, torch.device("meta")) == kernel.tuning.heuristic(case, FP32), "no card"
-    tuned_file({"decode:16": {**entry, "kernel": "library"}})
+    tuned_file({"rows:16": {**entry, "kernel": "library"}})
     assert kernel.config_for(case, FP32, CPU) == kernel.tuning.heuristic(case, FP32), "the library's has none"
-    tuned_file({"decode:16": {"kernel": "library", "record": "r", "scheme": "fp32",
+    tuned_file({"rows:16": {"kernel": "library", "record": "r", "scheme": "fp32",
                               "tuned": {"pipelined": dataclasses.asdict(found)}}})  # fmt: skip
     assert kernel.config_for(case, FP32, CPU) == found
 
@@ -193,7 +193,7 @@ def test_a_launch_takes_what_a_record_found(tuned_file, launched):
 def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
     kernel = registry.get_kernel("flash_attention", "online")
     config = kernel.tuning.config_type(128, 128, num_warps=8, num_stages=3)
-    tuned_file({"prefill:512": {"kernel": "online", "record": "r", "scheme": "bf16",
+    tuned_file({"rows:512": {"kernel": "online", "record": "r", "scheme": "bf16",
                                 "config": dataclasses.asdict(config)}})  # fmt: skip
     case = Case(B=1, T=512, S=512, H=4, H_kv=4, D=128, causal=True)
     assert kernel.config_for(case, BF16, CPU) == config
@@ -201,7 +201,7 @@ def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
 
 
 def test_a_tuned_config_of_other_fields_is_refused_by_name(tuned_file):
-    tuned_file({"decode:1": {"kernel": "fused", "record": "r", "scheme": "fp32", "config": {"warps": 3}}})
+    tuned_file({"rows:1": {"kernel": "fused", "record": "r", "scheme": "fp32", "config": {"warps": 3}}})
     with pytest.raises(ValueError, match="config: expected block_t, num_warps, got warps"):
         registry.get_kernel("rmsnorm", "fused").config_for(Case(T=1, H=64, eps=1e-6), FP32, CPU)
 

@@ -90,7 +90,7 @@ def test_findings_name_defaults_that_lose_and_what_is_slower_than_naive():
         "gemm: packed is slower than naive at M=64 bf16: 1.50 times its time",
     ]
     assert findings(times({"library": 1.0, "naive": 9.0}, {"packed": 99.0}), lambda op, case: "packed") == []
-    taken = OpSet([Choice("gemm", bucket, registry.get_kernel("gemm", "library"), "") for bucket in ("decode:64", "x")])
+    taken = OpSet([Choice("gemm", bucket, registry.get_kernel("gemm", "library"), "") for bucket in ("rows:64", "x")])
     assert lab.served_by_engine(taken, "gemm", Case(M=64)) == "library"
     assert lab.served_by_engine(taken, "gemm", Case(M=65)) is lab.served_by_engine(taken, "rope", Case(T=64)) is None
 

@@ -353,7 +353,7 @@ def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, 
     arch = tiny_llm(tmp_path).arch
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(registry.Kernel, "why_not_here", lambda kernel, device: None)
-    limits = LargestSizes(arch, torch.device("cuda"), torch.bfloat16, 16, 256, {"prefill": 8192, "decode": 256})
+    limits = LargestSizes(arch, torch.device("cuda"), torch.bfloat16, 16, 256, 8192, 256, 256)
 
     def named(fused=None):
         """The kernels by op and bucket."""
@@ -361,11 +361,11 @@ def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, 
         return {(choice.op, choice.bucket): choice.kernel.name for choice in engine_ops.resolve(limits).choices}
 
     found = named()
-    assert found["paged_attention", "decode:inf"] == "split_kv" and found["paged_attention", "prefill:64"] == "chunked"
-    assert found["sample", "decode:1"] == "cluster" and found["rope_and_cache", "prefill:512"] == "fused"
-    assert found["gemm", "decode:1"] == "library" and ("gemm_silu_and_mul", "decode:1") not in found
-    assert named("fused")["gemm_silu_and_mul", "decode:1"] == "fused"
-    assert ("gemm_silu_and_mul", "decode:1") not in named("library"), "the two ops do the same"
+    assert found["decode_attention", "rows:512"] == "split_kv" and found["paged_attention", "rows:64"] == "chunked"
+    assert found["sample", "rows:1"] == "cluster" and found["rope_and_cache", "rows:512"] == "fused"
+    assert found["gemm", "rows:1"] == "library" and ("gemm_silu_and_mul", "rows:1") not in found
+    assert named("fused")["gemm_silu_and_mul", "rows:1"] == "fused"
+    assert ("gemm_silu_and_mul", "rows:1") not in named("library"), "the two ops do the same"
 
 
 @pytest.mark.more

@@ -216,7 +216,7 @@ def test_the_pool_leaves_free_what_the_largest_step_took(monkeypatch, tmp_path):
     arch = tiny_llm(tmp_path).arch
     limits = SimpleNamespace(
         arch=arch, max_model_len=64, block_size=16, dtype=torch.float32, device=torch.device("cuda"),
-        max_rows={"decode": 80}, sequences=None,
+        sequences=80,
     )  # fmt: skip
     monkeypatch.setattr(memory.torch, "cuda", cuda)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1_000_000)

@@ -25,13 +25,13 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def times(monkeypatch):
-    """Makes the times of gemm in each phase what a test says; the first kernel of any other op is fastest."""
+    """Makes the times of gemm up to 16 rows and above what a test says; of any other op the first kernel is fastest."""
 
-    def times(**of_gemm):
-        def table(op, bucket, rows, kernels, limits, ends):
+    def times(few, many):
+        def table(op, rows, kernels, limits, ends):
             if op != "gemm":
                 return {kernel.name: 1.0 for kernel in kernels}
-            return of_gemm[bucket.partition(":")[0]]
+            return few if rows <= 16 else many
 
         monkeypatch.setattr(settle, "time_kernels", table)
 
@@ -39,7 +39,9 @@ def times(monkeypatch):
 
 
 def gemms(llm):
-    return {choice.bucket.partition(":")[0]: choice.kernel.name for choice in llm.ops.choices if choice.op == "gemm"}
+    found = {choice.bucket: choice.kernel.name for choice in llm.ops.choices if choice.op == "gemm"}
+    assert found["rows:1"] == found["rows:16"] and found["rows:64"] == found["rows:512"]
+    return {"few": found["rows:1"], "many": found["rows:64"]}
 
 
 def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monkeypatch):
@@ -50,7 +52,7 @@ def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monke
         """How often the times had to be taken."""
         before = len(taken)
         one = Settled(model, {"dtype": "float32"}, own)
-        assert one.of("rmsnorm", "decode:1", lambda ends: taken.append(1) or {"library": 2.0}) == {"library": 2.0}
+        assert one.of("rmsnorm", "rows:1", lambda ends: taken.append(1) or {"library": 2.0}) == {"library": 2.0}
         one.keep()
         return len(taken) - before
 
@@ -61,7 +63,7 @@ def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monke
     exec(compile(changed.read_text(), str(changed), "exec"), namespace)
     assert settled(own=[dataclasses.replace(kernels[0], fn=namespace["kernel"])]) == 1, "other code, other times"
     (newest, *_) = settle.known()
-    assert newest["times_us"] == {"rmsnorm": {"decode:1": {"library": 2.0}}} and newest["processor"]
+    assert newest["times_us"] == {"rmsnorm": {"rows:1": {"library": 2.0}}} and newest["processor"]
 
 
 def test_a_start_takes_ten_seconds_and_what_is_provisional_is_timed_on_a_quiet_machine(monkeypatch):
@@ -94,7 +96,7 @@ def test_a_start_takes_ten_seconds_and_what_is_provisional_is_timed_on_a_quiet_m
 
 def test_the_fastest_serves_and_says_so(tmp_path, times):
     fast = {"native": 5.0, "packed": 3.0, "library": 9.0}
-    times(decode=fast, prefill=fast)
+    times(few=fast, many=fast)
     llm = tiny_llm(tmp_path)
     assert set(gemms(llm).values()) == {"packed"}
     assert {choice.why for choice in llm.ops.choices if choice.op == "gemm"} == {
@@ -106,7 +108,7 @@ def test_the_fastest_serves_and_says_so(tmp_path, times):
 def test_a_swap_keeps_the_kernels_of_all_other_ops(tmp_path, monkeypatch):
     def slower(name):
         """Times of which a later start finds the others to be faster."""
-        return lambda op, bucket, rows, kernels, *rest: {one.name: 2.0 if one.name == name else 1.0 for one in kernels}
+        return lambda op, rows, kernels, *rest: {one.name: 2.0 if one.name == name else 1.0 for one in kernels}
 
     monkeypatch.setattr(settle, "time_kernels", slower("library"))
     before = tiny_llm(tmp_path).ops.choices
@@ -121,18 +123,18 @@ def test_a_swap_keeps_the_kernels_of_all_other_ops(tmp_path, monkeypatch):
 def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_path, times, monkeypatch):
     one_row = {"native": 5.0, "packed": 8.0, "library": 9.0}
     many_rows = {"native": 12.0, "packed": 10.0, "library": 99.0}
-    times(decode=one_row, prefill={**many_rows, "native": 10.4})
-    assert gemms(tiny_llm(tmp_path / "a")) == {"decode": "native", "prefill": "native"}, "4% is not worth a copy"
+    times(few=one_row, many={**many_rows, "native": 10.4})
+    assert gemms(tiny_llm(tmp_path / "a")) == {"few": "native", "many": "native"}, "4% is not worth a copy"
     for kept in settle.folder().glob("*.json"):
         kept.unlink()
-    times(decode=one_row, prefill=many_rows)
+    times(few=one_row, many=many_rows)
     both = tiny_llm(tmp_path / "b")
-    assert gemms(both) == {"decode": "native", "prefill": "packed"}
+    assert gemms(both) == {"few": "native", "many": "packed"}
     greedy = SamplingParams(max_tokens=9, ignore_eos=True)
     plain = tiny_llm(tmp_path / "c", swap={"gemm": "library"})
     assert tokens(both.generate(prompts(), greedy)) == tokens(plain.generate(prompts(), greedy))
     monkeypatch.setattr(settle, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
-    assert gemms(tiny_llm(tmp_path / "d")) == {"decode": "native", "prefill": "native"}
+    assert gemms(tiny_llm(tmp_path / "d")) == {"few": "native", "many": "native"}
 
 
 def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monkeypatch):
@@ -156,16 +158,16 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
 
 @pytest.mark.needs("C++ compiler")
 def test_list_says_what_serves(rooflab, tmp_path, times, monkeypatch, caplog):
-    times(decode={"native": 1.0, "packed": 3.0, "library": 9.0}, prefill={"native": 4.0, "packed": 3.0, "library": 9.0})
+    times(few={"native": 1.0, "packed": 3.0, "library": 9.0}, many={"native": 4.0, "packed": 3.0, "library": 9.0})
     tiny_llm(tmp_path)
     _, out, _ = rooflab("list", "gemm")
     text = " ".join(out.split())
-    assert "in decode:1 decode:16 decode:64 decode:inf" in text and "in prefill:64 prefill:512" in text
+    assert "in rows:1 rows:16 " in text and "in rows:64 rows:512" in text
     assert PROVISIONAL not in text + caplog.text
     monkeypatch.setattr(settle, "waiting_since", lambda began: 0.5)
     tiny_llm(tmp_path, max_num_seqs=3)
     assert f": {PROVISIONAL}" in caplog.text
-    assert f"decode:1 decode:16 ({PROVISIONAL})" in " ".join(rooflab("list", "gemm")[1].split())
+    assert f"rows:1 rows:16 ({PROVISIONAL})" in " ".join(rooflab("list", "gemm")[1].split())
 
 
 def test_without_a_compiler_the_calls_of_torch_serve(tmp_path, monkeypatch):

@@ -239,7 +239,7 @@ def test_a_card_s_choice_is_taken_where_the_stored_values_leave_it_room(columns,
     monkeypatch.setattr(tuning, "__file__", str(tmp_path / "tuning.py"))
     (tmp_path / "flash_attention").mkdir()
     entry = {"kernel": "fp8", "record": "r", "scheme": "fp8_e4m3", "config": chosen}
-    (tmp_path / "flash_attention/choices.json").write_text(json.dumps({"a card": {"prefill:64": entry}}))
+    (tmp_path / "flash_attention/choices.json").write_text(json.dumps({"a card": {"rows:64": entry}}))
     fp8.fp8(**_square(40, 128, v_columns=columns))
     assert [options["BLOCK_N"] for options in launches.options] == [keys]
 

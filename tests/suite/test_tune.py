@@ -227,7 +227,7 @@ def test_a_kernel_is_tuned_for_real(mine, tmp_path):
         "rmsnorm", [mine], cases=["T=256,H=64,eps=1e-06"], budget_s=30.0, device="cpu", out=tmp_path / "out"
     )
     (result,) = report.results
-    assert result.kernel == "test_chunked" and result.bucket == "prefill:512"
+    assert result.kernel == "test_chunked" and result.bucket == "rows:512"
     assert result.configs == 6 and result.illegal == 1, "512 rows do not fit 256"
     assert result.best is not None and result.best["rows"] in (8, 64) and result.best["wrong"] is False
     assert result.faster > 2 and not report.stopped
@@ -301,7 +301,7 @@ def test_the_launchers_choice_may_differ_within_a_bucket(tuning, monkeypatch):
 
     def result(*records):
         monkeypatch.setattr(tune_bucket.Measurement, "records", lambda *of: records)
-        run.bucket("prefill:512", [Case(T=tokens, H=64, eps=1e-6) for tokens in (80, 400)], 0.0)
+        run.bucket("rows:512", [Case(T=tokens, H=64, eps=1e-6) for tokens in (80, 400)], 0.0)
         return run.results[-1]
 
     launched = [took("test_chunked", 80, 2.0), took("test_chunked", 400, 2.0)]

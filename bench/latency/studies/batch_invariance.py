@@ -69,7 +69,7 @@ def in_words(alone: dict[str, Any], others: list[dict[str, Any]], most: int, fli
 
 
 def _serves(choice: Any, batch: int) -> bool:
-    return bool(choice.bucket == bucket_of("decode", batch))
+    return bool(choice.bucket == bucket_of(batch))
 
 
 def _outputs(llm: LLM, prompts: list[list[int]]) -> list[tuple[str, torch.Tensor]]:
