@@ -19,7 +19,7 @@ from rooflab.engine.probes import DECODE, FUSED, PRODUCTS, LargestSizes, packed,
 from rooflab.engine.settle import Choice, settle
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import BUCKETS, bucket_of, chosen
+from rooflab.kernels.tuning import BUCKETS, bucket_of, recorded_choice
 from rooflab.reference.quantization import quantize_int8
 
 FIRST_ON_CUDA = {
@@ -137,8 +137,9 @@ def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why
     """The kernel of an op that the model can do without: one that is asked for, or an optimized one by record."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
-    if device.type == "cuda" and (name := chosen(op, torch.cuda.get_device_name(device), bucket)):
-        kernel = registry.get_kernel(op, name)
+    recorded = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
+    if recorded:
+        kernel = registry.get_kernel(op, recorded["kernel"])
         if kernel.role == "optimized" and why_not(kernel) is None:
             return Choice(op, bucket, kernel, "by record")
     return None
@@ -154,7 +155,7 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
         return [(kernel, "the only one that can run") for kernel in kernels]
     key = torch.cuda.get_device_name(device)
     # No record has several queries of a sequence of `paged_attention`.
-    name = None if op == "paged_attention" else chosen(registered(op), key, bucket)
+    name = None if op == "paged_attention" else recorded_choice(registered(op), key, bucket).get("kernel")
     first = [(kernel, "by record") for kernel in kernels if kernel.name == name]
     rest = [registry.get_kernel(registered(op), own) for own in FIRST_ON_CUDA.get(registered(op), ())]
     for role in ("library", "naive"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial, wraps
 from itertools import takewhile
 from operator import itemgetter
@@ -22,11 +22,10 @@ from typing import Any, Literal, cast
 import torch
 
 from rooflab.kernels import _checks, _device
-from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op, registered, who_takes
+from rooflab.kernels.registry import Backend, Function, Kernel, Role, add_kernel, get_op, who_takes
 from rooflab.kernels.takes import OWN, Takes, Unsupported
-from rooflab.kernels.tuning import Tuning
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed
-from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, get_scheme
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent, get_scheme
 from rooflab.roofline.model import Traffic
 
 MOST_LAYOUTS = 4096
@@ -62,13 +61,13 @@ class Launcher:
     spec: OpSpec
     contract: Contract
     fn: Callable[..., Any]
-    unsupported: Unsupported
-    tuning: Tuning | None
     aligned: tuple[str, ...]
     bind: Callable[[Arguments], Any] | None
     empty: Callable[[Arguments], object] | None
     on_cpu: bool
     allocates: bool
+    kernel: Kernel = field(init=False)
+    """What it is registered as."""
 
     def __post_init__(self) -> None:
         own = inspect.signature(self.fn).parameters
@@ -123,7 +122,7 @@ class Launcher:
         if bound.instead is not None:
             bound.instead(Arguments(**given))
             return _returned(made)
-        if self.tuning is not None:
+        if self.kernel.tuning is not None:
             given["config"] = bound.config
         if self.bind is not None:
             if bound.more is None:
@@ -179,10 +178,10 @@ class Launcher:
         gpu = device.index if device.type == "cuda" else None
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
-        if reason := self.unsupported(self.spec.arguments(given, config=None, device="cuda")):
-            own = registered(self.spec.name, self.fn.__name__)
+        if reason := self.kernel.unsupported(self.spec.arguments(given, config=None, device="cuda")):
             plain = {name: given[name] for name in self.signature.parameters if name not in OWN}
-            raise ValueError(reason + ("" if own.prepare else who_takes(own, plain)))  # a packed form is its own
+            # Nobody else takes a packed form.
+            raise ValueError(reason + ("" if self.kernel.prepare else who_takes(self.kernel, plain)))
         wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
         if outs is not None and len(outs) != len(wanted):
             raise ValueError(f"out: expected {len(wanted)} tensors, got {len(outs)}")
@@ -193,7 +192,7 @@ class Launcher:
         other = self.empty if any(0 in x.shape for x in tensors.values()) else None
         other = (lambda arguments: None) if written and all(0 in shape for shape in written) else other
         config = given.get("config")
-        if self.tuning is not None and config is None and other is None:
+        if config is None and other is None:
             config = self.default_config(given, dims)
         apart = self._apart(tensors, dict(zip(wanted, outs or (), strict=False)))
         if self.allocates and outs is None and other is None:
@@ -206,7 +205,7 @@ class Launcher:
     def _apart(self, inputs: Given, outs: Given) -> list[tuple[str, int, str, int, bool, str]]:
         """Each of the caller's outputs with the inputs, and with the outputs before it."""
         spans = {
-            name: _span(x)
+            name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
             if isinstance(x, torch.Tensor) and x.numel() and not x.is_meta
         }
@@ -221,18 +220,19 @@ class Launcher:
         return apart
 
     def default_config(self, given: Given, dims: Dims) -> Any:
-        """The config of a launch with these arguments that is given none."""
+        """The config of a launch with these arguments that is given none; None if the kernel takes no config."""
+        if self.kernel.tuning is None:
+            return None
         scheme, more = self.contract.scheme, self.contract.case
         first = given[self.tensors[0]]
         name = DTYPE_NAMES[first.dtype] if scheme is None else scheme(given)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
         case |= {} if more is None else more(given)
-        assert self.tuning is not None, "asked for where the kernel takes a config"
-        return self.tuning.config_for(self.spec.name, self.fn.__name__, Case(**case), get_scheme(name), first.device)
+        return self.kernel.config_for(Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """`traffic` of these inputs with the config of their launch."""
-        if self.tuning is not None and inputs.config is None:
+        if inputs.config is None:
             given = vars(inputs)
             inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
         return traffic(inputs)
@@ -253,18 +253,11 @@ def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ..
     return (lambda given: (given[every[0]],)) if every else lambda given: ()
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
 def kernel(
     *,
     backend: Backend,
     op: str | None = None,
     role: Role | None = None,
-    tuning: Tuning | None = None,
     unsupported: Unsupported | None = None,
     aligned: tuple[str, ...] = (),
     bind: Callable[[Arguments], Any] | None = None,
@@ -304,10 +297,8 @@ def kernel(
         takes = Takes(**{option: given.pop(option) for option in of_takes})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         why = partial(takes.why_not, contract=contract, rest=unsupported)
-        launcher = Launcher(
-            spec, contract, fn, why, tuning, (*aligned, *takes.whole, *takes.mapped), bind, empty,
-            on_cpu=backend == "cpp", allocates=allocates,
-        )  # fmt: skip
+        aligned_too = (*aligned, *takes.whole, *takes.mapped)
+        launcher = Launcher(spec, contract, fn, aligned_too, bind, empty, backend == "cpp", allocates)
 
         @wraps(fn)
         def launch(*args: Any, **kwargs: Any) -> Any:
@@ -315,9 +306,9 @@ def kernel(
 
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
         told = "counted" if traffic is None and backend == "torch" and op is None else traffic
-        roles: dict[str, Role] = {"naive": "naive", "library": "library"}
-        add_kernel(
-            spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why,
+        usual = name if name in ("naive", "library") else "optimized"
+        launcher.kernel = add_kernel(
+            spec, name, cast(Role, role or usual), backend, launch, unsupported=why,
             takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else told, **given,
         )  # fmt: skip
         return cast(Function, launch)

@@ -13,7 +13,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial, update_wrapper
 from importlib.metadata import entry_points, version
@@ -27,9 +26,9 @@ from packaging.version import Version
 from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import first_line, import_file
-from rooflab.kernels.takes import OWN, Refusal, Takes
+from rooflab.kernels.takes import OWN, Refusal, Takes, Unsupported
 from rooflab.kernels.traffic import counted
-from rooflab.kernels.tuning import Tuning
+from rooflab.kernels.tuning import Tuning, bucket_of, recorded_choice, rows_of
 from rooflab.reference.spec import Arguments, OpSpec, Scheme
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.names import check_name
@@ -64,7 +63,7 @@ class Kernel:
     """Packages that must be importable."""
     nondeterministic: str | None = None
     """Why two runs may differ; None: they give the same result."""
-    unsupported: Callable[[Arguments], str | None] | None = None
+    unsupported: Unsupported = lambda inputs: None
     """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
     takes: Takes = field(default_factory=Takes, compare=False)
     """The part of `unsupported` that is data."""
@@ -158,7 +157,7 @@ class Kernel:
         for name, value in inputs.items():
             if name not in self.accepted and not (name in defaults and value is defaults[name]):
                 return f"{self.id} has no {name!r}"
-        reason = self.unsupported(self._arguments(inputs, spec)) if self.unsupported is not None else None
+        reason = self.unsupported(self._arguments(inputs, spec))
         return f"{self.id}: {reason}" if reason else None
 
     @property
@@ -169,8 +168,16 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """The config for a launch on `device` that is given none; None if the kernel takes no config."""
-        return None if self.tuning is None else self.tuning.config_for(self.op, self.name, case, scheme, device)
+        """The config for a launch on `device` that is given none: the device's own choice if that is legal for this
+        case, or else the default; None if the kernel takes no config.  A case without rows has no choice."""
+        if self.tuning is None:
+            return None
+        rows, card = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        entry = {} if rows is None else recorded_choice(self.op, card, bucket_of(rows))
+        values = entry["configs"].get(self.name) if entry.get("scheme") == scheme.name else None
+        config = None if values is None else self.tuning.make_config(values)
+        taken = config is not None and self.tuning.is_legal(config, case, scheme)
+        return config if taken else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
         """The kernel with a fixed config, also for its traffic.  Raises `ValueError` on a config of another kernel."""
@@ -258,7 +265,7 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
     return decorate
 
 
-def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> None:
+def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> Kernel:
     """Registers a function as a kernel.  Raises as `register` does."""
     for option, value, known in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
         if value not in known:
@@ -271,6 +278,7 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
     if kernel.id in _kernels:
         raise ValueError(f"kernel: {kernel.id} is registered already")
     _kernels[kernel.id] = kernel
+    return kernel
 
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
@@ -312,12 +320,19 @@ def kernels(op: str) -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in sorted(of_op, key=lambda kernel: (roles.index(kernel.role), kernel.name))}
 
 
+def every_kernel() -> list[Kernel]:
+    """The kernels of every op, of the tree and of entry points."""
+    return [kernel for op in ops() for kernel in kernels(op).values()]
+
+
 def get_kernel(op: str, name: str) -> Kernel:
     """One kernel.  Raises `ValueError` that lists the known kernels."""
-    known = kernels(op)
-    if name not in known:
+    get_op(op)
+    if op in _folders() and name.isidentifier() and (Path(__file__).parent / op / f"{name}.py").is_file():
+        importlib.import_module(f"rooflab.kernels.{op}.{name}")  # alone: all modules of an op take 1.5 s
+    if f"{op}/{name}" not in _kernels and name not in (known := kernels(op)):
         raise _unknown(f"kernel: {op} has {', '.join(known)}, got {name!r}")
-    return known[name]
+    return _kernels[f"{op}/{name}"]
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
@@ -329,11 +344,6 @@ def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
     others = (known[name] for name in (*names, "library", "naive") if name in known)
     taking = (other for other in others if other != kernel and other._why_not(inputs) is None)
     return "".join(f"; {other.id} takes it" for other in islice(taking, 1))
-
-
-def registered(op: str, name: str) -> Kernel:
-    """A kernel of a module that is imported already; imports no other module.  For a launcher that looks up itself."""
-    return _kernels[f"{op}/{name}"]
 
 
 @cache
@@ -350,12 +360,6 @@ def _load(op: str) -> None:
             importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
 
 
-def load_all() -> None:
-    """Imports every op and every kernel, of the tree and of entry points."""
-    for op in ops():
-        _load(op)
-
-
 @cache
 def load_plugins() -> None:
     """Imports every entry point, of which some may be broken; each may add a kernel to any op of the tree."""
@@ -363,11 +367,22 @@ def load_plugins() -> None:
     for op in _folders() if points else ():
         _load(op)
     for entry_point in points:
-        try:
-            entry_point.load()
-        except IMPORT_ERRORS as error:
+        if (error := _broken(entry_point.load)) is not None:
             why = f"plug-in {entry_point.name} cannot be imported: {first_line(error)}"
             broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", why))
+
+
+def _broken(load: Callable[[], object]) -> BaseException | None:
+    """Why code from elsewhere cannot be imported, and then nothing of it stays registered; or None."""
+    before = [(known, known.copy()) for known in (_ops, _kernels)]
+    try:
+        load()
+    except IMPORT_ERRORS as error:
+        for known, kept in before:
+            known.clear()
+            known.update(kept)
+        return error
+    return None
 
 
 def load_file(path: Path) -> list[Kernel]:
@@ -377,23 +392,14 @@ def load_file(path: Path) -> list[Kernel]:
     """
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
-    load_all()
-    ops, kernels = dict(_ops), dict(_kernels)
-    # Without a card first: a file may choose its device by whether there is one.
-    for around in (nullcontext, _card.pretended) if _card.pretended else (nullcontext,):
-        try:
-            with around():
-                import_file(path)
-            break
-        except IMPORT_ERRORS as error:
-            failed = error
-            _ops.clear()
-            _ops.update(ops)
-            _kernels.clear()
-            _kernels.update(kernels)
-    else:
+    known = {kernel.id for kernel in every_kernel()}
+    failed = _broken(partial(import_file, path))
+    if failed is not None and _card.pretended is not None:  # only then: a file may ask whether there is one
+        with _card.pretended():
+            failed = _broken(partial(import_file, path))
+    if failed is not None:
         raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(failed)}") from failed
-    added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in kernels}
+    added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in known}
     if not added:
         raise ValueError(f"kernel: {path.name} registers no kernel; use rooflab.kernels.registry.register")
     _kernels.update(added)

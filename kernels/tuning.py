@@ -3,8 +3,8 @@
 A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config takes the best one by a committed
 record for this device and bucket, or else the default; it never tunes.  `bench` writes these choices to
 `kernels/<op>/choices.json`, which maps device to bucket to kernel and the record that proves the choice:
-`{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `config` belongs
-to the chosen kernel, `tuned` maps the bucket's other kernels to their configs, and `scheme` names the dtypes.
+`{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `configs` has them
+by kernel, and `scheme` names their dtypes.
 """
 
 from __future__ import annotations
@@ -16,33 +16,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
-
-import torch
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rooflab.reference.spec import Case, Scalar, Scheme, get_scheme
+from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD, MAX_THREADS_PER_CTA, occupancy
 
 BF16 = get_scheme("bf16")
 """The default scheme of a GPU."""
-SHARED_BYTES_PER_CTA = 227 * 1024
-"""Most shared memory of a CTA on compute capability 9.0 (CUDA C++ Programming Guide, technical specifications)."""
-REGISTERS_PER_THREAD = 255
-"""The most that an instruction can address; the compiler spills more to memory."""
-REGISTERS_PER_SM = 65536
 
 
 class LaunchConfig:
     """A config that makes its launch arguments; base class for Triton and Gluon kernels."""
 
-    host_only: ClassVar[tuple[str, ...]] = ()
-    """Fields that the device code does not take."""
-
     @cached_property
     def launch_arguments(self) -> Mapping[str, Any]:
         """The fields as keyword arguments of a launch: `block_m` as constexpr `BLOCK_M`, `num_warps` unchanged."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]  # of a derived dataclass
-        taken = [name for name in names if name not in self.host_only]
-        return {name if name in ("num_warps", "num_stages") else name.upper(): getattr(self, name) for name in taken}
+        return {name if name in ("num_warps", "num_stages") else name.upper(): getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -61,12 +51,9 @@ class Footprint:
     @property
     def fits(self) -> bool:
         """Whether a CTA can run on Hopper without spilling registers."""
-        return (
-            0 < self.threads <= 1024
-            and self.shared_bytes <= SHARED_BYTES_PER_CTA
-            and self.registers <= REGISTERS_PER_THREAD
-            and self.registers * self.threads <= REGISTERS_PER_SM
-        )
+        figures = self.threads, self.registers, self.shared_bytes
+        possible = 0 < self.threads <= MAX_THREADS_PER_CTA and self.registers <= MAX_REGISTERS_PER_THREAD
+        return possible and occupancy((9, 0), *figures).ctas_per_sm > 0
 
 
 def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
@@ -113,25 +100,24 @@ class Tuning:
     """`heuristic(case, scheme=BF16)`: the config without tuning; `Defaults` makes it of a table."""
     footprint: Callable[..., Footprint] | None = None
     """`footprint(config, case, scheme=BF16)`: what a launch needs, if arithmetic can tell."""
-    is_legal: Callable[..., bool] = None  # type: ignore[assignment]  # `__post_init__` fills it in
-    """`is_legal(config, case, scheme=BF16)`: whether a config can run; by default whether its `footprint` fits."""
+    rule: Callable[..., bool] | None = None
+    """`rule(config, case, scheme=BF16)`: what else must be true of a config that can run."""
 
     def __post_init__(self) -> None:
         name = self.config_type.__name__
         if not dataclasses.is_dataclass(self.config_type) or not self.config_type.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             raise TypeError(f"tuning: expected {name} to be a frozen dataclass")
-        hints = get_type_hints(self.config_type)
-        for field in dataclasses.fields(self.config_type):
-            hint = hints[field.name]
+        for field, hint in get_type_hints(self.config_type).items():
             kinds = {*map(type, get_args(hint))} if get_origin(hint) is Literal else {hint}
             if not kinds <= {*get_args(Scalar)}:
-                raise TypeError(f"tuning: expected {name}.{field.name} to be a JSON scalar, got {hint}")
-        if (footprint := self.footprint) is None and self.is_legal is None:
-            raise TypeError("tuning: expected is_legal, or a footprint by which configs are legal")
-        if self.is_legal is None and footprint is not None:
-            object.__setattr__(self, "is_legal", lambda config, case, scheme=BF16: footprint(config, case, scheme).fits)
+                raise TypeError(f"tuning: expected {name}.{field} to be a JSON scalar, got {hint}")
         if isinstance(self.heuristic, Defaults):
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
+
+    def is_legal(self, config: Any, case: Mapping[str, Any], scheme: Scheme = BF16) -> bool:
+        """Whether a config can run: its `footprint` fits, and its `rule` holds."""
+        fits = self.footprint is None or self.footprint(config, case, scheme).fits
+        return fits and (self.rule is None or self.rule(config, case, scheme))
 
     def legal_configs(self, case: Case, scheme: Scheme) -> list[Any]:
         """The legal configs for `case`, each once, the default first."""
@@ -141,24 +127,11 @@ class Tuning:
     def make_config(self, values: Mapping[str, Any]) -> Any:
         """The config with these `values` (from a record or `choices.json`); a field with a default may be missing, as
         in a record from before it.  Raises `ValueError` on wrong fields."""
-        fields = {field.name: field.default for field in dataclasses.fields(self.config_type)}
-        needed = {name for name, default in fields.items() if default is dataclasses.MISSING}
-        if not needed <= set(values) <= set(fields):
-            raise ValueError(f"config: expected {', '.join(fields)}, got {', '.join(values)}")
-        return self.config_type(**values)
-
-    def config_for(self, op: str, kernel: str, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """The config for a launch of a kernel on `device` that is given none: the device's own choice if that is legal
-        for this case, or else the default.  A case without a number of rows has no choice."""
-        name, rows = card(device), rows_of(case)
-        entry = {} if name is None or rows is None else _choice(op, name, bucket_of(rows))
-        if entry.get("scheme") == scheme.name:
-            own = entry.get("config") if entry["kernel"] == kernel else None
-            values = own or entry.get("tuned", {}).get(kernel)
-            config = None if values is None else self.make_config(values)
-            if config is not None and self.is_legal(config, case, scheme):
-                return config
-        return self.heuristic(case, scheme)
+        try:
+            return self.config_type(**values)
+        except TypeError as error:
+            fields = ", ".join(field.name for field in dataclasses.fields(self.config_type))
+            raise ValueError(f"config: expected {fields}, got {', '.join(values)}") from error
 
 
 BUCKETS = (1, 16, 64, 512, float("inf"))
@@ -177,24 +150,11 @@ def rows_of(case: Mapping[str, Any]) -> int | None:
     return next((int(case[key]) for key in ROW_KEYS if key in case), None)
 
 
-def chosen(op: str, device: str, bucket: str) -> str | None:
-    """The kernel that a committed record chose for `op` on `device` in `bucket`, or None."""
-    return _choice(op, device, bucket).get("kernel")
-
-
-def _choice(op: str, device: str, bucket: str) -> Mapping[str, Any]:
-    """What `choices.json` of `op` says for `device` and `bucket`; nothing if it has no such entry."""
-    return _load(Path(__file__).parent / op / "choices.json").get(device, {}).get(bucket, {})
+def recorded_choice(op: str, card: str, bucket: str) -> Mapping[str, Any]:
+    """What `choices.json` of `op` says for the GPU of that name and `bucket`; nothing if it has no such entry."""
+    return _load(Path(__file__).parent / op / "choices.json").get(card, {}).get(bucket, {})
 
 
 @cache
 def _load(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-
-@cache
-def card(device: torch.device) -> str | None:
-    """The name of a device in `choices.json`: `cpu` or the GPU's name; None for `meta`, which is no real device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type if device.type == "cpu" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -337,6 +337,11 @@ def randn(
     # In place: of (0, 1) elements torch's product has strides (1, 0), which a careful launcher refuses.
     rounded = values.mul_(scale).to(device=device, dtype=dtype)
     return rounded.add_(mean) if mean else rounded
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The elements of memory from a tensor's first to its last; 0 if it has none."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:

@@ -48,6 +48,11 @@ class SmLimits:
         """Most shared memory of all CTAs on the SM, the driver's part included."""
         return self.carveouts_kib[-1] * _KIB
 
+    @property
+    def shared_bytes_per_cta(self) -> int:
+        """Most shared memory of one CTA."""
+        return self.shared_bytes - SHARED_RESERVED
+
     def carveout(self, wanted_bytes: int) -> int | None:
         """The least size of shared memory that holds `wanted_bytes`; None if even the largest is too small."""
         return next((kib * _KIB for kib in self.carveouts_kib if kib * _KIB >= wanted_bytes), None)
@@ -64,6 +69,7 @@ SM_LIMITS: Mapping[tuple[int, int], SmLimits] = {
 }
 # fmt: on
 """By compute capability."""
+HOPPER = SM_LIMITS[9, 0]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
+from rooflab.roofline.occupancy import HOPPER
 
 
 def compiled(requests: Sequence[KernelCase]) -> Iterator[tuple[KernelCase, CompiledInfo]]:
@@ -23,6 +23,6 @@ def assert_is_its_footprint(request: KernelCase, info: CompiledInfo) -> None:
     config = request.config or tuning.heuristic(request.case, request.scheme)
     size = tuning.footprint(config, request.case, request.scheme)
     assert info.threads == size.threads and size.registers <= info.registers and size.ctas == info.ctas, config
-    assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + 1024 <= SHARED_BYTES_PER_CTA + 1024, config
+    assert size.shared_bytes <= info.shared_bytes <= size.shared_bytes + 1024 <= HOPPER.shared_bytes, config
     loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
     assert loops and not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops), config

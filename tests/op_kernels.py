@@ -25,7 +25,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ops and kernels that a test registers are gone after it."""
-    registry.load_all()
+    registry.every_kernel()
     monkeypatch.setattr(registry, "_ops", dict(registry._ops))
     monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
 

@@ -5,7 +5,6 @@ It answers as soon as a kernel is done; so the parent knows at which kernel a pr
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -185,18 +184,8 @@ def _timed(
 
 def _resolve(target: Target) -> tuple[OpSpec, registry.Kernel, Case, Scheme]:
     spec = registry.get_op(target.op)
-    kernel = _kernel(target.op, target.kernel)
+    kernel = registry.get_kernel(target.op, target.kernel)
     return spec, kernel, spec.check_case(Case.parse(target.case_id)), get_scheme(target.scheme)
-
-
-def _kernel(op: str, name: str) -> registry.Kernel:
-    """The kernel; imports only the module of its name if there is one: all modules take 1.5 s in each process."""
-    if (Path(str(registry.__file__)).parent / op / f"{name}.py").is_file():
-        importlib.import_module(f"rooflab.kernels.{op}.{name}")
-    try:
-        return registry.registered(op, name)
-    except KeyError:  # a file may register a kernel under another name
-        return registry.get_kernel(op, name)
 
 
 PROBES = 7

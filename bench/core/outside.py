@@ -35,7 +35,7 @@ from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, get_scheme
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, extent, get_scheme
 
 LATE_S = 10.0
 """A check that began before the limit is ended this many seconds after the limit."""
@@ -302,9 +302,8 @@ def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of the memory between a tensor's first and last element."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
-    return tensor.detach().as_strided((extent,), (1,)).view(torch.uint8)
+    count = extent(tensor.shape, tensor.stride())
+    return tensor.detach().as_strided((count,), (1,)).view(torch.uint8)
 
 
 def _without_tensors(value: object, tensors: list[torch.Tensor]) -> Json:

@@ -20,7 +20,7 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.failed import LayoutRefused
-from rooflab.reference.spec import Inputs, OpSpec, Outputs
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, extent
 
 GUARD_BYTES = 65536
 """Bytes of a guard, one on each side of a tensor. A page of a small model's KV cache is smaller, so slot -1 hits it."""
@@ -136,10 +136,10 @@ def _far_pages(cache: torch.Tensor) -> FarPages:
 
 def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros with these strides, 2**31 elements from both ends of memory that is taken only where it is touched."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    count = extent(shape, strides)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
-        memory = mmap.mmap(-1, (extent + 2 * FAR_STRIDE) * dtype.itemsize, flags=flags)
+        memory = mmap.mmap(-1, (count + 2 * FAR_STRIDE) * dtype.itemsize, flags=flags)
     except OSError as error:
         raise LayoutRefused(f"far: {error}; is there a limit of virtual memory (ulimit -v)?") from error
     memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
@@ -211,9 +211,9 @@ def _allocate(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, byte: int, skew: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The buffer, full of poison, and the view in its middle."""
-    extent = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     side = GUARD_BYTES // dtype.itemsize
-    count = -(-(2 * side + skew + extent) // 256) * 256  # so that what follows in one storage is aligned too
+    whole = 2 * side + skew + extent(shape, strides)
+    count = -(-whole // 256) * 256  # so that what follows in one storage is aligned too
     raw = torch.full((count * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
     buffer = raw.view(dtype)
     return buffer, buffer.as_strided(shape, strides, side + skew)
@@ -318,8 +318,8 @@ def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
     if not output.numel() or output.device != buffer.device:
         return False
     storage = buffer.untyped_storage()
-    last = sum((size - 1) * stride for size, stride in zip(output.shape, output.stride(), strict=True))
-    begin, end = output.data_ptr(), output.data_ptr() + (last + 1) * output.element_size()
+    begin = output.data_ptr()
+    end = begin + extent(output.shape, output.stride()) * output.element_size()
     return begin < storage.data_ptr() + storage.nbytes() and storage.data_ptr() < end
 
 

@@ -45,7 +45,7 @@ class Difference:
 def targets() -> list[KernelCase]:
     """The first smoke case that each kernel with compiled code takes, in every dtype."""
     found = []
-    for kernel in (kernel for op in registry.ops() for kernel in registry.kernels(op).values() if has_code(kernel)):
+    for kernel in filter(has_code, registry.every_kernel()):
         spec = registry.get_op(kernel.op)
         for scheme in map(get_scheme, spec.schemes):
             case = first_case(kernel, spec, scheme, ["smoke"])

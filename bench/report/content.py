@@ -176,7 +176,7 @@ def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[
     for (machine, status, reason), own in grouped(untimed, _gap).items():
         names = [f"{record.op}/{record.kernel}" for record in own]
         gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
-    registered = [kernel.id for op in registry.ops() for kernel in registry.kernels(op).values()]
+    registered = [kernel.id for kernel in registry.every_kernel()]
     for machine, items in grouped(current, lambda item: machine_of(item.record)).items():
         there = {f"{item.record.op}/{item.record.kernel}" for item in items}
         if absent := tuple(name for name in registered if name not in there):

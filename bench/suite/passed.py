@@ -47,7 +47,7 @@ class Passed:
         Code that one of the records there calls wrong is not taken over.
         """
         gpu = self._environment.gpu
-        now = {kernel.id: self.code(kernel) for op in registry.ops() for kernel in registry.kernels(op).values()}
+        now = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
         found: dict[str, set[str]] = {}
         for record in read(folder, deep=True):
             name, environment = f"{record.op}/{record.kernel}", record.environment

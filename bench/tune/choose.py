@@ -144,9 +144,5 @@ def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> se
 def _entry(best: Mapping[str, _Contender], allowed: set[str], scheme: str) -> dict[str, Any]:
     winner = next((found for name, found in best.items() if name in allowed), next(iter(best.values())))
     entry: dict[str, Any] = {"kernel": winner.kernel, "record": winner.run_id}
-    tuned = {name: json.loads(found.config) for name, found in best.items() if found.config}
-    if tuned:
-        entry["scheme"] = scheme
-    if winner.kernel in tuned:
-        entry["config"] = tuned.pop(winner.kernel)
-    return entry | ({"tuned": tuned} if tuned else {})
+    configs = {name: json.loads(found.config) for name, found in best.items() if found.config}
+    return entry | ({"scheme": scheme, "configs": configs} if configs else {})

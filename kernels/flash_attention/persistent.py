@@ -35,7 +35,11 @@ class PersistentConfig(Config):
     """Also the CTAs of an SM."""
 
     ctas_per_sm: int
-    host_only = ("ctas_per_sm",)
+
+    @property
+    def launch_arguments(self) -> dict[str, Any]:  # type: ignore[override]
+        """Without the CTAs, which the device code does not need."""
+        return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
 
 
 DEFAULTS = Defaults(

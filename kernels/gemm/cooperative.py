@@ -83,10 +83,10 @@ def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     return ring_footprint(config, config.block_n, tiles, config.block_m * config.store_n, case, scheme)
 
 
-def is_legal(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, tiles have 64 or 128 bytes along K, and they are staged whole or by halves."""
+def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
+    """Tiles have 64 or 128 bytes along K, and are staged whole or by halves."""
     halves, along_k = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
-    return along_k in (64, 128) and config.store_n in halves and footprint(config, case, scheme).fits
+    return along_k in (64, 128) and config.store_n in halves
 
 
 def default(case: Case, scheme: Scheme = BF16) -> Ring:
@@ -108,7 +108,7 @@ TUNING = Tuning(
         Ring, block_m=(128, 256), block_n=(64, 128, 256), block_k=(16, 32, 64), stages=(3, 4, 6, 8), group_m=(8, 16),
         store_n=(32, 64, 128, 256),
     ),
-    default, footprint, is_legal,
+    default, footprint, rule,
 )  # fmt: skip
 
 

@@ -72,8 +72,8 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
     )
 
 
-def is_legal(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits and has all rows of a that a tile can have, every share of K has a tile of K, and the ring has
+def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
+    """A CTA has all rows of a that a tile can have, every share of K has a tile of K, and the ring has
     room for the sums.
 
     A thread's rows must be 8 or 16 apart, so that their swizzle is the same: tiles are one or two pieces deep.
@@ -81,7 +81,7 @@ def is_legal(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     needs, pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
     shares = config.split == 1 or config.split * config.block_k <= int(case["K"])
-    return config.block_m == columns(case) and pieces in (1, 2) and room and shares and needs.fits
+    return config.block_m == columns(case) and pieces in (1, 2) and room and shares
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
@@ -107,7 +107,7 @@ TUNING = Tuning(
         SwapAbConfig, (COLUMNS, (64, 128, 256), (PIECE_BYTES, 2 * PIECE_BYTES)), in_bytes=True,
         num_stages=(3, 4, 5, 6, 8, 12), split=(1, 2, 4, 8),
     ),
-    one_wave_of_two, footprint, is_legal,
+    one_wave_of_two, footprint, rule,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ memory is free, also during the epilogue.  Each consumer multiplies half of a ti
 one uses the tensor cores.  Both store at the same time, and no product runs then.
 
 Triton does this only with `num_warps` of 4, the size of one part, and ignores the option with 8 (read in the code of
-3.6 and 3.7), so `is_legal` refuses 8.  Its pass halves the loads of a along M, but not the box of a map from the host:
+3.6 and 3.7), so `rule` refuses 8.  Its pass halves the loads of a along M, but not the box of a map from the host:
 3.7 refuses to compile that, and 3.6 copies 128 rows into the place of 64, on a barrier that expects 64.  Therefore
 every CTA makes the maps when it starts, in scratch memory that the launcher gives to Triton.  The pass cannot divide
 the epilogue into parts, so a whole tile of the result waits in shared memory.
@@ -46,9 +46,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     return one_wave(needs, values * scheme.output.itemsize)
 
 
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits and has 4 warps: with another number Triton ignores `warp_specialize`."""
-    return config.num_warps == 4 and config.block_m >= 128 and footprint(config, case, scheme).fits
+def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """A CTA has 4 warps: with another number Triton ignores `warp_specialize`."""
+    return config.num_warps == 4 and config.block_m >= 128
 
 
 # As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
@@ -59,7 +59,7 @@ TUNING = Tuning(
         ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
         ({"M": 256}, _WIDE), ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
         ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)), ({}, _WIDE),
-    ), outputs), footprint, is_legal,
+    ), outputs), footprint, rule,
 )  # fmt: skip
 
 

@@ -32,8 +32,9 @@ from rooflab.kernels.gemm_fp8._configs import BLOCK_K
 from rooflab.kernels.gemm_fp8._operands import block_scaled, scale_strides, tiles_traffic, why_not_operands
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tma import async_load, async_store
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Defaults, Footprint, Tuning, space
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
+from rooflab.roofline.occupancy import HOPPER
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
@@ -61,7 +62,7 @@ def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footpr
     """
     warps = 4 * (config.block_m // 64 + 1)
     ring = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
-    registers = min(REGISTERS_PER_SM // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
+    registers = min(HOPPER.registers // ring.threads // 8 * 8, config.block_n + SUM_REGISTERS)
     return one_wave(replace(ring, registers=registers), 2 * config.block_m * config.block_n)
 
 

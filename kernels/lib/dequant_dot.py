@@ -70,10 +70,10 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
             tensor_flops=2.0 * outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
         )
 
-    def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Whether each share has a tile of K and a CTA fits."""
+    def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+        """Each share has a tile of K."""
         whole = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
-        return whole and footprint(config, case, scheme).fits
+        return whole
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
         """Up to 128 rows of a are one tile.  K is split until the CTAs fill the shared memory of all SMs."""
@@ -88,7 +88,7 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
             split *= 2
         return Config(block_m, block_n, 4 * block_n // ROWS, stages, split)
 
-    return Tuning(Config, configs, heuristic, footprint, is_legal)
+    return Tuning(Config, configs, heuristic, footprint, rule)
 
 
 @triton.jit

@@ -14,8 +14,9 @@ from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import BOX_ROWS, ROW_BYTES, CudaMap
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, space
+from rooflab.kernels.tuning import BF16, Footprint, space
 from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.occupancy import HOPPER
 
 SOURCE = (_cuda.LIB / "multicast.cu").read_text()
 CLUSTER = 2
@@ -71,7 +72,7 @@ def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footpri
     flops = 2.0 * config.block_m * config.block_n * cdiv(int(case["K"]), step) * step
     return Footprint(
         threads=threads,
-        registers=min(REGISTERS_PER_SM // threads // 8 * 8, values + ADDRESS_REGISTERS),
+        registers=min(HOPPER.registers // threads // 8 * 8, values + ADDRESS_REGISTERS),
         shared_bytes=config.shared_bytes,
         ctas=ctas,
         tensor_flops=flops * tiles / max(1, ctas),

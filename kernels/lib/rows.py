@@ -140,14 +140,14 @@ def tuning(op: str) -> Tuning:
         more = cdiv(T, rows) * cluster > 4 * ctas_of(config, T * cluster)
         return dataclasses.replace(config, persistent=more and may_persist(config))
 
-    def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """It covers the row and fits an SM without a spill; a CTA of a cluster has one row."""
+    def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+        """It covers the row; a CTA of a cluster has one row."""
         covered = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
         covered = covered and (config.cluster == 1 or config.rows == 1)
         held = config.vectors <= most_vectors(op, scheme.activation.itemsize)
-        return covered and held and config.persistent <= may_persist(config) and footprint(config, case, scheme).fits
+        return covered and held and config.persistent <= may_persist(config)
 
-    return Tuning(Config, configs, heuristic, footprint, is_legal=is_legal)
+    return Tuning(Config, configs, heuristic, footprint, rule)
 
 
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:

@@ -13,9 +13,10 @@ from torch import Tensor
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_THREAD, Footprint, Tuning
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
+from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD
 
 SOURCE = (_cuda.LIB / "stream.cu").read_text()
 WARP = 32
@@ -89,11 +90,11 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
             ctas=cdiv(int(case["N"]), ROWS * (config.warps // config.warps_k)) * config.split,
         )
 
-    def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Whether each share of K has a chunk, and the data in flight fit in a thread's registers."""
+    def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+        """Each share of K has a chunk, and the data in flight fit in a thread's registers."""
         shares, needs = config.warps_k * config.split, footprint(config, case, scheme)
         whole = shares == 1 or shares <= chunks(int(case["K"]), bits)
-        return whole and needs.fits and needs.registers <= REGISTERS_PER_THREAD - OTHER_REGISTERS
+        return whole and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
         """One wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
@@ -107,7 +108,7 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         shared = min(shares // split, 8)
         return Config(shared, shared, split, depth)
 
-    return Tuning(Config, configs, heuristic, footprint, is_legal)
+    return Tuning(Config, configs, heuristic, footprint, rule)
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -23,9 +23,10 @@ from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
 from rooflab.kernels.takes import HALVES
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
+from rooflab.kernels.tuning import BF16, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme, get_scheme
 from rooflab.roofline.model import Traffic
+from rooflab.roofline.occupancy import HOPPER, SHARED_RESERVED, occupancy
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 UNIT = 16
@@ -36,9 +37,6 @@ WIDTH = 12
 """More parts than this are merged in about sqrt(count) groups, and then the groups' sums."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
-SM_SHARED_BYTES = 228 * 1024
-CTA_RESERVE = 1024
-"""Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
 BLOCK = 2**18
 """Counters that launches on a GPU share out, 1 MiB: with 8 warps on each of 132 SMs for 248 streams and addresses.
 Layers of a graph take turns at a few addresses, and so do graphs of one pool."""
@@ -99,15 +97,13 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
     )
 
 
-def is_legal(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether the warps divide the heads, `ctas_per_sm` CTAs fit on an SM, and a warp loads a unit while it multiplies
+def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
+    """The warps divide the heads, `ctas_per_sm` CTAs fit on an SM, and a warp loads a unit while it multiplies
     another."""
     needs = footprint(config, case.but(context=0), scheme)
-    shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
-    threads = config.ctas_per_sm * needs.threads
-    held = needs.registers * threads <= 65536 and threads <= 2048
+    held = occupancy((9, 0), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm >= config.ctas_per_sm
     whole = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
-    return needs.fits and whole and shared and held and config.num_stages >= 2
+    return whole and held and config.num_stages >= 2
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
@@ -118,7 +114,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
     for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
         warps = max(count for count in range(1, min(wanted, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
-        room = min(SM_SHARED_BYTES // (wanted // warps) - CTA_RESERVE, SHARED_BYTES_PER_CTA)
+        room = min(HOPPER.shared_bytes // (wanted // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
         rings = [SplitConfig(warps, stages, wanted // warps, least=4) for stages in range(8, 0, -1)]
         config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= room), rings[-1])
         if config.num_stages >= 3:
@@ -126,7 +122,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     return config
 
 
-SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, is_legal)
+SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:

@@ -20,10 +20,11 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning, space
+from rooflab.kernels.tuning import BF16, Footprint, Tuning, space
 from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.occupancy import HOPPER
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 THREADS = 512
@@ -39,7 +40,7 @@ searched."""
 MAX_TOP_N = 32
 EDITS = tuple(each.name for each in fields(Edits))
 """In the order of the kernel's arguments."""
-MOST_TOKENS = (SHARED_BYTES_PER_CTA - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
+MOST_TOKENS = (HOPPER.shared_bytes_per_cta - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
 """What the shared memory of a cluster holds."""
 
 

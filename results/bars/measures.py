@@ -20,7 +20,7 @@ from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
 from rooflab.bench.suite.passed import passed_on_card
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import bucket_of, chosen, rows_of
+from rooflab.kernels.tuning import bucket_of, recorded_choice, rows_of
 from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
 from rooflab.roofline.model import Ceilings
 
@@ -162,7 +162,7 @@ def launched(op: str, records: Sequence[Record], cases: Sequence[Case], own: Own
     for case in cases:
         rows = rows_of(case) or 1
         first = next(rung for rung, most in own if most is None or rows <= most)
-        by_kernel.setdefault(chosen(op, card, bucket_of(rows)) or first, []).append(case.id)
+        by_kernel.setdefault(recorded_choice(op, card, bucket_of(rows)).get("kernel", first), []).append(case.id)
     parts = [(name, {one.kernel: one for one in ratios(records, ids)}.get(name)) for name, ids in by_kernel.items()]
     if any(part is None for _, part in parts):
         return None

@@ -42,7 +42,7 @@ def legal(config, case, scheme=None):
         Config,
         configs=lambda case, scheme=None: (Config(256), Config(1024), Config(4096)),
         heuristic=lambda case, scheme=None: Config(512),
-        is_legal=legal,
+        rule=legal,
     ),
 )
 def by_block(x, *, config=None):
@@ -74,7 +74,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a test registers is gone after it, and what it compiles is kept in a folder of its own."""
-    registry.load_all()
+    registry.every_kernel()
     monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from commands_in_process import run_command
 
 from rooflab.bench.core.record import Record
@@ -88,12 +89,12 @@ def test_every_committed_choice_is_a_kernel(tmp_path):
             for bucket, entry in device.items():
                 assert bucket in {*map(bucket_of, BUCKETS)}
                 assert entry["kernel"] in registry.kernels(op) and entry["record"]
-                for name, values in {entry["kernel"]: entry.get("config"), **entry.get("tuned", {})}.items():
+                for name, values in entry.get("configs", {}).items():
                     assert values is None or registry.get_kernel(op, name).tunable.make_config(values)
 
 
 def test_an_unknown_device_has_no_choice_and_a_changed_tree_makes_none(tmp_path):
-    assert choices.chosen("gemm", "no such card", "rows:1") is None
+    assert choices.recorded_choice("gemm", "no such card", "rows:1") == {}
     with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
         write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
     with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
@@ -133,14 +134,14 @@ def test_a_config_is_written_where_it_beats_the_launchers_own_choice():
         on_gpu("library", 512, 3.0), on_gpu("fused", 512, 1.0, warps=4), on_gpu("fused", 512, 1.0, warps=8),
     ]  # fmt: skip
     chosen = choose("rmsnorm", records)
-    assert chosen["rows:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "config": EIGHT}
+    assert chosen["rows:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "configs": {"fused": EIGHT}}
     assert chosen["rows:512"] == {"kernel": "fused", "record": "r1"}, "no faster than the heuristic's own 4 warps"
 
 
 def test_a_kernel_that_lost_keeps_what_was_tuned_for_it():
     records = [on_gpu("library", 1, 0.5), on_gpu("fused", 1, 2.0, warps=4), on_gpu("fused", 1, 1.0, warps=8)]
     assert choose("rmsnorm", records)["rows:1"] == {
-        "kernel": "library", "record": "r1", "scheme": "bf16", "tuned": {"fused": EIGHT},
+        "kernel": "library", "record": "r1", "scheme": "bf16", "configs": {"fused": EIGHT},
     }  # fmt: skip
 
 
@@ -156,8 +157,8 @@ def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):
     (tmp_path / "rmsnorm").mkdir()
     write_choices([on_gpu("fused", 1, 1.0, warps=8), on_gpu("fused", 1, 2.0, warps=4)], tmp_path)
     monkeypatch.setattr(choices, "__file__", str(tmp_path / "tuning.py"))
-    monkeypatch.setattr(choices, "card", lambda device: device)
-    tuning, case = get_kernel("rmsnorm", "fused").tuning, Case(T=1, H=64, eps=1e-6)
+    kernel, case = get_kernel("rmsnorm", "fused"), Case(T=1, H=64, eps=1e-6)
     for card, scheme, tuned in (("H200", "bf16", True), ("H200", "fp16", False), ("H100", "bf16", False)):
-        config = tuning.config_for("rmsnorm", "fused", case, SCHEMES[scheme], f"NVIDIA {card}")
-        assert (config == tuning.config_type(**EIGHT)) == tuned
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, card=card: f"NVIDIA {card}")
+        config = kernel.config_for(case, SCHEMES[scheme], torch.device("cuda"))
+        assert (config == kernel.tuning.config_type(**EIGHT)) == tuned

@@ -21,8 +21,9 @@ from rooflab.bench.emulate import emulators
 from rooflab.bench.emulate.calls import call
 from rooflab.kernels import registry
 from rooflab.kernels import tuning as choices
-from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA, Tuning
+from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.occupancy import HOPPER
 
 CPU = torch.device("cpu")
 BF16, FP32 = SCHEMES["bf16"], SCHEMES["fp32"]
@@ -177,31 +178,29 @@ def test_a_launch_takes_what_a_record_found(tuned_file, launched):
     kernel = registry.get_kernel("gemm", "pipelined")
     case = Case(M=16, N=64, K=64, layout="NN", bias=False)
     found = kernel.tuning.config_type(16, 128, 32, num_warps=8, num_stages=3, group_m=1)
-    entry = {"kernel": "pipelined", "record": "r", "scheme": "fp32", "config": dataclasses.asdict(found)}
+    configs = {"pipelined": dataclasses.asdict(found)}
+    entry = {"kernel": "library", "record": "r", "scheme": "fp32", "configs": configs}
     tuned_file({"rows:16": entry})
     assert kernel.config_for(case, FP32, CPU) == found and launched(kernel, case, FP32)["block_n"] == 128
     assert kernel.config_for(case, BF16, CPU) == kernel.tuning.heuristic(case, BF16), "found in another dtype"
     assert kernel.config_for(case.but(M=17), FP32, CPU) == kernel.tuning.heuristic(case, FP32), "another bucket's"
     assert kernel.config_for(case, FP32, torch.device("meta")) == kernel.tuning.heuristic(case, FP32), "no card"
-    tuned_file({"rows:16": {**entry, "kernel": "library"}})
-    assert kernel.config_for(case, FP32, CPU) == kernel.tuning.heuristic(case, FP32), "the library's has none"
-    tuned_file({"rows:16": {"kernel": "library", "record": "r", "scheme": "fp32",
-                              "tuned": {"pipelined": dataclasses.asdict(found)}}})  # fmt: skip
-    assert kernel.config_for(case, FP32, CPU) == found
+    tuned_file({"rows:16": {"kernel": "library", "record": "r"}})
+    assert kernel.config_for(case, FP32, CPU) == kernel.tuning.heuristic(case, FP32), "nothing was tuned"
 
 
 def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
     kernel = registry.get_kernel("flash_attention", "online")
     config = kernel.tuning.config_type(128, 128, num_warps=8, num_stages=3)
-    tuned_file({"rows:512": {"kernel": "online", "record": "r", "scheme": "bf16",
-                                "config": dataclasses.asdict(config)}})  # fmt: skip
+    configs = {"online": dataclasses.asdict(config)}
+    tuned_file({"rows:512": {"kernel": "online", "record": "r", "scheme": "bf16", "configs": configs}})
     case = Case(B=1, T=512, S=512, H=4, H_kv=4, D=128, causal=True)
     assert kernel.config_for(case, BF16, CPU) == config
     assert kernel.config_for(case.but(D=256), BF16, CPU) == kernel.tuning.heuristic(case.but(D=256), BF16)
 
 
 def test_a_tuned_config_of_other_fields_is_refused_by_name(tuned_file):
-    tuned_file({"rows:1": {"kernel": "fused", "record": "r", "scheme": "fp32", "config": {"warps": 3}}})
+    tuned_file({"rows:1": {"kernel": "fused", "record": "r", "scheme": "fp32", "configs": {"fused": {"warps": 3}}}})
     with pytest.raises(ValueError, match="config: expected block_t, num_warps, got warps"):
         registry.get_kernel("rmsnorm", "fused").config_for(Case(T=1, H=64, eps=1e-6), FP32, CPU)
 
@@ -241,7 +240,7 @@ def nearest(op, name, case, scheme):
     """The configs with their footprints, those first whose shared memory comes nearest to what an SM has."""
     tuning = registry.get_kernel(op, name).tuning
     sizes = [(config, tuning.footprint(config, case, scheme)) for config in tuning.configs(case, scheme)]
-    return sorted(sizes, key=lambda entry: abs(entry[1].shared_bytes - SHARED_BYTES_PER_CTA))
+    return sorted(sizes, key=lambda entry: abs(entry[1].shared_bytes - HOPPER.shared_bytes_per_cta))
 
 
 def compare_with_compiled(boundary, choose, scheme=BF16):
@@ -261,7 +260,7 @@ def compare_with_compiled(boundary, choose, scheme=BF16):
         found.append(info)
         what = f"{request.op}: {request.config}"
         assert 0.75 * info.shared_bytes <= size.shared_bytes <= info.shared_bytes, what
-        assert size.fits or info.shared_bytes > SHARED_BYTES_PER_CTA or info.stack_bytes, f"{what} would run"
+        assert size.fits or info.shared_bytes > HOPPER.shared_bytes_per_cta or info.stack_bytes, f"{what} would run"
         assert size.registers <= info.registers or info.stack_bytes, f"{what}: fewer than said"
         assert info.threads == size.threads and size.ctas == info.grid[0] * (info.grid[1] if len(info.grid) > 1 else 1)
     assert legal == {True, False}, "configs on both sides of what fits"
@@ -299,7 +298,7 @@ def test_a_tunable_kernel_registers_every_part():
     parts = {
         "config_type": Chunk,
         "configs": lambda case, scheme=BF16: (Chunk(1),),
-        "is_legal": lambda config, case, scheme=BF16: True,
+        "rule": lambda config, case, scheme=BF16: True,
         "heuristic": lambda case, scheme=BF16: Chunk(1),
     }
 
@@ -309,7 +308,6 @@ def test_a_tunable_kernel_registers_every_part():
 
     for fn, changes, message in [
         (norm, {"tunable": False}, "expected both tuning and a keyword-only argument config=None, or neither"),
-        (norm, {"is_legal": None}, "expected is_legal, or a footprint"),
         (norm, {"config_type": Thawed}, "expected Thawed to be a frozen dataclass"),
         (norm, {"config_type": Nested}, "expected Nested.rows to be a JSON scalar"),
         (norm, {"config_type": dict}, "expected dict to be a frozen dataclass"),
@@ -391,6 +389,7 @@ def test_a_config_that_is_given_is_used_and_right(op, name, changes):
 SCALED = """
 import torch
 from rooflab.kernels.registry import get_kernel, register
+from rooflab.roofline.occupancy import HOPPER
 
 kernel = get_kernel("{op}", "{name}")
 

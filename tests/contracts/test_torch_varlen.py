@@ -182,7 +182,7 @@ def test_it_counts_as_torch_s_own_and_costs_no_command_an_import() -> None:
         assert str(kernel.why_not_here(torch.device("cpu"))) == "UNSUPPORTED: needs a CUDA device"
     code = (
         "import sys; from rooflab.bench.core.check import check_kernel; from rooflab.kernels.registry import *; "
-        "from rooflab.reference.spec import *; load_all(); meta = torch.device('meta')\n"
+        "from rooflab.reference.spec import *; every_kernel(); meta = torch.device('meta')\n"
         "for op, spec in ops().items():\n"
         "  for case, scheme in zip(spec.cases['smoke'] * 9, spec.schemes):\n"
         "    spec.cost_of(spec.make_inputs(case, SCHEMES[scheme], meta, 0))\n"

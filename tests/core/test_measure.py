@@ -252,7 +252,7 @@ def test_a_tunable_kernel_says_which_configuration_it_used(reading):
         BLOCK: int
 
     heuristic = lambda case, scheme: Config(BLOCK=16 * case["T"])
-    tuning = Tuning(Config, lambda case, scheme: (), heuristic, is_legal=lambda config, case, scheme: True)
+    tuning = Tuning(Config, lambda case, scheme: (), heuristic, rule=lambda config, case, scheme: True)
     (record,) = run(kernel(tuning=tuning))
     assert record.config == {"BLOCK": 64}
 

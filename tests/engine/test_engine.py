@@ -357,7 +357,8 @@ def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, 
 
     def named(fused=None):
         """The kernels by op and bucket."""
-        monkeypatch.setattr(engine_ops, "chosen", lambda op, card, bucket: fused if op == "gemm_silu_and_mul" else None)
+        record = {"gemm_silu_and_mul": {"kernel": fused}} if fused else {}
+        monkeypatch.setattr(engine_ops, "recorded_choice", lambda op, card, bucket: record.get(op, {}))
         return {(choice.op, choice.bucket): choice.kernel.name for choice in engine_ops.resolve(limits).choices}
 
     found = named()

@@ -234,12 +234,11 @@ def test_a_card_s_choice_is_taken_where_the_stored_values_leave_it_room(columns,
     """256 keys a step fit an SM of values in columns and not of values in rows, which fp16 makes twice as wide."""
     launches = Launches()
     monkeypatch.setattr(fp8, "_attention", launches)
-    monkeypatch.setattr(tuning, "card", lambda device: "a card")
     chosen = {"block_m": 64, "block_n": 256, "num_warps": 4, "num_stages": 3}
     monkeypatch.setattr(tuning, "__file__", str(tmp_path / "tuning.py"))
     (tmp_path / "flash_attention").mkdir()
-    entry = {"kernel": "fp8", "record": "r", "scheme": "fp8_e4m3", "config": chosen}
-    (tmp_path / "flash_attention/choices.json").write_text(json.dumps({"a card": {"rows:64": entry}}))
+    entry = {"kernel": "fp8", "record": "r", "scheme": "fp8_e4m3", "configs": {"fp8": chosen}}
+    (tmp_path / "flash_attention/choices.json").write_text(json.dumps({"cpu": {"rows:64": entry}}))
     fp8.fp8(**_square(40, 128, v_columns=columns))
     assert [options["BLOCK_N"] for options in launches.options] == [keys]
 

@@ -16,9 +16,9 @@ from rooflab.bench.compile.flow import hot_loop
 from rooflab.bench.emulate.calls import call
 from rooflab.kernels.gemm._operands import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
-from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.occupancy import HOPPER
 
 RUNGS = [get_kernel("gemm", name) for name in ("tensor_core", "pipelined", "tma", "persistent", "warp_specialized")]
 BY_TMA = RUNGS[2:]
@@ -119,7 +119,7 @@ def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) ->
     largest = max((c for c in kernel.tunable.legal_configs(case, of) if getattr(c, "group_m", 8) == 8), key=said)
     configs = (kernel.tuning.heuristic(case, of), largest)
     for request, info in compiled([KernelCase("gemm", name, case, of, config=config) for config in configs]):
-        assert info.shared_bytes <= SHARED_BYTES_PER_CTA, info.asked
+        assert info.shared_bytes <= HOPPER.shared_bytes_per_cta, info.asked
         assert name == "warp_specialized" or info.shared_bytes <= said(request.config)
 
 
@@ -130,7 +130,7 @@ def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None
     assert not kernel.tuning.is_legal(config, case, scheme)
     assert kernel.tuning.is_legal(replace(config, num_warps=4), case, scheme)
     ((_, info),) = compiled([KernelCase("gemm", "persistent", case, scheme, config=config)])
-    assert kernel.tuning.footprint(config, case, scheme).shared_bytes == info.shared_bytes > SHARED_BYTES_PER_CTA
+    assert kernel.tuning.footprint(config, case, scheme).shared_bytes == info.shared_bytes > HOPPER.shared_bytes_per_cta
 
 
 @pytest.mark.parametrize("name", ["persistent", slow("tma"), slow("warp_specialized")])

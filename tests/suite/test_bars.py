@@ -86,7 +86,7 @@ def test_a_bar_judges_what_was_chosen_before_the_times_and_shows_the_best_beside
     best = f"narrow in rows:16, wide in rows:64: geomean {math.sqrt(1 / 0.8 / 0.5):.3f}, worst 1.250"
     assert found.figures["best of all rungs"] == best
     assert answer(against_library, given, own=[("narrow", None)], **asked).bar == "UNMEASURED", "not timed on both"
-    monkeypatch.setattr(measures, "chosen", lambda op, card, bucket: "wide")
+    monkeypatch.setattr(measures, "recorded_choice", lambda op, card, bucket: {"kernel": "wide"})
     assert answer(against_library, given, own=GOOD, **asked).figures["kernel"] == "wide", (
         "a record's choice comes first"
     )

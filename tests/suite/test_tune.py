@@ -207,7 +207,7 @@ register(
         Config,
         configs,
         heuristic=lambda case, scheme=None: Config(1),
-        is_legal=lambda config, case, scheme=None: config.rows <= 64 or config.rows <= case["T"] or config.wrong,
+        rule=lambda config, case, scheme=None: config.rows <= 64 or config.rows <= case["T"] or config.wrong,
     ),
 )(rmsnorm)
 '''
