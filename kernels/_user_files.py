@@ -9,6 +9,11 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+IMPORT_ERRORS = (
+    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
+    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
+)
+"""What the import of code from elsewhere may raise."""
 USER_FILES = "rooflab_files_"
 """How the names of their modules begin."""
 _folders: set[Path] = set()

@@ -192,7 +192,7 @@ class Launcher:
         other = self.empty if any(0 in x.shape for x in tensors.values()) else None
         other = (lambda arguments: None) if written and all(0 in shape for shape in written) else other
         config = given.get("config")
-        if config is None and other is None:
+        if self.kernel.tuning is not None and config is None and other is None:
             config = self.default_config(given, dims)
         apart = self._apart(tensors, dict(zip(wanted, outs or (), strict=False)))
         if self.allocates and outs is None and other is None:
@@ -220,9 +220,7 @@ class Launcher:
         return apart
 
     def default_config(self, given: Given, dims: Dims) -> Any:
-        """The config of a launch with these arguments that is given none; None if the kernel takes no config."""
-        if self.kernel.tuning is None:
-            return None
+        """The config of a launch with these arguments that is given none."""
         scheme, more = self.contract.scheme, self.contract.case
         first = given[self.tensors[0]]
         name = DTYPE_NAMES[first.dtype] if scheme is None else scheme(given)
@@ -232,7 +230,7 @@ class Launcher:
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """`traffic` of these inputs with the config of their launch."""
-        if inputs.config is None:
+        if self.kernel.tuning is not None and inputs.config is None:
             given = vars(inputs)
             inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
         return traffic(inputs)

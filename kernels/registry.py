@@ -25,7 +25,7 @@ from packaging.version import Version
 
 from rooflab.kernels import _card, _device
 from rooflab.kernels._native import why_no_compiler
-from rooflab.kernels._user_files import first_line, import_file
+from rooflab.kernels._user_files import IMPORT_ERRORS, first_line, import_file
 from rooflab.kernels.takes import OWN, Refusal, Takes, Unsupported
 from rooflab.kernels.traffic import counted
 from rooflab.kernels.tuning import Tuning, bucket_of, recorded_choice, rows_of
@@ -38,12 +38,6 @@ Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
 CPU_BACKENDS = ("torch", "cpp")
 """Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-IMPORT_ERRORS = (
-    *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
-    *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
-)
-"""What the import of code from elsewhere may raise."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +119,9 @@ class Kernel:
         if _device.emulated and self.has_code:
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
-            needs = "needs a CUDA device, or Triton's interpreter on the CPU"
-            return _why_no_interpreter() if interpreting() else needs
+            if interpreting():
+                return None if Version(version("triton")) >= Version("3.7") else "Triton's interpreter needs Triton 3.7"
+            return "needs a CUDA device, or Triton's interpreter on the CPU"
         if self.backend == "cpp":
             return why_no_compiler()
         return "needs a CUDA device" if self.backend != "torch" or "cpu" not in self.devices else None
@@ -148,17 +143,14 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Why the kernel cannot take these arguments, and which one does; or None.  `spec`: of an unregistered op."""
-        reason = self._why_not(inputs, spec)
-        return Refusal("UNSUPPORTED", reason + ("" if spec else who_takes(self, inputs))) if reason else None
-
-    def _why_not(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> str | None:
-        defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
-        for name, value in inputs.items():
-            if name not in self.accepted and not (name in defaults and value is defaults[name]):
-                return f"{self.id} has no {name!r}"
-        reason = self.unsupported(self._arguments(inputs, spec))
-        return f"{self.id}: {reason}" if reason else None
+        """Why the kernel cannot take these arguments, and which one does, or None.  With `spec`, which an unregistered
+        op needs, no other kernel is looked for."""
+        defaults = {each.name: each.default for each in (spec or get_op(self.op)).parameters}
+        others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
+        lacks = f"it has no {others[0]!r}" if others else None
+        reason = lacks or self.unsupported(self._arguments(inputs, spec))
+        taken = "" if spec or not reason else who_takes(self, inputs)
+        return Refusal("UNSUPPORTED", f"{self.id}: {reason}{taken}") if reason else None
 
     @property
     def tunable(self) -> Tuning:
@@ -209,14 +201,6 @@ _loading = threading.RLock()
 def interpreting() -> bool:
     """Whether this process runs Triton kernels in the interpreter."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-@cache
-def _why_no_interpreter() -> str | None:
-    """Why Triton's interpreter, which fails with newer NumPys, cannot work here, or None."""
-    triton, numpy = version("triton"), version("numpy")
-    works = Version(triton) >= Version("3.7") or Version(numpy) < Version("2.4")
-    return None if works else f"Triton {triton}'s interpreter fails with NumPy {numpy}; it needs one below 2.4"
 
 
 def excluded() -> Mapping[str, str]:
@@ -337,12 +321,12 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
     """`; gemm/tma takes it`: the nearest rung below a kernel that takes these arguments, or else torch's, or naive."""
-    known, below, names = kernels(kernel.op), kernel.over, list[str]()
+    spec, known, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
     while below in known and below not in (*names, "naive"):
         names.append(below)
         below = known[below].over
     others = (known[name] for name in (*names, "library", "naive") if name in known)
-    taking = (other for other in others if other != kernel and other._why_not(inputs) is None)
+    taking = (other for other in others if other != kernel and other.why_not_args(inputs, spec) is None)
     return "".join(f"; {other.id} takes it" for other in islice(taking, 1))
 
 

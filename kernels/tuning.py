@@ -136,8 +136,6 @@ class Tuning:
 
 BUCKETS = (1, 16, 64, 512, float("inf"))
 """Upper ends of the buckets of a step's rows: GEMV, one MMA tile of rows, one wgmma tile, a chunk, compute bound."""
-ROW_KEYS = ("M", "T", "B")
-"""Case keys that give the rows of a step; the first that a case has counts."""
 
 
 def bucket_of(rows: int) -> str:
@@ -146,8 +144,8 @@ def bucket_of(rows: int) -> str:
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """Rows of a step of this case; None without any of `ROW_KEYS` (for example for an op from another package)."""
-    return next((int(case[key]) for key in ROW_KEYS if key in case), None)
+    """Rows of a step of this case: the first of M, T and B that it has; None without one, as of another package."""
+    return next((int(case[key]) for key in ("M", "T", "B") if key in case), None)
 
 
 def recorded_choice(op: str, card: str, bucket: str) -> Mapping[str, Any]:

@@ -15,8 +15,7 @@ import torch
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.pretended import pretended_card
-from rooflab.kernels._user_files import import_file
-from rooflab.kernels.registry import IMPORT_ERRORS
+from rooflab.kernels._user_files import IMPORT_ERRORS, import_file
 from rooflab.reference.spec import Case, get_scheme, scalar
 from rooflab.roofline.names import values_by_name
 

@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from rooflab.bench.latency.ledger import Mark, clock_of, seconds_between
-from rooflab.kernels.registry import IMPORT_ERRORS
+from rooflab.kernels._user_files import IMPORT_ERRORS
 from rooflab.reference.captured import VERSION
 from rooflab.reference.spec import DTYPE_NAMES, Case
 

@@ -19,7 +19,7 @@ from rooflab.bench.core import Environment, Record, RunWriter, Selection, defaul
 from rooflab.bench.tune.bucket import BucketResult, TuningState
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.kernels.tuning import ROW_KEYS, bucket_of, rows_of
+from rooflab.kernels.tuning import bucket_of, rows_of
 from rooflab.reference.spec import Case
 
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
@@ -105,8 +105,7 @@ def _rows(op: str, case: Case) -> int:
     rows = rows_of(case)
     if rows is None:
         raise ValueError(
-            f"case: expected one of {', '.join(ROW_KEYS)} to say its rows, by which configs are chosen; "
-            f"{op} has {case.id}"
+            f"case: expected one of M, T, B to say its rows, by which configs are chosen; {op} has {case.id}"
         )
     return rows
 

@@ -173,7 +173,7 @@ def test_what_the_rung_cannot_take_is_said():
 def test_other_rungs_refuse_fp8_by_name():
     for kernel in kernels("flash_attention").values():
         if "q_scale" not in inspect.signature(kernel.fn).parameters:
-            assert kernel.why_not_args(_inputs()).reason.startswith(f"{kernel.id} has no 'q_scale'; ")
+            assert kernel.why_not_args(_inputs()).reason.startswith(f"{kernel.id}: it has no 'q_scale'; ")
 
 
 def short_sums(keys: int, *more: str) -> dict[str, float]:

@@ -53,7 +53,7 @@ def test_packed_refuses_what_it_cannot_take() -> None:
     reason = kernel.why_not_args({"a": a.half(), "b": b.half()}).reason
     assert reason.startswith("gemm/packed: b: expected fp32 or bf16, which oneDNN packs here, got torch.float16; ")
     refusal = kernel.why_not_args({"a": a, "b": b, "out": torch.ones(2, 3)})
-    assert str(refusal).startswith("UNSUPPORTED: gemm/packed has no 'out'; ")
+    assert str(refusal).startswith("UNSUPPORTED: gemm/packed: it has no 'out'; ")
 
 
 def test_traffic_falls_from_naive_to_tensor_core_and_to_tma() -> None:
