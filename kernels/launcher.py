@@ -95,13 +95,10 @@ class Launcher:
 
     def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Launches with the op's arguments."""
-        if args:
-            named = dict(zip(self.positional, args, strict=False))
-            if len(args) > len(self.positional) or (given and not given.keys().isdisjoint(named)):
-                self.signature.bind(*args, **given)
-            given = {**self.defaults, **named, **given}
-        else:
-            given = {**self.defaults, **given}
+        named = dict(zip(self.positional, args, strict=False))
+        if len(args) > len(self.positional) or not given.keys().isdisjoint(named):
+            self.signature.bind(*args, **given)
+        given = {**self.defaults, **named, **given}
         outs = given.pop("out", None)
         if outs is not None and not isinstance(outs, tuple):
             outs = (outs,)
@@ -221,24 +218,20 @@ class Launcher:
 
     def default_config(self, given: Given, dims: Dims) -> Any:
         """The config of a launch with these arguments that is given none."""
-        scheme, more = self.contract.scheme, self.contract.case
-        first = given[self.tensors[0]]
-        name = DTYPE_NAMES[first.dtype] if scheme is None else scheme(given)
+        contract, first = self.contract, given[self.tensors[0]]
+        name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(given)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
-        case |= {} if more is None else more(given)
+        case |= {} if contract.case is None else contract.case(given)
         return self.kernel.config_for(Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """`traffic` of these inputs with the config of their launch."""
         if self.kernel.tuning is not None and inputs.config is None:
-            given = vars(inputs)
-            inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
+            inputs = inputs.but(config=self.default_config(vars(inputs), self.contract.sizes(vars(inputs))))
         return traffic(inputs)
 
 
 def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
-    if len(made) == 1:
-        return next(iter(made.values()))
     results = [tensor for tensor in made.values() if tensor is not None]
     return results[0] if len(results) == 1 else tuple(results) or None
 
@@ -263,7 +256,6 @@ def kernel(
     packed: Argument | type[Packed] | None = None,
     allocates: bool = False,
     traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None,
-    own_bounds: bool = False,
     **options: Any,
 ) -> Callable[[Function], Function]:
     """Registers a launcher: the decorated function under its own name, as a kernel of the op of its folder.
@@ -277,7 +269,7 @@ def kernel(
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
     of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
-    own, as a call of torch is fastest.  With `own_bounds` the function itself holds what the contract's `bounds` hold.
+    own, as a call of torch is fastest.  A C++ kernel checks itself what `bounds` of the contract checks.
     `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
     `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
@@ -289,7 +281,7 @@ def kernel(
         if spec.contract is None:
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
-        contract = replace(contract, bounds=None) if own_bounds else contract
+        contract = replace(contract, bounds=None) if backend == "cpp" else contract
         given = {option: value for option, value in options.items() if value is not None}
         of_takes = given.keys() & {field.name for field in fields(Takes)}
         takes = Takes(**{option: given.pop(option) for option in of_takes})

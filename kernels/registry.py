@@ -183,10 +183,6 @@ class Kernel:
             return counted(self, inputs, device)
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
 
-    def plan_of(self, inputs: Mapping[str, Any]) -> Any:
-        """The plan for a step with these inputs; None if the kernel has no `plan`."""
-        return None if self.plan is None else self.plan(self._arguments(inputs))
-
     def _arguments(self, inputs: Mapping[str, Any], spec: OpSpec | None = None, device: str = "cuda") -> Arguments:
         return (spec or get_op(self.op)).arguments(inputs, config=self.config, device=device)
 
@@ -358,7 +354,7 @@ def load_plugins() -> None:
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
     """Why code from elsewhere cannot be imported, and then nothing of it stays registered; or None."""
-    before = [(known, known.copy()) for known in (_ops, _kernels)]
+    before: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()
     except IMPORT_ERRORS as error:

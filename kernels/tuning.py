@@ -138,7 +138,7 @@ BUCKETS = (1, 16, 64, 512, float("inf"))
 """Upper ends of the buckets of a step's rows: GEMV, one MMA tile of rows, one wgmma tile, a chunk, compute bound."""
 
 
-def bucket_of(rows: int) -> str:
+def bucket_of(rows: float) -> str:
     """`rows:16` for a step of 2 to 16 rows; the last bucket is `rows:inf`."""
     return f"rows:{next(limit for limit in BUCKETS if rows <= limit)}"
 

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.kernels.registry import Kernel
+from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, as_tuple, nbytes
 
 PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
@@ -132,7 +132,8 @@ def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
     """`arguments`, with a new plan where the kernel plans; of float tensors the planner sees only the shape."""
     if kernel.plan is None:
         return dict(arguments)
-    return {**arguments, "plan": kernel.plan_of({name: _shape_alone(value) for name, value in arguments.items()})}
+    seen = {name: _shape_alone(value) for name, value in arguments.items()}
+    return {**arguments, "plan": kernel.plan(get_op(kernel.op).arguments(seen))}
 
 
 def _shape_alone(value: object) -> object:

@@ -37,7 +37,7 @@ class PersistentConfig(Config):
     ctas_per_sm: int
 
     @property
-    def launch_arguments(self) -> dict[str, Any]:  # type: ignore[override]
+    def launch_arguments(self) -> dict[str, Any]:
         """Without the CTAs, which the device code does not need."""
         return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from rooflab.kernels._attention import get_scale, traffic
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.launcher import kernel
+from rooflab.reference.flash_attention_varlen import check_lengths
 from rooflab.reference.spec import Arguments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -36,5 +37,7 @@ def native(
     max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None, bound: Any,
 ) -> None:  # fmt: skip
     """One call for all sequences."""
+    lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    check_lengths({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **lengths}, {"T": len(q), "S": len(k)})
     pointers = (x.data_ptr() for x in (q, k, v, out, cu_seqlens_q, cu_seqlens_k))
     built(SOURCE, "ipppppppf")(DTYPES[q.dtype], *pointers, bound, get_scale(q, softmax_scale))

@@ -31,7 +31,7 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape, own_bounds=True,
+    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape,
     over="naive", shows={"": (
         'calls("naive").total >= 10 and calls("native").names.keys() <= {"empty", "empty_like"}; '
         '"index_select" in calls("library").names'

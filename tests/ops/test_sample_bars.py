@@ -68,9 +68,10 @@ def test_flashinfer_passes_the_whole_check(flashinfer, cut):
 
 def test_flashinfer_has_one_k_or_one_of_each_row_and_refuses_what_it_lacks(flashinfer):
     inputs = rows_of(torch.randn(40), (1.0, 5, 0.9, 0.0), 3)
-    assert flashinfer.plan_of(inputs) == 5 and flashinfer.plan_of(inputs | {"top_k": torch.tensor([0, 40, 99])}) == 40
+    plan = lambda **changes: flashinfer.plan(SPEC.arguments(inputs | changes))
+    assert plan() == 5 and plan(top_k=torch.tensor([0, 40, 99])) == 40
     several = inputs | {"top_k": torch.tensor([0, 3, 99], dtype=torch.int32)}
-    assert flashinfer.plan_of(several).tolist() == [40, 3, 40]
+    assert plan(**several).tolist() == [40, 3, 40]
     assert _judged_own_stream(flashinfer(**several), several) and flashinfer(**several).dtype == torch.int64
     assert not _judged_own_stream(torch.full((3,), int(inputs["logits"][0].argmin())), several)
     for change, message in (
