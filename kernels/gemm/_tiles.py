@@ -178,11 +178,11 @@ few_space = partial(
 )  # fmt: skip
 
 
-def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int, case: Case, scheme: Scheme) -> Any:
-    """For few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 bytes if the tile of
-    a is as large as the weight's); with these stages for 16, 32 and 64 rows."""
-    M = int(case["M"])
-    if by_fma(scheme):
-        return of(16 if M <= 16 else 32, 32, 32, 4, exact)
-    rows = 16 if M <= 16 else 32 if M <= 32 else 64
-    return of(rows, columns, (256 if rows < 64 else 128) // scheme.activation.itemsize, 4, stages[rows // 32])
+def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
+    """Defaults for few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 if the tile
+    of a is as large as the weight's); with these stages for 16, 32 and 64 rows, and `exact` for FMAs."""
+    return Defaults(at_both_widths(
+        ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)), ({"tensor_cores": 0}, of(32, 32, 64, 4, exact)),
+        ({"M": 16}, of(16, columns, 128, 4, stages[0])), ({"M": 32}, of(32, columns, 128, 4, stages[1])),
+        ({}, of(64, columns, 64, 4, stages[2])),
+    ), tensor_cores)  # fmt: skip

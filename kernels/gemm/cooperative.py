@@ -34,9 +34,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm import _operands
+from rooflab.kernels.gemm._tiles import at_both_widths, outputs
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.lib.tma import advance, async_load, async_store, new_barriers
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning, space
+from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 THREADS = 384
@@ -89,26 +90,26 @@ def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
     return along_k in (64, 128) and config.store_n in halves
 
 
-def default(case: Case, scheme: Scheme = BF16) -> Ring:
-    """Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.  A residual
-    would make a consumer that stages a whole tile wait.  Unmeasured."""
-    M, N, size = int(case["M"]), int(case["N"]), scheme.activation.itemsize
-    if M * N <= 524288 if M > 256 else N <= 6144:
-        return Ring(128, 64, 128 // size, 8, 16, 64)
-    if M > 256 and M * N <= 2097152:
-        return Ring(128, 128, 128 // size, 6 if size == 2 else 5, 16, 128)
-    if size == 2 and (int(case["K"]) < DEEP_K or case.get("residual")):
-        return Ring(128, 256, 64, 3, 16, 256)
-    return Ring(128, 256, 128 // size, 4 if size == 2 else 3, 16, 128)
+def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
+    """Of the table of defaults: values of the result, and 1 where a tile is staged by halves, to make room for a slot.
+    A residual would make a consumer that stages a whole tile wait."""
+    return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
+# Unmeasured.  Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
+_NARROW, _WHOLE = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
+_MIDDLE = tuple(Ring(128, 128, 64, stages, 16, 128) for stages in (6, 5))
+_HALVES = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
 TUNING = Tuning(
     Ring,
     space(
         Ring, block_m=(128, 256), block_n=(64, 128, 256), block_k=(16, 32, 64), stages=(3, 4, 6, 8), group_m=(8, 16),
         store_n=(32, 64, 128, 256),
     ),
-    default, footprint, rule,
+    Defaults(at_both_widths(
+        ({"M": 256, "N": 6144}, _NARROW), ({"M": 256, "halves": 0}, _WHOLE), ({"M": 256}, _HALVES),
+        ({"outputs": 524288}, _NARROW), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _WHOLE), ({}, _HALVES),
+    ), sizes), footprint, rule,
 )  # fmt: skip
 
 

@@ -59,12 +59,15 @@ def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
     return whole and shared_k(config, case, scheme).fits
 
 
+TILES = few_rows(SplitTile, 64, (5, 5, 7), 3)
+
+
 def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
     """The least split that fills the SMs, if shares keep `LEAST_STEPS` tiles of K.
 
     64 KB of the weight are on their way, or fewer, so that two CTAs fit on an SM.
     """
-    config: SplitTile = few_rows(SplitTile, 64, (5, 5, 7), 3, case, scheme)
+    config: SplitTile = TILES(case, scheme, is_legal=lambda *_: True)
     tiles = tile_needs(config, case, scheme).ctas
     wanted, most = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
     return replace(config, split=max(min(wanted, most, 16), 1))

@@ -12,7 +12,6 @@ One loop runs over tiles and steps, so the next tile's loads are in flight while
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint
 
 TUNING = Tuning(
     StreamTile, few_space(StreamTile, num_stages=(3, 4, 5, 6, 8, 12)),
-    partial(few_rows, StreamTile, 128, (7, 6, 8), 8), streamed,
+    few_rows(StreamTile, 128, (7, 6, 8), 8), streamed,
 )  # fmt: skip
 """Each SM has one CTA, with all of its memory.  The number of tiles need not fit the SMs, so tiles are wide: the loop
 then finds the place of fewer steps."""
