@@ -100,9 +100,12 @@ def run_pytest(
     names: Iterable[str] = (),
     marks: str = "",
     workers: int = 0,
+    keywords: str = "",
+    first: bool = False,
     data: Path | None = None,
 ) -> Outcome:
-    """Runs the tests of these files, of them only `names` in this order if there are any; `data` takes traced lines."""
+    """Runs the tests of these files, of them only `names` in this order if there are any, those with `keywords`, or up
+    to the `first` that fails; `data` takes traced lines."""
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = Path(temporary)
         (folder / "cache").mkdir()
@@ -120,6 +123,7 @@ def run_pytest(
             variables[ONLY] = str(folder / "only")
         command = [str(tree / ".venv" / "bin" / "python"), "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider"]
         command += ["-n", str(workers), "--timeout", str(TEST_S), *(["-m", marks] if marks else []), *files]
+        command += [*(["-k", keywords] if keywords else []), *(["-x"] if first else [])]
         with (folder / "log").open("w+") as log:
             process = subprocess.Popen(
                 command,

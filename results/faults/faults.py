@@ -3,6 +3,7 @@
     python results/faults/faults.py check                 # does each snippet stand once in its file, and compile?
     python results/faults/faults.py coverage [--more]     # which tests reach which lines, once for a commit
     python results/faults/faults.py run --limit-s 3600    # the faults that have no result yet
+    python results/faults/faults.py again                 # does today's suite see what the tests of then saw?
     python results/faults/faults.py whole ID              # one fault by the whole suite; `none` plants nothing
     python results/faults/faults.py table                 # by group: planted, killed, survived; writes table.md
 
@@ -29,6 +30,7 @@ from copies import HERE, PLUGIN, ROOT, Outcome, make_tree, restore, run_pytest
 from reaching import Fault, Reaching, changed_lines
 
 RESULTS = HERE / "results.ndjson"
+AGAIN = HERE / "again.ndjson"
 WHOLE = HERE / "whole.ndjson"  # not `.jsonl`: those under results/ are read as records
 TABLE = HERE / "table.md"
 SETS = {"test": "not slow and not more", "more": "more and not slow"}
@@ -208,6 +210,44 @@ def run(folder: Path, limit_s: float, jobs: int, only: Sequence[str]) -> None:
         list(threads.map(next_one, left))
 
 
+def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
+    """Plants the faults that were killed in the commit of `folder`, and runs the tests that saw them then, as far as
+    they are left, or else the files of the same names: which test is the first to see it now?"""
+    trees: Queue[Path] = Queue()
+    for place in range(jobs):
+        trees.put(make_tree(folder, place))
+    commit, faults = (folder / "commit").read_text(), {fault["id"]: fault for fault in all_faults()}
+    ended = {row["id"] for row in rows_of(AGAIN) if row["commit"] == commit}
+    killed = {row["id"]: row["failed"] for row in rows_of(RESULTS) if row["failed"]}
+    left = [name for name in killed if name in faults and name not in ended and (not only or name in only)]
+
+    def next_one(name: str) -> None:
+        tree, fault, began = trees.get(), faults[name], time.monotonic()
+        then = [test for tests in killed[name].values() for test in tests]
+        stems = {Path(test.partition("::")[0]).stem for test in then}
+        functions = {test.partition("::")[2].partition("[")[0] for test in then}
+        files = [file for file in test_files(tree) if Path(file).stem in stems]
+        text = (tree / fault["file"]).read_text() if (tree / fault["file"]).is_file() else ""
+        outcome = Outcome()
+        try:
+            if why := why_unfit(tree, fault):
+                print(f"{name}: {why}", flush=True)
+                return
+            (tree / fault["file"]).write_text(text.replace(fault["old"], fault["new"]))
+            for some in (" or ".join(sorted(functions - {""})), ""):
+                if files and not outcome.failed and not outcome.why_not:
+                    outcome = run_pytest(tree, files, 2 * FAULT_S, marks=SETS["test"], keywords=some, first=True)
+        finally:
+            restore(tree)
+            trees.put(tree)
+        by = outcome.failed or (["the run itself"] if outcome.why_not else [])
+        append(AGAIN, {"id": name, "by": by, "commit": commit})
+        print(f"{name}: {' '.join(by) or 'LOST'}, {time.monotonic() - began:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(next_one, left))
+
+
 def whole(folder: Path, name: str, jobs: int) -> None:
     """One fault, or `none`, by the whole suite; each set that has no result yet."""
     tree = make_tree(folder, 1)
@@ -267,7 +307,7 @@ def table() -> str:
 def main() -> None:
     """The script."""
     parser = argparse.ArgumentParser(description="Which planted faults the tests see.")
-    parser.add_argument("command", choices=["check", "coverage", "run", "whole", "drawn", "table"])
+    parser.add_argument("command", choices=["check", "coverage", "run", "again", "whole", "drawn", "table"])
     parser.add_argument("ids", nargs="*", help="faults; without any, all")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "rooflab-faults")
     parser.add_argument("--more", action="store_true", help="of `coverage`: the tests of make test-more")
@@ -282,6 +322,8 @@ def main() -> None:
         coverage(given.folder, "more" if given.more else "test", given.limit_s)
     elif given.command == "run":
         run(given.folder, given.limit_s, given.jobs, given.ids)
+    elif given.command == "again":
+        again(given.folder, given.jobs, given.ids)
     elif given.command == "whole":
         for name in given.ids or drawn():
             whole(given.folder, name, given.jobs)
