@@ -37,6 +37,14 @@ def test_a_dropped_arrival_may_announce_bytes() -> None:
     assert "32 arrivals are dropped of the 1 of an mbarrier" in text
 
 
+@pytest.mark.parametrize(("drop", "second"), [("", 0), ("_drop", 1)])
+def test_an_mbarrier_counts_again_in_each_phase_less_what_was_dropped(drop: str, second: int) -> None:
+    """Of two arrivals the first phase has both; one more ends the second phase where the first dropped one."""
+    body = f"""@%p0 mbarrier.arrive.shared.b64 _, [%r2]; @%p0 mbarrier.arrive{drop}.shared.b64 _, [%r2];
+        @%p0 mbarrier.arrive.shared.b64 _, [%r2]; bar.sync 0; {OVER.replace(", 0; selp", ", 1; selp")}"""
+    assert launch(MBARRIER.format(2) + body, declared=SHARED)[0] == [second] * 32
+
+
 @pytest.mark.parametrize(("bytes_", "over"), [(4, 0), (5, 1)])
 def test_what_is_announced_is_the_electing_threads_own_number(bytes_: int, over: int) -> None:
     body = f"""setp.eq.u32 %p1, %r0, 5; @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], %r0; bar.warp.sync -1;
