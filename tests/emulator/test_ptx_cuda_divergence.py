@@ -7,8 +7,6 @@ import numpy.typing as npt
 import pytest
 from ptx_cuda import BOTH_ORDERS, run
 
-from rooflab.bench.emulator.machine.run import EmulationError
-
 Ints = npt.NDArray[np.int32]
 THREADS = 128
 
@@ -78,14 +76,6 @@ def test_votes_and_matches_see_the_whole_warp(x: Ints) -> None:
         assert y[i].tolist() == want
 
 
-def test_match_all_says_whether_all_have_one_value(x: Ints) -> None:
-    x[70] = 1000
-    y = emulated("match_all", x, shape=(THREADS, 2)).view(np.uint32)
-    for warp in range(4):
-        want = [0, 0] if warp == 2 else [0xFFFFFFFF, 1]
-        assert (y[32 * warp : 32 * warp + 32] == want).all()
-
-
 def test_one_instruction_reduces_over_several_masks_of_a_warp(x: Ints) -> None:
     keys = np.random.default_rng(1).integers(0, 4, THREADS).astype(np.int32)
     y = np.zeros((THREADS, 5), np.int32)
@@ -97,50 +87,11 @@ def test_one_instruction_reduces_over_several_masks_of_a_warp(x: Ints) -> None:
         assert y[i].tolist() == want
 
 
-def test_masks_inside_a_branch_name_the_lanes_that_are_there(x: Ints) -> None:
-    keys = np.random.default_rng(2).integers(0, 3, THREADS).astype(np.int32)
-    y = np.zeros(THREADS, np.int32)
-    assert run("divergence", "keyed_in_a_branch", [keys, x, y]).races == ()
-    for i in range(THREADS):
-        own = slice(i // 32 * 32, i // 32 * 32 + 32)
-        mine = x[own][(keys[own] == keys[i]) & (x[own] % 3 != 0)]
-        assert y[i] == (mine.sum() if x[i] % 3 else -1)
-
-
 @pytest.mark.parametrize("seed", BOTH_ORDERS)
 def test_a_lane_may_wait_for_another_lane_of_its_warp(seed: int) -> None:
     flags, y = np.zeros(4, np.int32), np.zeros(THREADS, np.int32)
     run("divergence", "spin_within_a_warp", [flags, y], seed=seed)
     assert (y == 42 + np.arange(THREADS) // 32).all()
-
-
-def test_a_switch_goes_many_ways_at_once(x: Ints) -> None:
-    x[:] = np.arange(THREADS) * 5 + 12
-
-    def one(v: int, i: int) -> int:
-        if v % 12 == 10:
-            for k in range(i & 7):
-                v += k * v
-            return v
-        ways = [v * 3, v - 7, (v ^ 0x1234) + 11, v + 11, -v, v << 3, v * v, ~v, v // 3, v % 13]
-        return ways[v % 12] if v % 12 < 10 else 99
-
-    assert emulated("many_ways", x).tolist() == [one(int(v), i) for i, v in enumerate(x)]
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-def test_named_barriers_hand_a_buffer_to_and_fro(seed: int) -> None:
-    x, y = np.arange(192, dtype=np.int32), np.zeros(192, np.int32)
-    assert run("divergence", "named_barriers", [x, y, 3], seed=seed).races == ()
-    assert (y.reshape(3, 64) == x.reshape(3, 64)[:, ::-1] + 1).all()
-
-
-def test_a_missing_syncthreads_is_a_race_or_a_read_of_nothing(x: Ints) -> None:
-    (race,) = run("divergence", "no_barrier", [x, np.zeros(THREADS, np.int32)]).races
-    assert "ld.shared" in race and "st.shared" in race
-    with pytest.raises(EmulationError, match="which nobody has written"):
-        for seed in range(1, 20):  # in some order a warp reads first
-            run("divergence", "no_barrier", [x, np.zeros(THREADS, np.int32)], seed=seed)
 
 
 @pytest.mark.parametrize("mask", [0b0011, 0b0101, 0b1000])

@@ -1,41 +1,17 @@
-"""Atomics, address spaces, calls and arguments of CUDA C++ kernels, against NumPy."""
+"""Locks, address spaces, calls and arguments of CUDA C++ kernels, and CTAs that wait for one another."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_cuda import BOTH_ORDERS, run
+import torch
+from ptx_cuda import BOTH_ORDERS, ptx, run
+
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
 
 RNG = np.random.default_rng(11)
 THREADS = 128
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-def test_integer_atomics_leave_what_any_order_leaves(seed: int) -> None:
-    x = RNG.integers(1, 1 << 20, 256).astype(np.int32)
-    y, old = np.array([0, 1 << 30, 0, 0, 0, -1, 0, 0], np.int32), np.zeros(256, np.int32)
-    assert run("memory", "atomics_on_integers", [x, y, old], grid=(2,), seed=seed).races == ()
-    xor, or_ = np.bitwise_xor.reduce(x), np.bitwise_or.reduce(x)
-    want = [256, x.min(), x.max(), xor, or_, np.bitwise_and.reduce(x | 0xFF00), 256 % 10, -x.sum()]
-    assert y.tolist() == want
-    assert sorted(old.tolist()) == list(range(256))
-
-
-def test_floating_atomics_of_every_width() -> None:
-    x = RNG.standard_normal(256).astype(np.float32)
-    total, wide, halves = np.zeros(1, np.float32), np.zeros(1), np.zeros(2, np.float16)
-    brains, big = np.zeros(2, np.uint16), np.zeros(1, np.int64)
-    run("memory", "atomics_on_floats", [x, total, wide, halves, brains, big], grid=(2,))
-    assert abs(total[0] - x.sum()) < 1e-4 and abs(wide[0] - x.astype(np.float64).sum()) < 1e-12
-    assert halves.tolist() == [256, 128] and big[0] == 256 << 33
-    assert (brains.astype(np.uint32) << 16).view(np.float32).tolist() == [256, -64]
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-def test_a_loop_around_compare_and_swap(seed: int) -> None:
-    x, y = np.abs(RNG.standard_normal(384)).astype(np.float32), np.zeros(1, np.float32)
-    assert run("memory", "maximum_by_cas", [x, y], grid=(3,), seed=seed).races == ()
-    assert y[0] == x.max()
 
 
 @pytest.mark.parametrize("seed", BOTH_ORDERS)
@@ -43,18 +19,6 @@ def test_a_lock_lets_one_block_in_at_a_time(seed: int) -> None:
     mutex, y = np.zeros(1, np.int32), np.zeros(2, np.int32)
     assert run("memory", "guarded_by_a_lock", [mutex, y], grid=(5,), block=32, seed=seed).races == ()
     assert y.tolist() == [15, 5] and mutex[0] == 0
-
-
-def test_local_arrays_belong_to_each_thread() -> None:
-    x, y = RNG.integers(0, 50, THREADS).astype(np.int32), np.zeros(THREADS, np.int32)
-    run("memory", "local_array", [x, y, 13])
-    for i in range(THREADS):
-        own, total = [k * i for k in range(24)], 0
-        for k in range(13):
-            own[(int(x[i]) + k * 7) % 24] += k + 1
-        for k in range(13):
-            total = total * 3 + own[int(x[i]) * k % 24]
-        assert y[i] == np.array(total).astype(np.int32)
 
 
 def test_constant_memory_and_device_variables_begin_as_declared() -> None:
@@ -100,13 +64,41 @@ def test_structures_and_narrow_numbers_as_arguments() -> None:
     assert (y == -5 + 0.5 + (1 << 40) + np.resize([1, -2, 3, -4, 5], THREADS) + 0.25 - 7).all()
 
 
-def test_dynamic_shared_memory_has_the_size_of_the_launch() -> None:
-    x, y = RNG.uniform(1, 2, 300).astype(np.float32), np.zeros(300)
-    assert run("memory", "dynamic_shared", [x, y, 300], shared=300 * 12).races == ()
-    assert (y == 1.0 / x[::-1].astype(np.float64) + x).all()
-
-
 def test_many_volatile_loads_are_not_taken_for_a_wait() -> None:
     x, y = RNG.integers(0, 99, 6000).astype(np.int32), np.zeros(32, np.int32)
     run("memory", "long_sum", [x, y, 6000], block=32)
     assert (y == x.sum()).all()
+
+
+@pytest.mark.parametrize("seed", BOTH_ORDERS)
+def test_the_last_block_to_arrive_sees_what_the_others_left(seed: int) -> None:
+    x, y = RNG.standard_normal(2000).astype(np.float32), np.zeros(1, np.float32)
+    partial, count = np.zeros(5, np.float32), np.zeros(1, np.int32)
+    assert run("memory", "last_arriver", [x, partial, count, y, 2000], grid=(5,), seed=seed).races == ()
+    assert abs(y[0] - x.sum()) < 1e-3 and count[0] == 0
+
+
+@pytest.mark.parametrize(("giver", "blocks", "seed"), [(0, 4, 3), (3, 4, 0), (69, 70, 0)])
+def test_blocks_wait_for_a_flag_whoever_comes_first(giver: int, blocks: int, seed: int) -> None:
+    """The last giver does not run together with those that wait for it."""
+    box, flag, y = np.zeros(64, np.int32), np.zeros(1, np.int32), np.zeros((blocks, 64), np.int32)
+    assert run("memory", "acquire_and_release", [giver, box, flag, y], grid=(blocks,), block=64, seed=seed).races == ()
+    want = 7 * np.arange(64) + np.arange(blocks)[:, None]
+    want[giver] = 0
+    assert (y == want).all()
+
+
+@pytest.mark.parametrize(("blocks", "seed"), [(2, 3), (9, 0)])
+def test_all_blocks_of_a_grid_meet(blocks: int, seed: int) -> None:
+    count, box = np.zeros(1, np.int32), np.zeros((2, blocks, 64), np.int32)
+    y = np.zeros((2, blocks, 64), np.int32)
+    assert run("memory", "grid_barrier", [count, box, y], grid=(blocks,), block=64, seed=seed).races == ()
+    want = (np.arange(64) + np.arange(2)[:, None, None]) * (np.arange(blocks)[:, None] + 1)
+    assert (y == want).all()
+
+
+def test_three_dimensions_of_threads_and_blocks() -> None:
+    y = torch.zeros(3, 2, 2, 4, 5, 6, dtype=torch.int32)
+    assert emulate(PtxLaunch(ptx("memory"), "three_dimensions", (6, 5, 4)), (2, 2, 3), [y]).races == ()
+    b2, b1, b0, t2, t1, t0 = np.indices((3, 2, 2, 4, 5, 6))
+    assert (y.numpy() == t0 + 10 * t1 + 100 * t2 + 1000 * b0 + 10000 * b1 + 100000 * b2).all()

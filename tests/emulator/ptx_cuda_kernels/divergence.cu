@@ -78,12 +78,6 @@ extern "C" __global__ void votes(const int* x, u32* y) {
     y[4 * i + 3] = __match_any_sync(ALL, v % 5);
 }
 
-extern "C" __global__ void match_all(const int* x, u32* y) {
-    int same;
-    y[2 * threadIdx.x] = __match_all_sync(ALL, x[threadIdx.x] / 1000, &same);
-    y[2 * threadIdx.x + 1] = same;
-}
-
 // (n, 5): reductions by redux over the lanes that have one key: several masks in one instruction.
 extern "C" __global__ void keyed_reductions(const int* keys, const int* x, int* y) {
     const int i = threadIdx.x;
@@ -93,18 +87,6 @@ extern "C" __global__ void keyed_reductions(const int* keys, const int* x, int* 
     y[5 * i + 2] = __reduce_max_sync(same, x[i]);
     y[5 * i + 3] = __reduce_xor_sync(same, (u32)x[i]);
     y[5 * i + 4] = __shfl_sync(same, x[i], __ffs(same) - 1) + __popc(__ballot_sync(same, x[i] & 1));
-}
-
-// The same inside a branch: the lanes of each key that are there.
-extern "C" __global__ void keyed_in_a_branch(const int* keys, const int* x, int* y) {
-    const int i = threadIdx.x;
-    int found = -1;
-    if (x[i] % 3 != 0) {
-        const u32 here = __activemask();
-        const u32 same = __match_any_sync(here, keys[i]);
-        found = __reduce_add_sync(same, x[i]);
-    }
-    y[i] = found;
 }
 
 // Lane 0 of each warp sets what the others of its warp wait for: needs lanes that go on by themselves.
@@ -117,50 +99,6 @@ extern "C" __global__ void spin_within_a_warp(volatile int* flags, int* y) {
     }
     __syncwarp();
     y[i] = flags[w] + 1;
-}
-
-extern "C" __global__ void many_ways(const int* x, int* y) {
-    const int i = threadIdx.x;
-    int v = x[i];
-    switch (v % 12) {
-        case 0: v = v * 3; break;
-        case 1: v = v - 7; break;
-        case 2: v = v ^ 0x1234;
-        case 3: v += 11; break;
-        case 4: v = -v; break;
-        case 5: v = v << 3; break;
-        case 6: v = v * v; break;
-        case 7: v = ~v; break;
-        case 8: v = v / 3; break;
-        case 9: v = v % 13; break;
-        case 10: for (int k = 0; k < (i & 7); ++k) v += k * v; break;
-        default: v = 99;
-    }
-    y[i] = v;
-}
-
-// Warps 0 and 1 fill for warps 2 and 3, which wait at a barrier of their own name; and the way back.
-extern "C" __global__ void named_barriers(const int* x, int* y, int rounds) {
-    __shared__ int box[64];
-    const int i = threadIdx.x;
-    for (int round = 0; round < rounds; ++round) {
-        if (i < 64) {
-            if (round) asm volatile("bar.sync 2, 128;" ::: "memory");
-            box[i] = x[round * 64 + i];
-            asm volatile("bar.arrive 1, 128;" ::: "memory");
-        } else {
-            asm volatile("bar.sync 1, 128;" ::: "memory");
-            y[round * 64 + i - 64] = box[127 - i] + 1;
-            if (round + 1 < rounds) asm volatile("bar.arrive 2, 128;" ::: "memory");
-        }
-    }
-}
-
-// What each warp leaves in shared memory is read by the next warp, with nothing between.
-extern "C" __global__ void no_barrier(const int* x, int* y) {
-    __shared__ int box[128];
-    box[threadIdx.x] = x[threadIdx.x];
-    y[threadIdx.x] = box[(threadIdx.x + 32) % 128];
 }
 
 // Warps part and meet again while a product of ones (64 x 16 and 8 x 16) is in flight.

@@ -1,46 +1,8 @@
-// Atomics, address spaces, calls, and CTAs that depend on one another.
+// Locks, address spaces, calls, arguments, and CTAs that depend on one another.
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 using u32 = unsigned int;
-using u64 = unsigned long long;
-
-// (8,) int: what each atomic leaves; (n,) old values of the first.
-extern "C" __global__ void atomics_on_integers(const int* x, int* y, int* old) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    const int v = x[i];
-    old[i] = atomicAdd(&y[0], 1);
-    atomicMin(&y[1], v);
-    atomicMax(&y[2], v);
-    atomicXor(&y[3], v);
-    atomicOr(&y[4], v);
-    atomicAnd(&y[5], v | 0xff00);
-    atomicInc((u32*)&y[6], 9);
-    atomicSub(&y[7], v);
-}
-
-extern "C" __global__ void atomics_on_floats(const float* x, float* sum, double* wide, __half2* halves,
-                                             __nv_bfloat162* brains, u64* big) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    atomicAdd(sum, x[i]);
-    atomicAdd(wide, (double)x[i]);
-    atomicAdd(halves, __floats2half2_rn(1.0f, 0.5f));
-    atomicAdd(brains, __floats2bfloat162_rn(1.0f, -0.25f));
-    atomicAdd(big, 1ull << 33);
-}
-
-// atomicMax for floats by compare and swap.
-extern "C" __global__ void maximum_by_cas(const float* x, float* y) {
-    const float v = x[blockIdx.x * blockDim.x + threadIdx.x];
-    int* bits = (int*)y;
-    int old = *(volatile int*)bits;
-    while (__int_as_float(old) < v) {
-        const int seen = atomicCAS(bits, old, __float_as_int(v));
-        if (seen == old) break;
-        old = seen;
-    }
-}
 
 __device__ void lock(int* mutex) {
     while (atomicCAS(mutex, 0, 1) != 0) {}
@@ -59,17 +21,6 @@ extern "C" __global__ void guarded_by_a_lock(int* mutex, int* y) {
         y[1] += 1;
         unlock(mutex);
     }
-}
-
-// Indices that the compiler does not know: the array stays in local memory.
-extern "C" __global__ void local_array(const int* x, int* y, int n) {
-    const int i = threadIdx.x;
-    int own[24];
-    for (int k = 0; k < 24; ++k) own[k] = k * i;
-    for (int k = 0; k < n; ++k) own[(x[i] + k * 7) % 24] += k + 1;
-    int sum = 0;
-    for (int k = 0; k < n; ++k) sum = sum * 3 + own[(x[i] * k) % 24];
-    y[i] = sum;
 }
 
 __constant__ float weights[6] = {0.5f, -1.25f, 3.0f, 8.0f, 0.0f, -0.125f};
@@ -140,18 +91,6 @@ extern "C" __global__ void struct_argument(const Argument given, __half half_giv
     y[threadIdx.x] = (double)given.a + given.b + given.c + given.d[threadIdx.x % 5] + __half2float(half_given) + small;
 }
 
-extern __shared__ __align__(16) unsigned char dynamic[];
-
-extern "C" __global__ void dynamic_shared(const float* x, double* y, int n) {
-    float* floats = (float*)dynamic;
-    double* doubles = (double*)(dynamic + sizeof(float) * n);
-    for (int i = threadIdx.x; i < n; i += blockDim.x) floats[i] = x[i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) doubles[i] = 1.0 / floats[n - 1 - i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = doubles[i] + floats[i];
-}
-
 // Every block leaves its sum; the last to arrive adds them up.
 extern "C" __global__ void last_arriver(const float* x, volatile float* partial, u32* count, float* y, int n) {
     __shared__ float sums[4];
@@ -175,24 +114,7 @@ extern "C" __global__ void last_arriver(const float* x, volatile float* partial,
     }
 }
 
-// Block `giver` tells the others; they wait for it.
-extern "C" __global__ void spin_on_a_flag(int giver, int* box, int* flag, int* y) {
-    if (blockIdx.x == giver) {
-        box[threadIdx.x] = 7 * threadIdx.x;
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) atomicExch(flag, 1);
-    } else {
-        if (threadIdx.x == 0) {
-            while (atomicAdd(flag, 0) == 0) __nanosleep(100);
-            __threadfence();
-        }
-        __syncthreads();
-        y[blockIdx.x * blockDim.x + threadIdx.x] = box[threadIdx.x] + blockIdx.x;
-    }
-}
-
-// The same with st.release and ld.acquire.
+// Block `giver` tells the others by st.release; they wait for it by ld.acquire.
 extern "C" __global__ void acquire_and_release(int giver, int* box, int* flag, int* y) {
     if (blockIdx.x == giver) {
         box[threadIdx.x] = 7 * threadIdx.x;
