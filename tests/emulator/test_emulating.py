@@ -20,10 +20,12 @@ def _copy(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + at, tl.load(x_ptr + at))  # no mask
 
-def copy(x):
-    out = torch.empty_like(x)
+def copy_into(x, out):
     _copy[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
     return out
+
+def copy(x):
+    return copy_into(x, torch.empty_like(x))
 
 def warmed(x):
     out = torch.empty_like(x)
@@ -103,6 +105,12 @@ def whole(x):
 
 def whole_copy(x):
     return copy(x).int()
+
+def two(x):
+    return copy(x), add_one(x.clone())
+
+def twice(x):
+    return x, x
 """
 SCRIPT = """
 import json, traceback
@@ -153,6 +161,12 @@ found["memory"] = said(lambda: torch.cuda.mem_get_info())
 found["time"] = said(lambda: torch.cuda.Event().elapsed_time(None))
 found["dtype"] = said(lambda: mine.other_dtype(x))
 found["config"] = said(lambda: mine.add_one(x), configs={"BLOCK": 7})
+found["sampled"] = []
+for seed in range(8):
+    out = torch.zeros(4 * 64)
+    with emulating(ctas=1, seed=seed):
+        mine.copy_into(torch.ones(4 * 64), out)
+    found["sampled"].append(out.view(4, 64).bool().all(1).tolist())
 found["driver"] = repr(triton.runtime.driver._active)
 print(json.dumps(found))
 """
@@ -214,6 +228,11 @@ def test_a_race_is_a_finding_and_an_access_out_of_bounds_ends_in_the_users_line(
     assert line.startswith("_copy[(triton.cdiv")
 
 
+def test_the_ctas_of_a_sample_are_the_first_the_last_and_any_between(found: dict[str, Any]) -> None:
+    assert all(first and last and one + other == 1 for first, one, other, last in found["sampled"])
+    assert any(one for _, one, _, _ in found["sampled"]) and any(other for _, _, other, _ in found["sampled"])
+
+
 @pytest.mark.parametrize(
     ("what", "kind", "words"),
     [
@@ -246,6 +265,7 @@ CHOSEN = ["--shape", "x=64", "--arg", "n=3,flag=true,scale=none,sizes=[1,2]"]
         (["mine.py::add_one", "--shape", "x=64", "--config", "BLOCK=7"], 2, "configs: expected one of BLOCK: 32"),
         (["mine.py::add_one", "--reference", "mine.py::same", "--shape", "x=9:bf16"], 11, "output 0: 9 of 9 elements"),
         (["mine.py::copy", "--reference", "mine.py::half", "--shape", "x=64"], 11, "output 0: "),
+        (["mine.py::two", "--reference", "mine.py::twice", "--shape", "x=64"], 11, "output 1: "),
         (["mine.py::copy", "--reference", "mine.py::whole", "--shape", "x=64"], 2, "output 0: expected torch.int32,"),
         (["mine.py::whole_copy", "--reference", "mine.py::same", "--shape", "x=64"], 2, "expected torch.float64, as"),
         (["mine.py::same", "--shape", "x=64"], 2, "expected same to launch a kernel of Triton, got no launch"),
