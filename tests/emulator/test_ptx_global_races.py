@@ -144,15 +144,6 @@ def test_ctas_of_one_instruction_race_and_equal_values_are_marked(races: GlobalR
     assert [(race.kind, race.count, race.same_value) for race in races.found[2:]] == [("write-write", 64, False)]
 
 
-def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races: GlobalRaces) -> None:
-    for _ in range(2):
-        races.write(lanes(0), tile(OUT), 4, WRITE, [np.uint32(1)], lambda: pytest.fail("looked up"))
-    old = np.arange(128, dtype=np.uint32)
-    races.write(lanes(1), tile(OUT), 4, READ, [np.where(old == 3, 0, old).astype(np.uint32)], lambda: [old])
-    assert sorted((race.same_value, race.count) for race in races.found) == [(False, 1), (True, 127)]
-    assert [race.harmless for race in races.found] == [race.same_value for race in races.found]
-
-
 # Granules and allocations
 
 
@@ -162,17 +153,6 @@ def test_wide_accesses_are_looked_at_granule_by_granule(races: GlobalRaces) -> N
     assert races.found == []
     races.read(np.array([1]), np.array([OUT]), 16, READ)
     assert [(race.address, race.count) for race in races.found] == [(OUT + 12, 1)]
-
-
-@pytest.mark.parametrize(("granule", "start"), [(1, BASE + 3), (16, BASE + 16)])
-def test_neighbours_of_the_granule_are_told_apart(granule: int, start: int) -> None:
-    races = GlobalRaces(2, granule_bytes=granule)
-    races.add(start, 64)
-    for cta in range(2):
-        races.write(np.array([cta]), np.array([start + granule * cta]), granule, WRITE)
-    assert races.found == []
-    races.write(np.array([1]), np.array([start]), granule, READ)
-    assert [race.address for race in races.found] == [start]
 
 
 def test_an_odd_piece_of_a_copy_is_not_overlooked() -> None:
@@ -218,17 +198,6 @@ def test_many_ctas_and_epochs_work() -> None:
     races.synchronise(7, COUNTER, acquire=True)
     races.write(np.array([7]), np.array([BASE]), 4, WRITE)
     assert [race.first_actor for race in races.found] == ["CTA 1234"]
-
-
-def test_what_cannot_be_is_refused(races: GlobalRaces) -> None:
-    for call, text in (
-        (lambda: GlobalRaces(1, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
-        (lambda: GlobalRaces(0), "ctas: expected at least 1, got 0"),
-        (lambda: GlobalRaces(2, warps=0), "warps: expected at least 1, got 0"),
-        (lambda: races.add(BASE - 4096, 0), "size: expected at least 1 byte, got 0"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            call()
 
 
 # The warps of a CTA
@@ -283,15 +252,6 @@ class Grid:
 )
 def test_what_one_warp_releases_and_acquires_is_of_those_that_a_barrier_joins(words: str, readers: int) -> None:
     assert sum(race.count for race in Grid(words).races.found) == readers
-
-
-def test_warps_of_two_ctas_race_when_they_write_one_address_at_once() -> None:
-    races = Grid("").races
-    races.write(ALL, np.full(WARPS, OUT), 4, WRITE)
-    assert races.found == []
-    races.write(np.arange(2 * WARPS), np.full(2 * WARPS, OUT + 512), 4, WRITE)
-    (race,) = races.found
-    assert (race.first_actor, race.second_actor) == ("CTA 0", "CTA 1")
 
 
 # Tensor maps that a kernel makes
