@@ -99,17 +99,12 @@ def test_reads_and_writes_outside_a_tensor_name_thread_and_place() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "line", "words"),
     [
-        ("misaligned", [floats(), floats()], "misaligned read", "thread 0: address 0x"),
         ("misaligned", [floats(), floats()], "misaligned read", "is not a multiple of 4 bytes"),
         ("null_pointer", [None], "write to null", "thread 3: 4 bytes at 0x0: a null pointer"),
         ("shared_read_behind_the_end", [floats(), 1], "shared read behind the end", "thread 31: 4 bytes at shared"),
         ("shared_read_behind_the_end", [floats(), -1], "shared read behind the end", "shared address 0xfffffffc lie"),
-        ("shared_misaligned", [floats(), 2], "misaligned shared read", "shared address 0x2 is not a multiple of 4"),
         ("shared_unwritten", [floats()], "read of what nobody wrote", "shared memory at 0x14, which nobody has"),
         ("local_behind_the_end", [integers(), integers()], "local read behind the end", "thread 31: 4 bytes at local"),
-        ("constant_write", [1], "write to a constant", "a store to fixed, which is constant"),
-        ("bulk_outside", [floats(64), floats()], "copies from outside", "256 bytes into bulk_outside_param_0 of 256"),
-        ("no_mbarrier", [integers()], "arrives at nothing", "holds no mbarrier that was initialised"),
         ("traps", [integers()], "the trap", "the kernel trapped"),
         ("asserts", [integers()], "the assertion", "a device-side assertion failed"),
     ],
@@ -138,13 +133,10 @@ def test_traps_and_assertions_that_are_not_reached_and_prints_are_left_out() -> 
     [
         ("half_a_barrier", ["waits at barrier 1", "waits at barrier 2"], "warp 0: waiting for barrier 1, where 32 of"),
         ("barrier_in_a_branch", ["only odd threads", "all threads"], "waiting for the rest of its warp"),
-        ("nobody_arrives", ["waits at the mbarrier"], "2 of 2 arrivals and 0 bytes missing"),
-        ("shuffle_in_a_branch", ["names lanes that never come", "the others"], "waiting for the rest of its warp"),
     ],
 )
 def test_a_deadlock_names_all_waits_and_their_lines(name: str, lines: list[str], words: str) -> None:
-    args = [integers(), integers()] if name == "shuffle_in_a_branch" else [integers()]
-    text = error_of(name, args, block=64)
+    text = error_of(name, [integers()], block=64)
     assert "nothing can go on (deadlock)" in text and words in text
     assert all(line_of(line) in text for line in lines)
 
@@ -218,36 +210,28 @@ def test_calls_that_cannot_be_put_in_place_are_refused(option: str, name: str, l
     ("more", "words"),
     [
         ({"launch": {"block": (1025, 1, 1)}}, "block: expected 1 to 1024 threads"),
-        ({"launch": {"block": (0, 1, 1)}}, "block: expected 1 to 1024 threads"),
         *[({"grid": grid}, "grid: expected one to three positive sizes")
           for grid in ((0,), (), (1, 1, 1, 1), (1, 65536))],
         ({"grid": (2**31 - 1,)}, "grid: expected at most 4194304 CTAs, of which each takes memory"),
         ({"grid": (2,), "ctas": [2]}, "ctas: expected numbers from 0 to 1, got 2"),
         ({"launch": {"dynamic_shared": 232449}}, "shared memory: expected 0 to 232448 bytes, got 232449"),
-        ({"launch": {"dynamic_shared": -1}}, "shared memory: expected 0 to 232448 bytes, got -1"),
         ({"grid": 4}, "grid: expected a list of integers, got 4"),
-        ({"grid": (1.5,)}, "grid: expected a list of integers, got (1.5,)"),
         ({"ctas": 0}, "ctas: expected a list of integers, got 0"),
         ({"ctas": [0, 0]}, "ctas: expected each number once, got [0, 0]"),
         ({"checks": "all"}, "checks: expected Checks, got a value of type str"),
         ({"memory": ["x"]}, "memory: expected a list of tensors, got ['x']"),
-        ({"unwritten": floats()}, "unwritten: expected a list of tensors, got a value of type Tensor"),
         ({"unwritten": [floats()]}, "unwritten: expected tensors among the arguments, got another"),
         ({"args": [floats(), floats()]},
          "expected 3 for copy (u64 copy_param_0, u64 copy_param_1, u32 copy_param_2), got 2"),
         ({"args": [floats(), floats(), 1.5]}, "copy_param_2: expected a number that fits .u32, got 1.5"),
-        ({"args": [floats(), floats(), 1 << 40]}, "copy_param_2: expected a number that fits .u32"),
-        ({"args": [floats(), floats(), "a"]}, "copy_param_2: expected a number that fits .u32, got 'a'"),
         ({"args": [floats(), floats(), floats()]}, "copy_param_2: expected a number (.u32), got a tensor"),
         ({"args": [floats(), floats(), b"abc"]}, "copy_param_2: expected 4 bytes, got 3"),
         ({"args": [floats(), floats().to("meta"), 3]}, "copy_param_1: expected a tensor on the CPU, got one on meta"),
         ({"args": None}, "args: expected a list, got None"),
-        ({"args": floats()}, "args: expected a list, got a value of type Tensor"),
         ({"args": [torch.eye(4).to_sparse(), floats(), 3]}, "copy_param_0: expected a tensor in plain memory"),
         ({"launch": {"block": 32}}, "block: expected a list of integers, got 32"),
-        ({"launch": {"block": (32,)}}, "block: expected three sizes, got (32,)"),
-        ({"launch": {"cluster": (0, 1, 1)}}, "cluster: expected 1 to 16 CTAs, got (0, 1, 1)"),
         ({"launch": {"cluster": (32, 1, 1)}, "grid": (32,)}, "cluster: expected 1 to 16 CTAs"),
+        ({"launch": {"cluster": (2, 1, 1)}, "grid": (3, 4)}, "cluster"),
         ({"launch": {"dynamic_shared": "4"}}, "dynamic_shared: expected a list of integers, got ['4']"),
         ({"launch": {"ptx": None}}, "ptx: expected a text, got a value of type NoneType"),
     ],

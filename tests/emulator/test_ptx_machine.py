@@ -75,6 +75,21 @@ def test_threads_of_a_warp_may_wait_for_what_others_of_it_do() -> None:
     assert launch(body, declared=SHARED)[0] == [7] * 32
 
 
+def test_what_no_mbarrier_gets_or_holds_is_named() -> None:
+    arrive = "mov.u32 %r2, s; mbarrier.arrive.shared.b64 _, [%r2];"
+    assert "holds no mbarrier that was initialised" in error(arrive, declared=SHARED)
+    wait = "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra W;"
+    assert "2 of 2 arrivals and 0 bytes missing" in error(MBARRIER.format(2) + wait, declared=SHARED)
+    bulk = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d3], 128, [%r2];"
+    outside = "add.u32 %r3, %r2, 128; add.u64 %d3, %d0, 64; @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128;"
+    assert "128 bytes into to of 128" in error(f"{MBARRIER.format(1)} {outside} @%p0 {bulk} {wait}", declared=SHARED)
+
+
+def test_bytes_that_are_announced_alone_are_waited_for() -> None:
+    body = "@%p0 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r2], 16; @%p0 mbarrier.arrive.shared.b64 _, [%r2];"
+    assert launch(MBARRIER.format(1) + body + OVER, declared=SHARED)[0] == [0] * 32
+
+
 @pytest.mark.parametrize("name", ["arrive", "arrive_drop"])
 def test_an_arrival_that_promises_not_to_end_the_phase_must_not(name: str) -> None:
     arrive = f"mov.u32 %r3, 1; @%p0 mbarrier.{name}.noComplete.release.cta.shared::cta.b64 %d3, [%r2], %r3;"
