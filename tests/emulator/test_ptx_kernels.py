@@ -1,5 +1,5 @@
 """What Triton compiles for Hopper runs right in the emulator, and no race is reported that is not there: chosen
-kernels, and random matmuls, attentions and others.
+kernels, and random matmuls and others.
 
 Seed 0 runs each CTA's warps together as far as they go; the others draw an order of warps and of copies.
 """
@@ -17,7 +17,6 @@ from ptx_processes import emulated, races
 
 DRAWN: dict[str, tuple[Callable[[int], Case], int, int]] = {
     "matmul": (draws.matmul, 20, 500),
-    "attention": (draws.attention, 10, 200),
     "anything": (draws.anything, 10, 300),
 }
 """By kind: how one is drawn, how many `make test` runs, and how many `make test-full`."""
@@ -90,10 +89,6 @@ def test_the_draws_reach_what_they_are_there_for() -> None:
         assert {case.options[option] for case in matmuls} == wanted
     assert any(case.options.get("ws") for case in matmuls) and any(case.options.get("on_device") for case in matmuls)
     assert any(case.options["K"] % case.options["BK"] for case in matmuls)
-    attentions = [case.options for case in quick["attention"]]
-    for option, wanted in (("D", {16, 32, 64}), ("causal", {True, False}), ("by_tma", {True, False})):
-        assert {options[option] for options in attentions} >= wanted
-    assert any(options["ws"] for options in attentions)
 
 
 def test_what_nobody_wrote_is_not_taken_for_a_right_result() -> None:

@@ -1,4 +1,4 @@
-"""Random configurations of the matmuls and of flash attention, for the fuzzer: the same for the same number."""
+"""Random configurations of the matmuls and of the other kernels, for the fuzzer: the same for the same number."""
 
 from __future__ import annotations
 
@@ -53,26 +53,6 @@ def _fits(options: dict[str, Any]) -> bool:
     BM, BN, BK = options["BM"], options["BN"], options["BK"]
     accumulator = BM * BN // (32 * options["warps"])
     return accumulator <= 128 and 2 * options["stages"] * BK * (BM + BN) + 4 * BM * BN <= SHARED_BYTES
-
-
-def attention(number: int) -> Case:
-    """One configuration that fits."""
-    draw = random.Random(f"attention {number}")
-    while True:
-        D = draw.choice([16, 32, 64, 64, 128])
-        options = {
-            "D": D, "heads": draw.randint(1, 2), "queries": draw.randint(1, 160), "keys": draw.randint(1, 200),
-            "BM": draw.choice([64, 64, 128]), "BN": draw.choice([16, 32, 64, 128]), "causal": draw.random() < 0.4,
-            "dtype": draw.choice(["bf16", "fp16"]), "stages": draw.randint(1, 4), "warps": draw.choice([4, 8]),
-            "by_tma": draw.random() < 0.7, "ws": False,
-        }  # fmt: skip
-        if options["causal"]:
-            # A query that sees no key has no mean.
-            options["keys"] = options["queries"]
-        if options["by_tma"] and draw.random() < 0.3:
-            options["ws"], options["warps"], options["BM"] = True, 4, 64
-        if 2 * D * (options["BM"] + 2 * options["stages"] * options["BN"]) <= SHARED_BYTES:
-            return Case("triton_attention", "flash", options)
 
 
 def anything(number: int) -> Case:
