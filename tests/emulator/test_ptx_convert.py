@@ -173,12 +173,17 @@ def test_pack_clamps_two_integers_above_a_third(to):
     assert made.tolist() == [(a << bits) | b | above for a, b in zip(clamped, clamped[::-1], strict=True)]
 
 
-def test_what_ptx_lacks_is_refused():
-    with pytest.raises(ValueError, match="to: expected a type of cvt, got 'f128'"):
-        cvt(np.float32(1), "f128", "f32")
-    with pytest.raises(ValueError, match="source: expected a type of cvt, got 'f128'"):
-        cvt(np.float32(1), "f32", "f128")
-    with pytest.raises(ValueError, match="rounding: expected one of rni, rzi, rmi, rpi for an integer, got 'rn'"):
-        cvt(np.float32(1), "s32", "f32", "rn")
-    with pytest.raises(ValueError, match="to: expected an integer of 16, 8, 4 or 2 bits, got 's32'"):
-        cvt_pack(np.int32(1), np.int32(1), "s32")
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: cvt(np.float32(1), "f128", "f32"), "to: expected a type of cvt, got 'f128'"),
+        (lambda: cvt(np.float32(1), "f32", "f128"), "source: expected a type of cvt, got 'f128'"),
+        (lambda: cvt(np.float32(1), "s32", "f32", "rn"), "rounding: expected one of rni, rzi, rmi, rpi"),
+        (lambda: cvt_pack(np.int32(1), np.int32(1), "s32"), "to: expected an integer of 16, 8, 4 or 2 bits"),
+        (lambda: encode(np.float32(1), "e3m4"), "format: expected one of"),
+        (lambda: encode(np.float32(1), "e4m3", "rz"), "rounding: expected one of rn for e4m3, got 'rz'"),
+    ],
+)
+def test_what_ptx_lacks_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -1,14 +1,10 @@
-"""Locks, address spaces, calls and arguments of CUDA C++ kernels, and CTAs that wait for one another."""
+"""Locks, address spaces and calls of CUDA C++ kernels, and CTAs that wait for one another."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from ptx_cuda import BOTH_ORDERS, ptx, run
-
-from rooflab.bench.emulator.arguments import PtxLaunch
-from rooflab.bench.emulator.launch import emulate
+from ptx_cuda import BOTH_ORDERS, run
 
 RNG = np.random.default_rng(11)
 THREADS = 128
@@ -55,27 +51,10 @@ def test_a_pointer_may_mean_another_space_in_every_lane(seed: int) -> None:
     assert (memory == 3 * i + np.where(x % 3 == 2, i, 0)).all()
 
 
-def test_structures_and_narrow_numbers_as_arguments() -> None:
-    given = np.zeros(1, np.dtype([("a", "i4"), ("b", "f4"), ("c", "i8"), ("d", "i1", 5)], align=True))
-    given["a"], given["b"], given["c"], given["d"] = -5, 0.5, 1 << 40, [1, -2, 3, -4, 5]
-    y = np.zeros(THREADS)
-    raw = given.tobytes().ljust(32, b"\0")
-    run("memory", "struct_argument", [raw, np.float16(0.25).tobytes(), -7, y])
-    assert (y == -5 + 0.5 + (1 << 40) + np.resize([1, -2, 3, -4, 5], THREADS) + 0.25 - 7).all()
-
-
 def test_many_volatile_loads_are_not_taken_for_a_wait() -> None:
     x, y = RNG.integers(0, 99, 6000).astype(np.int32), np.zeros(32, np.int32)
     run("memory", "long_sum", [x, y, 6000], block=32)
     assert (y == x.sum()).all()
-
-
-@pytest.mark.parametrize("seed", BOTH_ORDERS)
-def test_the_last_block_to_arrive_sees_what_the_others_left(seed: int) -> None:
-    x, y = RNG.standard_normal(2000).astype(np.float32), np.zeros(1, np.float32)
-    partial, count = np.zeros(5, np.float32), np.zeros(1, np.int32)
-    assert run("memory", "last_arriver", [x, partial, count, y, 2000], grid=(5,), seed=seed).races == ()
-    assert abs(y[0] - x.sum()) < 1e-3 and count[0] == 0
 
 
 @pytest.mark.parametrize(("giver", "blocks", "seed"), [(0, 4, 3), (3, 4, 0), (69, 70, 0)])
@@ -95,10 +74,3 @@ def test_all_blocks_of_a_grid_meet(blocks: int, seed: int) -> None:
     assert run("memory", "grid_barrier", [count, box, y], grid=(blocks,), block=64, seed=seed).races == ()
     want = (np.arange(64) + np.arange(2)[:, None, None]) * (np.arange(blocks)[:, None] + 1)
     assert (y == want).all()
-
-
-def test_three_dimensions_of_threads_and_blocks() -> None:
-    y = torch.zeros(3, 2, 2, 4, 5, 6, dtype=torch.int32)
-    assert emulate(PtxLaunch(ptx("memory"), "three_dimensions", (6, 5, 4)), (2, 2, 3), [y]).races == ()
-    b2, b1, b0, t2, t1, t0 = np.indices((3, 2, 2, 4, 5, 6))
-    assert (y.numpy() == t0 + 10 * t1 + 100 * t2 + 1000 * b0 + 10000 * b1 + 100000 * b2).all()

@@ -188,12 +188,6 @@ def test_instructions_are_those_of_pythons_integers(name: str) -> None:
             assert mixed.dtype == made.dtype and mixed.tolist() == same.tolist(), instruction
 
 
-def test_a_shift_of_a_vector_by_one_count_is_that_of_each_lane() -> None:
-    a = values(np.dtype(np.int64), 5)
-    for n in COUNTS:
-        assert integers.shr(a, n).tolist() == [x >> min(int(n), 70) for x in a.tolist()]
-
-
 @pytest.mark.parametrize("name", WIDE)
 def test_sums_and_differences_carry(name: str) -> None:
     dtype = TYPES[name]
@@ -246,8 +240,6 @@ def test_every_table_of_lop3() -> None:
         assert made.tolist() == wanted and made.dtype == np.uint32, table
         single = bitfields.lop3_function(table)(a[0], b[0], c[0])
         assert isinstance(single, np.uint32) and single == wanted[0]
-    with pytest.raises(ValueError, match="table: expected 0 to 255, got 256"):
-        bitfields.lop3_function(256)
 
 
 def chosen(a: int, b: int, selector: int) -> int:
@@ -284,6 +276,3 @@ def test_the_modes_of_prmt_are_those_of_the_table_in_the_isa() -> None:
     }
     for mode, words in wanted.items():
         assert [int(bitfields.prmt(a, b, np.uint32(choice), mode)) for choice in range(4)] == words, mode
-        assert bitfields.prmt(a, b, np.arange(8, dtype=np.uint32), mode).tolist() == words * 2
-    with pytest.raises(ValueError, match="mode: expected one of f4e"):
-        bitfields.prmt(a, b, np.uint32(0), "f5e")

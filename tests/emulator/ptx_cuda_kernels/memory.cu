@@ -1,6 +1,4 @@
-// Locks, address spaces, calls, arguments, and CTAs that depend on one another.
-
-#include <cuda_fp16.h>
+// Locks, address spaces, calls, and CTAs that depend on one another.
 
 using u32 = unsigned int;
 
@@ -80,40 +78,6 @@ extern "C" __global__ void generic_pointers(const int* x, int* global_memory, in
     y[i] = add_through(p, i) + __isShared(p) * 2 + __isLocal(p) * 4 + __isGlobal(p) * 8;
 }
 
-struct __align__(16) Argument {
-    int a;
-    float b;
-    long long c;
-    char d[5];
-};
-
-extern "C" __global__ void struct_argument(const Argument given, __half half_given, signed char small, double* y) {
-    y[threadIdx.x] = (double)given.a + given.b + given.c + given.d[threadIdx.x % 5] + __half2float(half_given) + small;
-}
-
-// Every block leaves its sum; the last to arrive adds them up.
-extern "C" __global__ void last_arriver(const float* x, volatile float* partial, u32* count, float* y, int n) {
-    __shared__ float sums[4];
-    __shared__ bool last;
-    float v = 0;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) v += x[i];
-    for (int step = 16; step; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        partial[blockIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
-        __threadfence();
-        last = atomicInc(count, gridDim.x - 1) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (last && threadIdx.x == 0) {
-        __threadfence();
-        float total = 0;
-        for (int b = 0; b < gridDim.x; ++b) total += partial[b];
-        *y = total;
-    }
-}
-
 // Block `giver` tells the others by st.release; they wait for it by ld.acquire.
 extern "C" __global__ void acquire_and_release(int giver, int* box, int* flag, int* y) {
     if (blockIdx.x == giver) {
@@ -146,13 +110,6 @@ extern "C" __global__ void grid_barrier(u32* count, int* box, int* y) {
         const int v = box[round * gridDim.x * blockDim.x + next * blockDim.x + threadIdx.x];
         y[(round * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x] = v * (blockIdx.x + 1);
     }
-}
-
-extern "C" __global__ void three_dimensions(int* y) {
-    const int t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-    const int b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-    y[b * blockDim.x * blockDim.y * blockDim.z + t] =
-        threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + 1000 * blockIdx.x + 10000 * blockIdx.y + 100000 * blockIdx.z;
 }
 
 // Many volatile loads in a row, each of another place: nobody waits for anything.
