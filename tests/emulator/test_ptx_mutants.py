@@ -130,59 +130,53 @@ def test_every_registered_kernel_that_orders_its_warps_is_a_target() -> None:
     assert found == {f"{target.op}/{target.kernel}" for target in TARGETS.values()}
 
 
-PTX = """
-    .loc 1 7 0
-    @%p1 bar.sync 1, 128; // bar.sync 0;
-    .loc 1 9 0
-    wgmma.wait_group.sync.aligned 1;
-    // cp.async.commit_group;
-    @!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], 24576;
-    mbarrier.arrive.shared::cta.b64 %rd1, [%r6];
-    { .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %r168; @!done bra again; }
-    fence.acq_rel.gpu;
-    atom.global.gpu.acq_rel.add.u32 %r1, [%rd2], 1;
-    ld.shared.b32 %r1, [%r2];
-    mbarrier.init.shared::cta.b64 [%r3], 1;
-    mbarrier.init.shared::cta.b64 [%r4], 1;
-    bar.sync 0;
-    mbarrier.init.shared::cta.b64 [%r3], 1;
-    fence.proxy.tensormap::generic.acquire.gpu [%rd3], 128;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 0;
-    cp.async.bulk.commit_group;
-    barrier.cluster.arrive.release.aligned;
-"""
+MUTANTS = {
+    "@%p1 bar.sync 1, 128; // bar.sync 0;": {
+        "drop bar.sync 1": "// bar.sync 0;",
+        "arrive only at bar.sync 1": "@%p1 bar.arrive 1, 128; // bar.sync 0;",
+    },
+    "wgmma.wait_group.sync.aligned 1;": {
+        "drop wgmma.wait_group 1": "",
+        "one more pending in wgmma.wait_group 1": "wgmma.wait_group.sync.aligned 2;",
+    },
+    "// cp.async.commit_group;": {},
+    "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], 24576;": {
+        "drop mbarrier.arrive.expect_tx 1": "",
+        "fewer bytes in mbarrier.arrive.expect_tx 1": "{ .reg .u32 %mutated; sub.u32 %mutated, 24576, 16; "
+        "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }",
+    },
+    "mbarrier.arrive.shared::cta.b64 %rd1, [%r6];": {"drop mbarrier.arrive 1": "mov.u64 %rd1, 0;"},
+    "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %r168; @!done bra again; }": {
+        "do not wait in mbarrier.try_wait 1": "setp.eq.u32 done, 0, 0; @!done bra again; }",
+        "other parity in mbarrier.try_wait 1": "{ .reg .b32 %mutated; xor.b32 %mutated, %r168, 1; "
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %mutated; } @!done bra again; }",
+    },
+    "fence.acq_rel.gpu;": {"drop fence.acq_rel 1": "", "for the CTA alone fence.acq_rel 1": "fence.acq_rel.cta;"},
+    "atom.global.gpu.acq_rel.add.u32 %r1, [%rd2], 1;": {
+        "relax atom.global 1": "atom.global.gpu.relaxed.add.u32 %r1, [%rd2], 1;"
+    },
+    # What the text itself shows to be idle is counted, and no mutant.
+    "mbarrier.init.shared::cta.b64 [%r3], 1;": {},
+    "bar.sync 0;": {"drop bar.sync 2": ""},
+    "mbarrier.init.shared::cta.b64 [%r3], 1; ": {},
+    "fence.proxy.tensormap::generic.acquire.gpu [%rd3], 128;": {"drop fence.proxy 1": ""},
+    "cp.async.bulk.commit_group;": {},
+    "cp.async.bulk.wait_group.read 0;": {},
+    "barrier.cluster.arrive.release.aligned;": {
+        "drop barrier.cluster.arrive 1": "",
+        "relax barrier.cluster.arrive 1": "barrier.cluster.arrive.relaxed.aligned;",
+    },
+}
+"""By the statement: the name of each of its mutants, and what stands in its place."""
 
 
 def test_mutants_say_what_was_done_and_where_and_are_still_ptx() -> None:
-    lines, found = PTX.splitlines(), []
-    for mutant in mutants(PTX):
-        text = mutant.text.splitlines()
-        changed = [at for at, (old, new) in enumerate(zip(lines, text, strict=True), 1) if old != new]
-        assert changed == [mutant.line]
-        found.append((mutant.name, mutant.line, mutant.source_line, text[mutant.line - 1].strip()))
-    assert found == [
-        ("drop bar.sync 1", 3, 7, "// bar.sync 0;"),
-        ("arrive only at bar.sync 1", 3, 7, "@%p1 bar.arrive 1, 128; // bar.sync 0;"),
-        ("drop wgmma.wait_group 1", 5, 9, ""),
-        ("one more pending in wgmma.wait_group 1", 5, 9, "wgmma.wait_group.sync.aligned 2;"),
-        ("drop mbarrier.arrive.expect_tx 1", 7, 9, ""),
-        ("fewer bytes in mbarrier.arrive.expect_tx 1", 7, 9,
-         "{ .reg .u32 %mutated; sub.u32 %mutated, 24576, 16; "
-         "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }"),
-        ("drop mbarrier.arrive 1", 8, 9, "mov.u64 %rd1, 0;"),
-        ("do not wait in mbarrier.try_wait 1", 9, 9,
-         "{ .reg .pred done; again: setp.eq.u32 done, 0, 0; @!done bra again; }"),
-        ("other parity in mbarrier.try_wait 1", 9, 9,
-         "{ .reg .pred done; again: { .reg .b32 %mutated; xor.b32 %mutated, %r168, 1; "
-         "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %mutated; } @!done bra again; }"),
-        ("drop fence.acq_rel 1", 10, 9, ""),
-        ("for the CTA alone fence.acq_rel 1", 10, 9, "fence.acq_rel.cta;"),
-        ("relax atom.global 1", 11, 9, "atom.global.gpu.relaxed.add.u32 %r1, [%rd2], 1;"),
-        ("drop mbarrier.init 2", 14, 9, ""),
-        ("drop bar.sync 2", 15, 9, ""),
-        ("drop fence.proxy 1", 17, 9, ""),
-        ("drop cp.async.bulk.commit_group 2", 20, 9, ""),
-        ("drop barrier.cluster.arrive 1", 21, 9, ""),
-        ("relax barrier.cluster.arrive 1", 21, 9, "barrier.cluster.arrive.relaxed.aligned;"),
-    ]  # fmt: skip
+    lines = [".loc 1 7 0", *MUTANTS]
+    wanted = [(name, at, new) for at, made in enumerate(MUTANTS.values(), 2) for name, new in made.items()]
+    found = []
+    for mutant in mutants("\n".join(lines)):
+        text = mutant.text.split("\n")
+        assert [at for at, (old, new) in enumerate(zip(lines, text, strict=True), 1) if old != new] == [mutant.line]
+        assert mutant.source_line == 7
+        found.append((mutant.name, mutant.line, text[mutant.line - 1].strip()))
+    assert found == wanted
