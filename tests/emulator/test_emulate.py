@@ -269,7 +269,7 @@ def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, comma
     kernels = [part for file in files for part in ("--kernel", file)]
     op = ["rmsnorm"] if command == "check" else []
     code, out, _ = rooflab(command, *op, *kernels, *CASE, "--out", tmp_path / "records")
-    found = list(read(tmp_path / "records"))
+    found = sorted(read(tmp_path / "records"), key=lambda record: record.kernel)
     assert [record.kernel for record in found] == [file.stem for file in files], "each from its own file"
     for record in found:
         assert (code, record.status, record.checked_by, record.traffic_bytes) == (*ended, by, None)

@@ -31,22 +31,6 @@ def test_threads_that_return_early_are_not_waited_for(x: Ints, n: int) -> None:
     assert result.races == () and y[0] == x[:n].sum()
 
 
-def test_loops_within_loops_with_continue_and_return(x: Ints) -> None:
-    def one(v: int, lane: int) -> int:
-        for a in range(lane % 4):
-            b = 0
-            while b < v % 3:
-                if not (a + b) & 1:
-                    v += b + 1
-                    if v > 100:
-                        return v - 100
-                b += 1
-            v += 2
-        return v
-
-    assert emulated("nested", x).tolist() == [one(int(v), i % 32) for i, v in enumerate(x)]
-
-
 @pytest.mark.parametrize("seed", BOTH_ORDERS)
 def test_syncwarp_orders_the_lanes_of_a_warp(seed: int) -> None:
     box = np.arange(THREADS) % 32
@@ -56,35 +40,6 @@ def test_syncwarp_orders_the_lanes_of_a_warp(seed: int) -> None:
     y = np.zeros(THREADS, np.int32)
     assert run("divergence", "sync_warp", [y], seed=seed).races == ()
     assert (y == box).all()
-
-
-def test_halves_of_a_warp_shuffle_by_themselves(x: Ints) -> None:
-    halves = x.reshape(-1, 2, 16)
-    want = np.empty_like(halves)
-    want[:, 0] = halves[:, 0].sum(axis=1, keepdims=True)
-    up = np.concatenate([halves[:, 1, :1], halves[:, 1, :-1]], axis=1)
-    want[:, 1] = up - up[:, 5:6]
-    assert (emulated("partial_shuffles", x) == want.ravel()).all()
-
-
-def test_votes_and_matches_see_the_whole_warp(x: Ints) -> None:
-    y = emulated("votes", x, shape=(THREADS, 4)).view(np.uint32)
-    for i in range(THREADS):
-        warp = x[i // 32 * 32 :][:32]
-        same = sum(1 << k for k, v in enumerate(warp) if v % 5 == x[i] % 5)
-        want = [sum(1 << k for k, v in enumerate(warp) if v > 0), int((warp == 7).any()), int((warp < 40).all()), same]
-        assert y[i].tolist() == want
-
-
-def test_one_instruction_reduces_over_several_masks_of_a_warp(x: Ints) -> None:
-    keys = np.random.default_rng(1).integers(0, 4, THREADS).astype(np.int32)
-    y = np.zeros((THREADS, 5), np.int32)
-    assert run("divergence", "keyed_reductions", [keys, x, y]).races == ()
-    for i in range(THREADS):
-        own = slice(i // 32 * 32, i // 32 * 32 + 32)
-        mine = x[own][keys[own] == keys[i]]
-        want = [mine.sum(), mine.min(), mine.max(), np.bitwise_xor.reduce(mine), mine[0] + (mine & 1).sum()]
-        assert y[i].tolist() == want
 
 
 @pytest.mark.parametrize("seed", BOTH_ORDERS)

@@ -54,8 +54,12 @@ INSTRUCTIONS: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("bfe.u64", "ddrr", (0x380, 7, 3), 7),
     ("bfi.b32", "rrrrr", (5, ONES, 4, 4), 0xFFFFFF5F),
     ("fns.b32", "rrrr", (0b1010, 0, 2), 3),
-    ("bmsk.clamp.b32", "rrr", (4, 4), 0xF0),
-    ("szext.wrap.s32", "rrr", (0xF8, 8), -8),
+    ("fns.b32", "rrrr", (0b1010, 3, -2), 1),
+    ("fns.b32", "rrrr", (0b1000, 0, 2), ONES),
+    ("bmsk.clamp.b32", "rrr", (28, 9), 0xF0000000),
+    ("bmsk.wrap.b32", "rrr", (33, 34), 6),
+    ("szext.wrap.s32", "rrr", (0xF8, 40), -8),
+    ("szext.clamp.u32", "rrr", (0x1F8, 40), 0x1F8),
     ("lop3.b32", "rrrr", (12, 10, 9), 12 ^ 10 ^ 9),
     ("prmt.b32", "rrrr", (0x33221100, 0x77665544, 0x5240), 0x55224400),
     ("shf.l.wrap.b32", "rrrr", (0x80000000, 1, 1), 3),
@@ -63,6 +67,7 @@ INSTRUCTIONS: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("sad.s32", "rrrr", (-3, 4, 7), 14),
     ("dp4a.s32.s32", "rrrr", (0xFF02FF02, 0x01030103, 5), 15),
     ("dp2a.lo.u32.u32", "rrrr", (0x00030002, 0x0504, 1), 24),
+    ("dp2a.hi.s32.u32", "rrrr", (0x0003FFFE, 0x05040000, 1), 8),
     ("mul24.lo.s32", "rrr", (0xFFFFFF, 5), -5),
     ("mad24.hi.s32", "rrrr", (0x7FFFFF, 0x7FFFFF, 2**31 - 1), 2**31 - 1 + (0x7FFFFF**2 >> 16)),
     ("mad24.hi.sat.s32", "rrrr", (0x7FFFFF, 0x7FFFFF, 2**31 - 1), 2**31 - 1),
@@ -252,6 +257,40 @@ def test_all_lanes_get(body: str, given: int, wanted: int) -> None:
 )  # fmt: skip
 def test_the_first_lanes_get(body: str, wanted: list[int], rest: int) -> None:
     assert results(body, range(32)) == [*wanted, *[rest] * 30]
+
+
+def mask(lanes: Any) -> int:
+    """The bits of lanes, in two's complement of a result."""
+    return sum(1 << lane for lane in lanes)
+
+
+VALUES = [lane % 3 for lane in range(32)]
+SAME = [mask(range(value, 32, 3)) for value in VALUES]
+OF_SAME = [[lane for lane in range(32) if VALUES[lane] == value] for value in VALUES]
+LOW = "setp.lt.u32 %p1, %r1, 1;"
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        (f"{LOW} vote.sync.ballot.b32 %r2, %p1, -1;", [SAME[0]] * 32),
+        (f"{LOW} vote.sync.any.pred %p2, %p1, -1; selp.u32 %r2, 1, 0, %p2;", [1] * 32),
+        (f"{LOW} vote.sync.all.pred %p2, %p1, -1; selp.u32 %r2, 1, 0, %p2;", [0] * 32),
+        ("match.any.sync.b32 %r2, %r1, -1;", SAME),
+        ("match.all.sync.b32 %r2|%p2, %r1, -1;", [0] * 32),
+        ("mov.u32 %r3, 9; match.all.sync.b32 %r2|%p2, %r3, -1; selp.u32 %r2, %r2, 0, %p2;", [0xFFFFFFFF] * 32),
+        # One instruction serves several masks of a warp.
+        ("match.any.sync.b32 %r3, %r1, -1; redux.sync.add.s32 %r2, %r0, %r3;", [sum(lanes) for lanes in OF_SAME]),
+        ("match.any.sync.b32 %r3, %r1, -1; redux.sync.max.u32 %r2, %r0, %r3;", [max(lanes) for lanes in OF_SAME]),
+        ("match.any.sync.b32 %r3, %r1, -1; shfl.sync.idx.b32 %r2, %r0, %r1, 31, %r3;", VALUES),
+        # Each half of the warp shuffles by itself, on its own way.
+        (f"setp.lt.u32 %p1, %r0, 16; @%p1 bra LOW; shfl.sync.up.b32 %r2, %r0, 1, 0x1000, {0xFFFF0000}; bra END;"
+         "LOW: shfl.sync.bfly.b32 %r2, %r0, 8, 0x101f, 0xffff; END: add.u32 %r2, %r2, 0;",
+         [*(lane ^ 8 for lane in range(16)), 16, *range(16, 31)]),
+    ],
+)  # fmt: skip
+def test_lanes_exchange(body: str, wanted: list[int]) -> None:
+    assert results(body, VALUES) == wanted
 
 
 @pytest.mark.parametrize("written", ["1.5", "15e-1", "0f3FC00000", "0d3FF8000000000000"])

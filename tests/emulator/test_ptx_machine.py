@@ -183,20 +183,6 @@ def test_the_ctas_of_a_cluster_keep_their_ranks_whatever_the_order_asked_for() -
         assert launch(body, ctas=ctas, **PAIR)[0] == [1] * 32 + [0] * 32
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
-def test_a_clusters_barrier_orders_what_came_before_the_arrival(seed: int) -> None:
-    store, load, read = "st.shared.u32 [%r4], %r0;", "ld.shared.u32 %r1, [%r5];", Checks(uninitialised=False)
-    arrive, wait = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
-    relaxed = arrive.replace("arrive", "arrive.relaxed")
-    for body, racy in (
-        (store + arrive + wait + load, False),
-        (store + relaxed + wait + load, True),
-        (arrive + store + wait + load, True),
-    ):
-        found = kinds(ADDRESSES + body + BARRIER, block=64, seed=seed, checks=read, **PAIR)
-        assert bool(found) == racy
-
-
 def test_a_clusters_barrier_orders_ctas_that_did_different_work() -> None:
     more = "setp.ne.u32 %p1, %r6, 0; @%p1 bra M;" + "fence.proxy.async;" * 5 + "M: st.shared.u32 [%r4], %r0;"
     body = ADDRESSES + more + BARRIER + "ld.shared::cluster.u32 %r1, [%r9];" + BARRIER

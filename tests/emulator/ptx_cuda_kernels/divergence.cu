@@ -23,22 +23,6 @@ extern "C" __global__ void early_return(const int* x, int* y, int n) {
     }
 }
 
-__device__ int nested_case(int v, int lane) {
-    for (int a = 0; a < lane % 4; ++a) {
-        for (int b = 0; b < v % 3; ++b) {
-            if ((a + b) & 1) continue;
-            v += b + 1;
-            if (v > 100) return v - 100;
-        }
-        v += 2;
-    }
-    return v;
-}
-
-extern "C" __global__ void nested(const int* x, int* y) {
-    y[threadIdx.x] = nested_case(x[threadIdx.x], threadIdx.x & 31);
-}
-
 // A value handed from lane to lane through shared memory: __syncwarp orders them, though the lanes part between.
 extern "C" __global__ void sync_warp(int* y) {
     __shared__ int box[128];
@@ -53,40 +37,6 @@ extern "C" __global__ void sync_warp(int* y) {
         __syncwarp();
     }
     y[i] = box[i];
-}
-
-// Each half of the warp shuffles by itself, on its own way through the code.
-extern "C" __global__ void partial_shuffles(const int* x, int* y) {
-    const int i = threadIdx.x, lane = i & 31;
-    int v = x[i];
-    if (lane < 16) {
-        for (int step = 8; step; step /= 2) v += __shfl_xor_sync(0x0000ffffu, v, step, 16);
-    } else {
-        v = __shfl_up_sync(0xffff0000u, v, 1, 16);
-        v -= __shfl_sync(0xffff0000u, v, 5, 16);
-    }
-    y[i] = v;
-}
-
-// (n, 4): ballot, any, all, and who has the same value.
-extern "C" __global__ void votes(const int* x, u32* y) {
-    const int i = threadIdx.x;
-    const int v = x[i];
-    y[4 * i] = __ballot_sync(ALL, v > 0);
-    y[4 * i + 1] = __any_sync(ALL, v == 7);
-    y[4 * i + 2] = __all_sync(ALL, v < 40);
-    y[4 * i + 3] = __match_any_sync(ALL, v % 5);
-}
-
-// (n, 5): reductions by redux over the lanes that have one key: several masks in one instruction.
-extern "C" __global__ void keyed_reductions(const int* keys, const int* x, int* y) {
-    const int i = threadIdx.x;
-    const u32 same = __match_any_sync(ALL, keys[i]);
-    y[5 * i] = __reduce_add_sync(same, x[i]);
-    y[5 * i + 1] = __reduce_min_sync(same, x[i]);
-    y[5 * i + 2] = __reduce_max_sync(same, x[i]);
-    y[5 * i + 3] = __reduce_xor_sync(same, (u32)x[i]);
-    y[5 * i + 4] = __shfl_sync(same, x[i], __ffs(same) - 1) + __popc(__ballot_sync(same, x[i] & 1));
 }
 
 // Lane 0 of each warp sets what the others of its warp wait for: needs lanes that go on by themselves.
