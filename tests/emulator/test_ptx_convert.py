@@ -162,17 +162,6 @@ def test_packed_fp8_and_packed_f16_convert_half_by_half(kind):
     assert cvt_fp8x2_f16x2(np.uint32(0xBC003C00), kind, relu=True) == {"e4m3": 0x0038, "e5m2": 0x003C}[kind]
 
 
-@pytest.mark.parametrize("to", ["u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"])
-def test_pack_clamps_two_integers_above_a_third(to):
-    values, bits = integers("s32"), int(to[1:])
-    least, most = (0, 2**bits - 1) if to[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    clamped = [min(max(x, least), most) % (1 << bits) for x in values.tolist()]
-    made = cvt_pack(values, values[::-1].copy(), to, None if bits == 16 else np.uint32(0x12345678))
-    above = 0 if bits == 16 else (0x12345678 << (2 * bits)) & 0xFFFFFFFF
-    assert made.dtype == np.uint32
-    assert made.tolist() == [(a << bits) | b | above for a, b in zip(clamped, clamped[::-1], strict=True)]
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ptx_cuda import KERNELS, ptx, run
+from ptx_lines import SHARED, TEXT, error
 from ptx_lines import launch as lines
 
 from rooflab.bench.emulator.arguments import PtxLaunch
@@ -79,13 +80,14 @@ def test_a_text_that_is_no_ptx_is_refused(text: str) -> None:
 
 def test_a_kernel_that_is_missing_is_named_beside_those_there() -> None:
     assert "got 'nothing'" in error_of("nothing", [], PtxError)
-    with pytest.raises(PtxError, match="expected a name, as the PTX has copy, misaligned"):
+    with pytest.raises(PtxError, match="expected a name, as the PTX has copy, asserts"):
         launch(ptx("mistakes"), None)
 
 
 def test_static_and_dynamic_shared_memory_are_taken_together() -> None:
-    words = "expected 0 to 232448 bytes, got 248000, of which 48000 are the kernel's own"
-    assert words in error_of("much_shared", [floats()], ValueError, shared=200000)
+    text = TEXT.format(outer="", declared=".shared .b8 s[48000];", block=32, body="")
+    with pytest.raises(ValueError, match="got 248000, of which 48000 are the kernel's own"):
+        emulate(PtxLaunch(text, "k", (32, 1, 1), 200000), (1,), [floats()])
 
 
 def test_reads_and_writes_outside_a_tensor_name_thread_and_place() -> None:
@@ -96,56 +98,48 @@ def test_reads_and_writes_outside_a_tensor_name_thread_and_place() -> None:
     assert "(st.global.f32), CTA 1, thread 22: " in text and "copy_param_1 of 600" in text
 
 
+OWN = "shl.b32 %r3, %r0, 2; mov.u32 %r2, s; add.u32 %r2, %r2, %r3;"
+DECLARED = SHARED + " .local .align 4 .b8 l[32];"
+
+
 @pytest.mark.parametrize(
-    ("name", "args", "line", "words"),
+    ("body", "words"),
     [
-        ("misaligned", [floats(), floats()], "misaligned read", "is not a multiple of 4 bytes"),
-        ("null_pointer", [None], "write to null", "thread 3: 4 bytes at 0x0: a null pointer"),
-        ("shared_read_behind_the_end", [floats(), 1], "shared read behind the end", "thread 31: 4 bytes at shared"),
-        ("shared_read_behind_the_end", [floats(), -1], "shared read behind the end", "shared address 0xfffffffc lie"),
-        ("shared_unwritten", [floats()], "read of what nobody wrote", "shared memory at 0x14, which nobody has"),
-        ("local_behind_the_end", [integers(), integers()], "local read behind the end", "thread 31: 4 bytes at local"),
-        ("traps", [integers()], "the trap", "the kernel trapped"),
-        ("asserts", [integers()], "the assertion", "a device-side assertion failed"),
+        ("ld.global.u32 %r1, [%d0+2];", "is not a multiple of 4 bytes"),
+        ("mov.u64 %d3, 0; setp.eq.u32 %p1, %r0, 3; @%p1 st.global.u32 [%d3], %r0;",
+         "thread 3: 4 bytes at 0x0: a null pointer"),
+        (OWN + "st.shared.u32 [%r2+904], %r0;", "thread 31: 4 bytes at shared"),
+        (OWN + "ld.shared.u32 %r1, [%r2-4];", "shared address 0xfffffffc lie"),
+        (OWN + "ld.shared.u32 %r1, [%r2+2];", "shared address 0x2 is not a multiple of 4"),
+        (OWN + "setp.ne.u32 %p1, %r0, 5; @%p1 st.shared.u32 [%r2], %r0; bar.sync 0; ld.shared.u32 %r1, [%r2];",
+         "shared memory at 0x14, which nobody has"),
+        (OWN + "mov.u32 %r2, l; add.u32 %r2, %r2, %r3; st.local.u32 [%r2], %r0;", "thread 31: 4 bytes at local"),
+        ("setp.eq.u32 %p1, %r0, 9; @%p1 trap;", "the kernel trapped"),
     ],
 )  # fmt: skip
-def test_what_a_thread_must_not_do_names_its_line(name: str, args: list[Any], line: str, words: str) -> None:
-    text = error_of(name, args, shared=128)
-    assert line_of(line) in text and words in text
+def test_what_a_thread_must_not_do_is_an_error(body: str, words: str) -> None:
+    text = error(body + "mov.u32 %r1, 0;", declared=DECLARED)
+    assert words in text and "k: instruction " in text and "\n" not in text
 
 
-def test_a_read_of_a_tensor_that_nobody_has_written_names_its_line() -> None:
-    y = floats()
-    text = error_of("sum_of_unwritten", [floats(), y], unwritten=[y])
-    assert line_of("adds to what nobody wrote") in text and "byte 0 of sum_of_unwritten_param_1" in text
-
-
-def test_traps_and_assertions_that_are_not_reached_and_prints_are_left_out() -> None:
-    y = torch.zeros(32, dtype=torch.int32)
-    run("mistakes", "traps", [y], block=32)
-    run("mistakes", "asserts", [y], block=32)
-    run("mistakes", "prints", [integers(32), y], block=32)
-    assert torch.equal(y, integers(32))
+def test_an_assertion_names_its_line_where_it_is_reached() -> None:
+    assert "a device-side assertion failed" in error_of("asserts", [integers()])
+    assert line_of("the assertion") in error_of("asserts", [integers()])
+    run("mistakes", "asserts", [torch.zeros(32, dtype=torch.int32)], block=32)
 
 
 @pytest.mark.parametrize(
-    ("name", "lines", "words"),
+    ("body", "words"),
     [
-        ("half_a_barrier", ["waits at barrier 1", "waits at barrier 2"], "warp 0: waiting for barrier 1, where 32 of"),
-        ("barrier_in_a_branch", ["only odd threads", "all threads"], "waiting for the rest of its warp"),
+        ("setp.lt.u32 %p1, %r0, 32; @%p1 bra L; bar.sync 2, 64; bra E; L: bar.sync 1, 64; E: mov.u32 %r1, 0;",
+         ["warp 0: waiting for barrier 1, where 32 of", "(bar.sync 1, 64)", "(bar.sync 2, 64)"]),
+        ("and.b32 %r2, %r0, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bra E; bar.sync 0; E: bar.sync 0; mov.u32 %r1, 0;",
+         ["waiting for the rest of its warp"]),
     ],
-)
-def test_a_deadlock_names_all_waits_and_their_lines(name: str, lines: list[str], words: str) -> None:
-    text = error_of(name, [integers()], block=64)
-    assert "nothing can go on (deadlock)" in text and words in text
-    assert all(line_of(line) in text for line in lines)
-
-
-@pytest.mark.parametrize("seed", [0, 3])
-def test_a_flag_that_nobody_sets_does_not_spin_for_ever(seed: int) -> None:
-    flag = torch.zeros(1, dtype=torch.int32)
-    text = error_of("nobody_sets_the_flag", [flag, integers()], grid=(3,), block=64, seed=seed)
-    assert line_of("asks for ever") in text and "what nobody writes" in text
+)  # fmt: skip
+def test_a_deadlock_names_all_waits(body: str, words: list[str]) -> None:
+    text = error(body, block=64)
+    assert "nothing can go on (deadlock)" in text and all(word in text for word in words)
 
 
 SPIN = "mov.u64 %d3, lock; cvta.global.u64 %d3, %d3; SPIN: {} setp.ne.u32 %p1, %r2, 0; @%p1 bra SPIN; mov.u32 %r1, 1;"

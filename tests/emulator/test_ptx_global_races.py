@@ -155,14 +155,6 @@ def test_wide_accesses_are_looked_at_granule_by_granule(races: GlobalRaces) -> N
     assert [(race.address, race.count) for race in races.found] == [(OUT + 12, 1)]
 
 
-def test_an_odd_piece_of_a_copy_is_not_overlooked() -> None:
-    races = GlobalRaces(2)
-    races.add(4096, 64)
-    races.read(np.array([0, 0]), np.array([4096 + 8, 4096 + 9]), 1, READ)
-    races.write(np.array([1]), np.array([4096 + 8]), 4, WRITE)
-    assert [(race.kind, race.address) for race in races.found] == [("read-write", 4096 + 8)]
-
-
 def test_every_allocation_has_its_own_shadow(races: GlobalRaces) -> None:
     last = np.array([PARTIAL + 4092, OUT, OUT + 4092, COUNTER])
     races.write(np.zeros(4, np.int64), last, 4, WRITE)
@@ -181,12 +173,6 @@ def test_allocations_that_overlap_are_one() -> None:
     races.write(np.array([0]), np.array([BASE + 80]), 16, WRITE)
     races.read(np.array([1]), np.array([BASE + 88]), 4, READ)
     assert [(race.kind, race.address) for race in races.found[1:]] == [("write-read", BASE + 88)]
-
-
-def test_a_new_grid_starts_with_nothing(races: GlobalRaces) -> None:
-    run(races, "write@0")
-    races.restart()
-    assert run(races, "write@1") == []
 
 
 def test_many_ctas_and_epochs_work() -> None:

@@ -279,14 +279,6 @@ def test_neighbours_of_the_granule_are_told_apart(granule: int) -> None:
     assert [(race.address, race.count) for race in races.found] == [(0, 1)]
 
 
-def test_partial_overlap_is_found_at_the_granule(races: SharedRaces) -> None:
-    races.write(0, own(0), PLACES, 4, STORE)
-    races.read(0, own(1), 128 + np.arange(32) * 16, 16, READ)
-    assert races.found == []
-    races.read(0, own(1)[:1], np.array([112]), 16, READ)
-    assert [(race.kind, race.address, race.count) for race in races.found] == [("write-read", 112, 4)]
-
-
 # Lanes and values
 
 

@@ -9,9 +9,7 @@ import pytest
 from rooflab.bench.emulator.numbers.formats import decode, encode
 from rooflab.bench.emulator.tiles.shared_layout import read_operand
 from rooflab.bench.emulator.tiles.tensor_map import (
-    DRIVER_ELEMENTS,
     ELEMENT_BYTES,
-    ELEMENTS,
     SWIZZLES,
     TensorMap,
     fill_unit,
@@ -184,12 +182,6 @@ def test_a_map_that_the_driver_would_refuse_raises(change, words):
 def test_bytes_fields_and_boxes_that_are_none_raise(call, words):
     with pytest.raises(ValueError, match=words):
         call()
-
-
-def test_the_driver_numbers_element_types_in_another_order():
-    assert sorted(ELEMENTS) == sorted(DRIVER_ELEMENTS)
-    assert [i for i in range(13) if ELEMENTS[i] != DRIVER_ELEMENTS[i]] == [8, 9, 10]
-    assert [ELEMENT_BYTES[name] for name in ELEMENTS] == [1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4, 4]
 
 
 WHOLE = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64}
