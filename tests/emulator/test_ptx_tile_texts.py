@@ -76,16 +76,6 @@ def test_a_copy_of_what_another_cta_wrote_is_a_race() -> None:
     assert any("wrote it in CTA 0" in race and "cp.async" in race for race in races)
 
 
-def test_the_rest_of_a_copy_is_zero() -> None:
-    source, result = words(128), np.zeros(128, np.uint32)
-    body = "and.b32 %r6, %r1, 15; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6; cp.async.wait_all;"
-    back = "ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4]; st.global.v4.u32 [%rd5], {%r10, %r11, %r12, %r13};"
-    run(PLACES + body + back, source, result)
-    rows = source.view(np.uint8).reshape(32, 16)
-    wanted = np.where(np.arange(16) < np.arange(32)[:, None] % 16, rows, 0)
-    assert (result.view(np.uint8).reshape(32, 16) == wanted).all()
-
-
 # Bulk copies and tensor maps
 
 
