@@ -17,15 +17,6 @@ def test_a_lock_lets_one_block_in_at_a_time(seed: int) -> None:
     assert y.tolist() == [15, 5] and mutex[0] == 0
 
 
-def test_constant_memory_and_device_variables_begin_as_declared() -> None:
-    x, y = RNG.integers(0, 50, THREADS).astype(np.int32), np.zeros(THREADS, np.float32)
-    run("memory", "constants", [x, y])
-    weights, offsets, table = (
-        np.array(values, np.float32) for values in ([0.5, -1.25, 3, 8, 0, -0.125], [3, -1, 70, 9], [10, 20, 30])
-    )
-    assert (y == weights[x % 6] + offsets[x % 4] + table[x % 3] + 20).all()
-
-
 def test_functions_that_are_not_inlined_take_and_give_structures() -> None:
     x, y = RNG.standard_normal((THREADS, 10)).astype(np.float32), np.zeros((THREADS, 4), np.float32)
     run("memory", "calls", [x, y])

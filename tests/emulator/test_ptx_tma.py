@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from rooflab.bench.emulator.numbers.formats import decode, encode
-from rooflab.bench.emulator.tiles.shared_layout import read_operand
 from rooflab.bench.emulator.tiles.tensor_map import (
     ELEMENT_BYTES,
     SWIZZLES,
@@ -101,31 +100,6 @@ def test_out_of_bounds_elements_can_be_nan():
         assert check_load(tensor, (10,)) == 6
         assert np.isnan(fill_unit(tensor, 16).view(dtype)).all()
     assert not fill_unit(PLAIN, 4).any()
-
-
-@pytest.mark.parametrize("mn_major", [False, True])
-@pytest.mark.parametrize("swizzle", [32, 64, 128])
-def test_wgmma_reads_what_a_tile_load_wrote(swizzle, mn_major):
-    # Descriptors as Triton builds them: stride offset 8 rows of the swizzle, leading offset one whole box.
-    memory = np.random.default_rng(swizzle).integers(0, 128, 1 << 17).astype(np.uint8)
-    shared = np.zeros(1 << 16, np.uint8)
-    width, rows, start = swizzle // 2, 64, 8192
-    tensor = TensorMap(4096, "bf16", (256, 80), (512,), (width, rows), swizzle=swizzle)
-    boxes = 128 // width
-    for box in range(boxes):
-        copied_in(tensor, memory, (16 + box * width, 8), shared, start + box * tensor.box_bytes)
-    whole = decode(memory[4096 : 4096 + 80 * 512].view(np.uint16), "bf16").reshape(80, 256)[8:72, 16:144]
-    mode, stride, leading = {32: 3, 64: 2, 128: 1}[swizzle], 8 * swizzle, tensor.box_bytes
-    fixed = mode << 62 | stride // 16 << 32 | leading // 16 << 16
-    for step in range(4):
-        if mn_major:
-            found = read_operand(shared, fixed | (start + step * 16 * swizzle) >> 4, 128, "bf16", mn_major=True)
-            wanted = whole[16 * step : 16 * step + 16].T
-        else:
-            box, inner = divmod(16 * step, width)
-            found = read_operand(shared, fixed | (start + box * leading + inner * 2) >> 4, rows, "bf16")
-            wanted = whole[:, 16 * step : 16 * step + 16]
-        assert np.array_equal(found, wanted)
 
 
 def test_a_map_survives_packing():

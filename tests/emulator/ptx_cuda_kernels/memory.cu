@@ -21,16 +21,6 @@ extern "C" __global__ void guarded_by_a_lock(int* mutex, int* y) {
     }
 }
 
-__constant__ float weights[6] = {0.5f, -1.25f, 3.0f, 8.0f, 0.0f, -0.125f};
-__constant__ short offsets[4] = {3, -1, 70, 9};
-__device__ int table[3] = {10, 20, 30};
-__device__ int* pointer_to_table = &table[1];
-
-extern "C" __global__ void constants(const int* x, float* y) {
-    const int i = threadIdx.x;
-    y[i] = weights[x[i] % 6] + offsets[x[i] % 4] + table[x[i] % 3] + *pointer_to_table;
-}
-
 struct Pair {
     float sum;
     int count;

@@ -46,6 +46,8 @@ CASES: dict[str, Case] = {
     "tma_e4m3": _tma(dtype="e4m3"),
     "tma_tf32": _tma(dtype="fp32", BK=32),
     "tma_device_NT": _tma(on_device=True),
+    "tma_swizzle_32": _tma(BK=16, trans="NN"),
+    "tma_swizzle_64": _tma(BK=32, trans="TN"),
     "tma_TT_ragged": _tma(M=152, N=88, K=232, BN=64, trans="TT", dtype="fp16", warps=8),
     "tma_TN_flattened": _tma(M=256, N=72, K=72, BN=32, trans="TN", programs=2, stages=4, flatten=True),
     "outer_ws_on_device": _tma(BM=64, BN=64, trans="NN", outer_ws=True, on_device=True, programs=1, stages=2),
