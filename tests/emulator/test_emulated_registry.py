@@ -16,16 +16,6 @@ KERNELS = [kernel for op in registry.ops() for kernel in registry.kernels(op).va
 OPS = list(dict.fromkeys(kernel.op for kernel in KERNELS))
 
 
-def asked(op, suite):
-    """Every kernel on every case, each in one dtype: the next case and the next kernel begin with the next dtype."""
-    spec, kernels = registry.get_op(op), [kernel for kernel in KERNELS if kernel.op == op]
-    return [
-        CheckTask(kernel, case, get_scheme(spec.schemes[(turn + number) % len(spec.schemes)]))
-        for turn, kernel in enumerate(kernels)
-        for number, case in enumerate(spec.get_cases(suite))
-    ]
-
-
 def schemes_of(kernel):
     """Every dtype; of a Triton kernel those that the interpreter computes wrongly: it checks the others elsewhere."""
     every = registry.get_op(kernel.op).schemes
@@ -102,4 +92,11 @@ def test_compiled_code_and_triton_s_interpreter_give_the_same(scheme, names, tmp
 @pytest.mark.parametrize("suite", ["smoke", "edge"])
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_is_right_on_every_case(op, suite):
-    assert wrong(check_emulated(asked(op, suite))) == []
+    """Each in one dtype: the next case and the next kernel begin with the next one."""
+    spec, kernels = registry.get_op(op), [kernel for kernel in KERNELS if kernel.op == op]
+    asked = [
+        CheckTask(kernel, case, get_scheme(spec.schemes[(turn + number) % len(spec.schemes)]))
+        for turn, kernel in enumerate(kernels)
+        for number, case in enumerate(spec.get_cases(suite))
+    ]
+    assert wrong(check_emulated(asked)) == []

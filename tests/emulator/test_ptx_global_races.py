@@ -117,12 +117,6 @@ def test_a_report_says_who_did_what_where(races: GlobalRaces) -> None:
     )
 
 
-@pytest.mark.parametrize("reader", range(4))
-def test_a_write_races_with_any_of_several_readers(races: GlobalRaces, reader: int) -> None:
-    run(races, ALL_READ + "".join(f" release@{cta}" for cta in range(4) if cta != reader) + " acquire@7 write@7")
-    assert [(race.kind, race.first_actor) for race in races.found] == [("read-write", f"CTA {reader}")]
-
-
 def test_readers_of_one_instruction_and_of_some_granules_all_count(races: GlobalRaces) -> None:
     races.read(np.repeat(np.arange(4), 32), OUT + np.arange(128) % 32 * 4, 4, READ)
     races.read(lanes(5)[:64], tile(OUT, 1)[:64], 4, READ)
@@ -145,14 +139,6 @@ def test_ctas_of_one_instruction_race_and_equal_values_are_marked(races: GlobalR
 
 
 # Granules and allocations
-
-
-def test_wide_accesses_are_looked_at_granule_by_granule(races: GlobalRaces) -> None:
-    races.write(np.array([0]), np.array([OUT + 12]), 4, WRITE)
-    races.read(np.array([1]), np.array([OUT + 16]), 16, READ)
-    assert races.found == []
-    races.read(np.array([1]), np.array([OUT]), 16, READ)
-    assert [(race.address, race.count) for race in races.found] == [(OUT + 12, 1)]
 
 
 def test_every_allocation_has_its_own_shadow(races: GlobalRaces) -> None:

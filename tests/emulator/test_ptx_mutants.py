@@ -87,26 +87,18 @@ MUTANTS = {
         "drop bar.sync 1": "// bar.sync 0;",
         "arrive only at bar.sync 1": "@%p1 bar.arrive 1, 128; // bar.sync 0;",
     },
-    "wgmma.wait_group.sync.aligned 1;": {
-        "drop wgmma.wait_group 1": "",
-        "one more pending in wgmma.wait_group 1": "wgmma.wait_group.sync.aligned 2;",
-    },
     "// cp.async.commit_group;": {},
-    "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], 24576;": {
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], 24576;": {
         "drop mbarrier.arrive.expect_tx 1": "",
         "fewer bytes in mbarrier.arrive.expect_tx 1": "{ .reg .u32 %mutated; sub.u32 %mutated, 24576, 16; "
-        "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }",
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }",
     },
-    "mbarrier.arrive.shared::cta.b64 %rd1, [%r6];": {"drop mbarrier.arrive 1": "mov.u64 %rd1, 0;"},
     "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %r168; @!done bra again; }": {
         "do not wait in mbarrier.try_wait 1": "setp.eq.u32 done, 0, 0; @!done bra again; }",
         "other parity in mbarrier.try_wait 1": "{ .reg .b32 %mutated; xor.b32 %mutated, %r168, 1; "
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %mutated; } @!done bra again; }",
     },
     "fence.acq_rel.gpu;": {"drop fence.acq_rel 1": "", "for the CTA alone fence.acq_rel 1": "fence.acq_rel.cta;"},
-    "atom.global.gpu.acq_rel.add.u32 %r1, [%rd2], 1;": {
-        "relax atom.global 1": "atom.global.gpu.relaxed.add.u32 %r1, [%rd2], 1;"
-    },
     # What the text itself shows to be idle is counted, and no mutant.
     "mbarrier.init.shared::cta.b64 [%r3], 1;": {},
     "bar.sync 0;": {"drop bar.sync 2": ""},
@@ -114,10 +106,6 @@ MUTANTS = {
     "fence.proxy.tensormap::generic.acquire.gpu [%rd3], 128;": {"drop fence.proxy 1": ""},
     "cp.async.bulk.commit_group;": {},
     "cp.async.bulk.wait_group.read 0;": {},
-    "barrier.cluster.arrive.release.aligned;": {
-        "drop barrier.cluster.arrive 1": "",
-        "relax barrier.cluster.arrive 1": "barrier.cluster.arrive.relaxed.aligned;",
-    },
 }
 """By the statement: the name of each of its mutants, and what stands in its place."""
 

@@ -218,20 +218,6 @@ def test_a_report_says_who_did_what_where_and_what_is_missing() -> None:
     )
 
 
-def test_numbers_of_loads_are_used_again() -> None:
-    program = Program()
-    program.races = SharedRaces(1, 4, SIZE, async_slots=3)
-    for turn in range(10):
-        stage = turn % 2
-        program.run(f"load/{stage} wait/{stage} multiply/{stage}")
-        load, multiply = program.transfers[-2:]
-        assert load.actor == 16 + turn % 3
-        program.races.acquire_async(0, ALL, multiply)
-        program.run("barrier")
-    assert program.kinds == []
-    assert program.run("load read").kinds == ["write-read load read"]  # with a number that was waited for before
-
-
 # Slots, granules and limits
 
 
