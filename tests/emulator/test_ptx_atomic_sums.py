@@ -51,9 +51,3 @@ def test_what_follows_a_subnormal_sum_is_added_to_zero() -> None:
     assert sums("global", 0, adds) == [0, LEAST_NORMAL + 5, 0, LEAST_NORMAL, twice]
     assert sums("shared", 0, adds) == [0, LEAST_NORMAL + 5, 5, LEAST_NORMAL + 5, twice + 2]
     assert sums("global", 0, adds, "red")[-1] == twice
-
-
-def test_other_operations_keep_them() -> None:
-    to = torch.tensor([*[0] * 32, TINY], dtype=torch.int32)
-    body = "add.u64 %d3, %d0, 128; mov.u32 %r3, 5; @%p0 atom.global.add.u32 %r4, [%d3], %r3; mov.u32 %r1, 0;"
-    assert launch(body, to=to)[0][32] == 2 * TINY

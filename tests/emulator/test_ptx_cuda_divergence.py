@@ -47,11 +47,3 @@ def test_a_lane_may_wait_for_another_lane_of_its_warp(seed: int) -> None:
     flags, y = np.zeros(4, np.int32), np.zeros(THREADS, np.int32)
     run("divergence", "spin_within_a_warp", [flags, y], seed=seed)
     assert (y == 42 + np.arange(THREADS) // 32).all()
-
-
-@pytest.mark.parametrize("mask", [0b0011, 0b0101, 0b1000])
-def test_a_product_in_flight_reaches_warps_that_parted_and_met(mask: int) -> None:
-    y, counts = np.zeros(4 * THREADS, np.float32), np.zeros(THREADS, np.int32)
-    assert run("divergence", "around_a_product", [y, counts, mask]).races == ()
-    assert (y == 16).all()
-    assert counts.tolist() == [7 * (mask >> i // 32 & 1) for i in range(THREADS)]

@@ -1,4 +1,4 @@
-"""Locks, address spaces and calls of CUDA C++ kernels, and CTAs that wait for one another."""
+"""Locks and address spaces of CUDA C++ kernels, and CTAs that wait for one another."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ def test_a_lock_lets_one_block_in_at_a_time(seed: int) -> None:
     mutex, y = np.zeros(1, np.int32), np.zeros(2, np.int32)
     assert run("memory", "guarded_by_a_lock", [mutex, y], grid=(5,), block=32, seed=seed).races == ()
     assert y.tolist() == [15, 5] and mutex[0] == 0
-
-
-def test_functions_that_are_not_inlined_take_and_give_structures() -> None:
-    x, y = RNG.standard_normal((THREADS, 10)).astype(np.float32), np.zeros((THREADS, 4), np.float32)
-    run("memory", "calls", [x, y])
-    for i in range(THREADS):
-        total, count, wide = np.float32(0), 0, 1.0
-        for length in (10, i % 10 if i % 3 else 0):
-            for v in x[i, :length]:
-                if v >= 0:
-                    total, count, wide = np.float32(total + v), count + 1, wide + float(v) * float(v)
-                    if count == 7:
-                        break
-        chained = 2 * x[i, 0] + 1 if i & 1 else 4 * x[i, 0]
-        assert y[i].tolist() == [total, count, np.float32(wide), chained]
 
 
 @pytest.mark.parametrize("seed", BOTH_ORDERS)

@@ -187,20 +187,6 @@ def test_ctas_that_meet_must_all_fit(
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "line", "words"),
-    [
-        ("RECURSION", "recursive", "calls itself", "neither recursive nor guarded"),
-        ("POINTER", "by_pointer", None, "functions by their names, got one by a pointer"),
-    ],
-)
-def test_calls_that_cannot_be_put_in_place_are_refused(option: str, name: str, line: str | None, words: str) -> None:
-    text = error_of(name, [integers()], PtxError, options=(f"-D{option}",))
-    assert words in text and (line is None or line_of(line).strip() in text)
-    # Other kernels of the same text run all the same.
-    run("mistakes", "copy", [floats(), floats(), 3], options=(f"-D{option}",))
-
-
-@pytest.mark.parametrize(
     ("more", "words"),
     [
         ({"launch": {"block": (1025, 1, 1)}}, "block: expected 1 to 1024 threads"),

@@ -199,28 +199,6 @@ def test_min_and_max_take_the_number_and_order_zeros(dtype):
         assert_same(function(a, b, absolute=True), magnitudes, a, b)
 
 
-def test_signs_are_cleared_inverted_and_copied():
-    values = edges(np.float32)
-    assert_same(floats.fabs(values), np.abs(values))
-    assert_same(floats.fneg(values, ftz=True), -flush(values))
-    # PTX's order: the sign of the first, the rest of the second.
-    assert_same(floats.copysign(np.float64(-1), edges(np.float64)), -np.abs(edges(np.float64)))
-
-
-def test_testp_tells_what_a_float_is():
-    values = np.array([0, -0.0, 1, DENORMAL, INF, -INF, NAN], np.float32)
-    wanted = {
-        "finite": [1, 1, 1, 1, 0, 0, 0],
-        "infinite": [0, 0, 0, 0, 1, 1, 0],
-        "number": [1, 1, 1, 1, 1, 1, 0],
-        "notanumber": [0, 0, 0, 0, 0, 0, 1],
-        "normal": [1, 1, 1, 0, 0, 0, 0],
-        "subnormal": [0, 0, 0, 1, 0, 0, 0],
-    }
-    for name, flags in wanted.items():
-        assert floats.testp(values, name).tolist() == [bool(flag) for flag in flags], name
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_signs_of_all_codes_change_as_bits(kind):
     every = np.arange(65536).astype(np.uint16)

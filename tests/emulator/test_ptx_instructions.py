@@ -110,7 +110,12 @@ INSTRUCTIONS: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("abs.f64", "ee", (-2.0,), 2.0),
     ("neg.f32", "ff", (2.0,), -2.0),
     ("copysign.f32", "fff", (-1.0, 5.0), -5.0),
-    ("testp.infinite.f32", "pf", (inf,), 1),
+    ("testp.finite.f32", "pf", (-inf,), 0),
+    ("testp.infinite.f32", "pf", (-inf,), 1),
+    ("testp.number.f32", "pf", (nan,), 0),
+    ("testp.notanumber.f32", "pf", (nan,), 1),
+    ("testp.normal.f32", "pf", (-0.0,), 1),
+    ("testp.subnormal.f32", "pf", (1e-40,), 1),
     ("testp.normal.f64", "pe", (5e-324,), 0),
     # 16 bits: 1.5 is 3E00 in f16 and 3FC0 in bf16.
     ("add.f16", "hhh", (0x3E00, 0x3E00), 0x4200),
@@ -195,6 +200,11 @@ def results(body: str, given: Any = 0, outer: str = "") -> list[int]:
 
 SAID = "selp.u32 %r2, 1, 0, %p1;"
 BOTH = "selp.u32 %r2, 1, 0, %p1; selp.u32 %r4, 2, 0, %p2; or.b32 %r2, %r2, %r4;"
+CALL = """.func (.param .b32 r) twice(.param .b32 a) {
+    .reg .b32 %x; .reg .pred %p; ld.param.b32 %x, [a]; setp.eq.u32 %p, %x, 0; @%p bra LAST; add.u32 %x, %x, %x;
+    LAST: st.param.b32 [r], %x; ret; }"""
+CALLED = """add.u32 %r3, %r1, 21; { .param .b32 p; .param .b32 q; st.param.b32 [p], %r3; call.uni (q), twice, (p);
+    ld.param.b32 %r2, [q]; }"""
 SHARED = ".shared .align 16 .b8 s[64];"
 VECTORS = ".shared .v4 .f32 a[4]; .shared .f32 b; .global .v2 .b32 g[2] = {{1, 2}, {3, 4}};"
 ROWS = ".global .align 4 .b32 g[2][2] = {{1}, {3}};"
@@ -311,6 +321,7 @@ def test_constants_of_floats_have_the_width_that_is_wanted(written: str) -> None
         *[(ROWS, f"ld.global.b32 %r2, [g+{4 * at}];", value) for at, value in enumerate((1, 0, 3, 0))],  # filled with 0
         (VECTORS, "mov.u32 %r3, a; mov.u32 %r4, b; sub.u32 %r2, %r4, %r3;", 64),
         (VECTORS, "ld.global.b32 %r2, [g+8];", 3),
+        (CALL, CALLED, 42),
         (SHARED, "mov.u32 %r2, s+12; mov.u32 %r3, s; sub.u32 %r2, %r2, %r3;", 12),
     ],
 )

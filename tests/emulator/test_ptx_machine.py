@@ -183,12 +183,6 @@ def test_the_ctas_of_a_cluster_keep_their_ranks_whatever_the_order_asked_for() -
         assert launch(body, ctas=ctas, **PAIR)[0] == [1] * 32 + [0] * 32
 
 
-def test_a_clusters_barrier_orders_ctas_that_did_different_work() -> None:
-    more = "setp.ne.u32 %p1, %r6, 0; @%p1 bra M;" + "fence.proxy.async;" * 5 + "M: st.shared.u32 [%r4], %r0;"
-    body = ADDRESSES + more + BARRIER + "ld.shared::cluster.u32 %r1, [%r9];" + BARRIER
-    assert kinds(body, block=64, **PAIR) == []
-
-
 def test_shared_memory_of_others_is_reached_as_such_only_while_they_run() -> None:
     body = ADDRESSES + f"st.shared.u32 [%r4], %r6; {BARRIER} "
     assert "lie outside the 1024 there" in error(body + "ld.shared.u32 %r1, [%r8];" + BARRIER, **PAIR)

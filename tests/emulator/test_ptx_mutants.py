@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from mutant_targets import REDUNDANT, TARGETS
 from mutant_targets.target import BARRIERS
-from ptx_mutants import mutants
 from ptx_processes import asked
 
 from rooflab.kernels import registry
@@ -80,43 +79,3 @@ def test_mutants_are_flagged_or_argued_redundant(kernel: str) -> None:
 def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
     assert REDUNDANT.keys() <= TARGETS.keys()
     assert all(reason.endswith(".") for reasons in REDUNDANT.values() for reason in reasons.values())
-
-
-MUTANTS = {
-    "@%p1 bar.sync 1, 128; // bar.sync 0;": {
-        "drop bar.sync 1": "// bar.sync 0;",
-        "arrive only at bar.sync 1": "@%p1 bar.arrive 1, 128; // bar.sync 0;",
-    },
-    "// cp.async.commit_group;": {},
-    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], 24576;": {
-        "drop mbarrier.arrive.expect_tx 1": "",
-        "fewer bytes in mbarrier.arrive.expect_tx 1": "{ .reg .u32 %mutated; sub.u32 %mutated, 24576, 16; "
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }",
-    },
-    "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %r168; @!done bra again; }": {
-        "do not wait in mbarrier.try_wait 1": "setp.eq.u32 done, 0, 0; @!done bra again; }",
-        "other parity in mbarrier.try_wait 1": "{ .reg .b32 %mutated; xor.b32 %mutated, %r168, 1; "
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %mutated; } @!done bra again; }",
-    },
-    "fence.acq_rel.gpu;": {"drop fence.acq_rel 1": "", "for the CTA alone fence.acq_rel 1": "fence.acq_rel.cta;"},
-    # What the text itself shows to be idle is counted, and no mutant.
-    "mbarrier.init.shared::cta.b64 [%r3], 1;": {},
-    "bar.sync 0;": {"drop bar.sync 2": ""},
-    "mbarrier.init.shared::cta.b64 [%r3], 1; ": {},
-    "fence.proxy.tensormap::generic.acquire.gpu [%rd3], 128;": {"drop fence.proxy 1": ""},
-    "cp.async.bulk.commit_group;": {},
-    "cp.async.bulk.wait_group.read 0;": {},
-}
-"""By the statement: the name of each of its mutants, and what stands in its place."""
-
-
-def test_mutants_say_what_was_done_and_where_and_are_still_ptx() -> None:
-    lines = [".loc 1 7 0", *MUTANTS]
-    wanted = [(name, at, new) for at, made in enumerate(MUTANTS.values(), 2) for name, new in made.items()]
-    found = []
-    for mutant in mutants("\n".join(lines)):
-        text = mutant.text.split("\n")
-        assert [at for at, (old, new) in enumerate(zip(lines, text, strict=True), 1) if old != new] == [mutant.line]
-        assert mutant.source_line == 7
-        found.append((mutant.name, mutant.line, text[mutant.line - 1].strip()))
-    assert found == wanted

@@ -244,3 +244,11 @@ def test_accumulators_that_a_loop_takes_apart_are_right(late: bool) -> None:
     found, result = wgmma("m64n8k16.f32.bf16.bf16", FOUR, body, before="mov.f32 %f8, 0f00000000;")
     assert (found == 16 + 32 + 48).all()
     assert ("that may still be running" in str(result.races + result.notes)) == late == bool(result.notes)
+
+
+@pytest.mark.parametrize("mask", [0b0011, 0b0101, 0b1000])
+def test_a_product_in_flight_reaches_warps_that_parted_and_met(mask: int) -> None:
+    parted = f"""wgmma.commit_group.sync.aligned; shr.u32 %r8, %r1, 5; mov.u32 %r9, {mask}; shr.u32 %r9, %r9, %r8;
+        and.b32 %r9, %r9, 1; setp.eq.u32 %p3, %r9, 0; @%p3 bra OVER; add.u32 %r8, %r8, 7; OVER:"""
+    found, result = wgmma("m64n8k16.f32.bf16.bf16", FOUR, parted)
+    assert (found == 16).all() and result.races == ()

@@ -50,29 +50,3 @@ extern "C" __global__ void spin_within_a_warp(volatile int* flags, int* y) {
     __syncwarp();
     y[i] = flags[w] + 1;
 }
-
-// Warps part and meet again while a product of ones (64 x 16 and 8 x 16) is in flight.
-extern "C" __global__ void around_a_product(float* y, int* counts, int mask) {
-    __shared__ __align__(128) unsigned short a[64 * 16], b[8 * 16];
-    const int i = threadIdx.x;
-    for (int k = i; k < 64 * 16; k += 128) a[k] = 0x3f80;
-    b[i] = 0x3f80;
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
-    // No swizzle: 128 bytes from a core matrix to the next along K, 256 to the next rows.
-    const unsigned long long form = 128ull >> 4 << 16 | 256ull >> 4 << 32;
-    const unsigned long long left = form | ((unsigned)__cvta_generic_to_shared(a) >> 4 & 0x3fff);
-    const unsigned long long right = form | ((unsigned)__cvta_generic_to_shared(b) >> 4 & 0x3fff);
-    float d[4] = {};
-    int mine = 0;
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(left), "l"(right));
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.eq.s32 p, %1, 0;\n\t@p bra over;\n\tadd.s32 %0, %0, 7;\n\tover:\n\t}"
-        : "+r"(mine) : "r"(mask >> i / 32 & 1));
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) :: "memory");
-    for (int k = 0; k < 4; ++k) y[4 * i + k] = d[k];
-    counts[i] = mine;
-}

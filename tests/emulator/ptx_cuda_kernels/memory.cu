@@ -1,4 +1,4 @@
-// Locks, address spaces, calls, and CTAs that depend on one another.
+// Locks, address spaces, and CTAs that depend on one another.
 
 using u32 = unsigned int;
 
@@ -19,37 +19,6 @@ extern "C" __global__ void guarded_by_a_lock(int* mutex, int* y) {
         y[1] += 1;
         unlock(mutex);
     }
-}
-
-struct Pair {
-    float sum;
-    int count;
-    double wide;
-};
-
-__device__ __noinline__ Pair combine(Pair a, const float* more, int n) {
-    for (int k = 0; k < n; ++k) {
-        if (more[k] < 0) continue;
-        a.sum += more[k];
-        a.count += 1;
-        a.wide += (double)more[k] * more[k];
-        if (a.count == 7) return a;
-    }
-    return a;
-}
-__device__ __noinline__ float twice(float v) { return 2 * v; }
-__device__ __noinline__ float chain(float v, int lane) { return lane & 1 ? twice(v) + 1 : twice(twice(v)); }
-
-// x: (n, 10).
-extern "C" __global__ void calls(const float* x, float* y) {
-    const int i = threadIdx.x;
-    Pair p = {0.0f, 0, 1.0};
-    p = combine(p, x + 10 * i, 10);
-    if (i % 3) p = combine(p, x + 10 * i, i % 10);
-    y[4 * i] = p.sum;
-    y[4 * i + 1] = p.count;
-    y[4 * i + 2] = p.wide;
-    y[4 * i + 3] = chain(x[10 * i], i);
 }
 
 __device__ __noinline__ int add_through(int* p, int v) {
