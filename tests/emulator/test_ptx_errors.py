@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ptx_cuda import KERNELS, ptx, run
+from ptx_cuda import SOURCE, ptx, run
 from ptx_lines import SHARED, TEXT, error
 from ptx_lines import launch as lines
 
@@ -17,19 +17,17 @@ from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.text.parse import parse
 from rooflab.bench.emulator.text.syntax import PtxError
 
-LINES = (KERNELS / "mistakes.cu").read_text().splitlines()
-
 
 def line_of(words: str) -> str:
     """`kernel.cu:12`, where a comment of the source says these words."""
-    (number,) = [number for number, line in enumerate(LINES, 1) if line.endswith(f"// {words}")]
+    (number,) = [number for number, line in enumerate(SOURCE.splitlines(), 1) if line.endswith(f"// {words}")]
     return f"kernel.cu:{number} "
 
 
 def error_of(name: str, args: list[Any], kind: type[Exception] = EmulationError, **more: Any) -> str:
     """The one line that a kernel of the file ends with."""
     with pytest.raises(kind) as caught:
-        run("mistakes", name, args, **{"block": 32, **more})
+        run(name, args, **{"block": 32, **more})
     text = str(caught.value)
     assert "\n" not in text and "\t" not in text
     return text
@@ -65,7 +63,7 @@ def launch(text: str, name: str | None = "copy") -> None:
     ],
 )
 def test_what_the_parser_does_not_know_is_named(old: str, new: str, words: str) -> None:
-    text = ptx("mistakes")
+    text = ptx()
     with pytest.raises(PtxError) as caught:
         launch(text.replace(old, new, 1) if old else text[: text.index("ld.global.f32")])
     assert words in str(caught.value)
@@ -81,7 +79,7 @@ def test_a_text_that_is_no_ptx_is_refused(text: str) -> None:
 def test_a_kernel_that_is_missing_is_named_beside_those_there() -> None:
     assert "got 'nothing'" in error_of("nothing", [], PtxError)
     with pytest.raises(PtxError, match="expected a name, as the PTX has copy, asserts"):
-        launch(ptx("mistakes"), None)
+        launch(ptx(), None)
 
 
 def test_static_and_dynamic_shared_memory_are_taken_together() -> None:
@@ -125,7 +123,7 @@ def test_what_a_thread_must_not_do_is_an_error(body: str, words: str) -> None:
 def test_an_assertion_names_its_line_where_it_is_reached() -> None:
     assert "a device-side assertion failed" in error_of("asserts", [integers()])
     assert line_of("the assertion") in error_of("asserts", [integers()])
-    run("mistakes", "asserts", [torch.zeros(32, dtype=torch.int32)], block=32)
+    run("asserts", [torch.zeros(32, dtype=torch.int32)], block=32)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ def test_ctas_that_meet_must_all_fit(
     ],
 )  # fmt: skip
 def test_a_call_that_makes_no_sense_is_refused_in_a_sentence(more: dict[str, Any], words: str) -> None:
-    given = {"ptx": ptx("mistakes"), "name": "copy", "block": (32, 1, 1), **more.get("launch", {})}
+    given = {"ptx": ptx(), "name": "copy", "block": (32, 1, 1), **more.get("launch", {})}
     call = {"grid": (1,), "args": [floats(), floats(), 3], **{key: more[key] for key in more if key != "launch"}}
     with pytest.raises(ValueError) as caught:
         emulate(PtxLaunch(**given), **call)
