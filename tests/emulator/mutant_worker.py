@@ -106,7 +106,7 @@ class Mutated(Launches):
 
 
 def judge(launches: Mutated, request: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"clean": [what is wrong with the kernel as it is], "mutants": [{"name", "line", "source_line", "flagged"}]}`,
+    """`{"clean": [what is wrong with the kernel as it is], "mutants": [{"name", "line", "flagged"}]}`,
     where `flagged` says what is wrong with a mutant, or is None.
 
     A request has `op`, `kernel`, `config`, `scheme` and `cases` of the registry; the `seeds` of the mutants and
@@ -140,7 +140,7 @@ def judge(launches: Mutated, request: Mapping[str, Any]) -> dict[str, Any]:
         runs = ((subject.wrong, seed) for seed in request["seeds"] for subject in subjects)
         faults = (launches.fault(wrong, seed, number, mutant.text) for wrong, seed in runs)
         flagged = next((fault for fault in faults if fault is not None), None)
-        found.append({"name": name, "line": mutant.line, "source_line": mutant.source_line, "flagged": flagged})
+        found.append({"name": name, "line": mutant.line, "flagged": flagged})
     return {"clean": clean, "mutants": found}
 
 

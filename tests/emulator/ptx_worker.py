@@ -37,7 +37,6 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         compiler = any("/triton/compiler/" in name.replace(os.sep, "/") for name in frames)
         return {"failed": f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}", "compiler": compiler}
-    assert launches.launched == trial.launches, f"{launches.launched} launches"
     return {
         "error": trial.error(),
         "allowed": trial.relative,

@@ -120,13 +120,6 @@ def test_integer_sums_wrap_around_or_saturate():
     assert all((register == np.uint32(0x7FFFFFFF)).all() for register in stopped)
 
 
-def test_tf32_inputs_lose_their_low_13_bits():
-    a = [np.full(32, 0x3F801FFF, np.uint32)] * 4
-    b = [np.full(32, 0x3F800000, np.uint32)] * 2
-    found = mma("m16n8k8", "tf32", "tf32", "f32", a, b, [np.float32(0)] * 4)
-    assert all((register == 8.0).all() for register in found)
-
-
 def loaded_word(memory, addresses, warp, lane, matrix, trans):
     """Register `matrix` of a lane after ldmatrix, from PTX's table of rows and columns."""
     halves = []

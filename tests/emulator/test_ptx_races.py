@@ -234,13 +234,6 @@ def test_slots_know_nothing_of_each_other() -> None:
     assert [race.slot for race in races.found] == [1] and "(CTA 1)" in describe(races.found[0], str)
 
 
-def test_a_new_cta_waits_for_nothing_of_the_old_one() -> None:
-    program = Program("load/1")
-    program.races.signal_async(program.transfers[-1], FULL + 64)
-    program.run("restart")
-    assert program.races.unwaited(0, 0, FULL + 64) == []
-
-
 def test_reports_are_counted_and_capped_and_equal_values_do_not_keep_out_a_race() -> None:
     races = SharedRaces(1, 2, SIZE, limit=2)
     warps, places = np.repeat([0, 1], 32), np.tile(PLACES, 2)

@@ -222,16 +222,6 @@ def test_a_wgmma_reads_no_more_than_the_memory_of_its_cta() -> None:
             wgmma("m64n8k16.f32.bf16.bf16", FOUR, shared=2040, checks=checks)
 
 
-def test_many_chains_of_wgmmas_can_be_in_flight() -> None:
-    names = [", ".join(f"%f{place}" for place in range(4 * chain, 4 * chain + 4)) for chain in range(70)]
-    zeros = "".join(f"mov.f32 %f{place}, 0f3f800000;" for place in range(280))
-    more = "".join(
-        f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{name}}}, %rd10, %rd10, 1, 1, 1, 0, 0;"
-        for name in 2 * names
-    )
-    assert (wgmma("m64n8k16.f32.bf16.bf16", names[0], more, before=zeros)[0] == 48).all()
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_accumulators_that_a_loop_takes_apart_are_right(late: bool) -> None:
     """Also before the wait, where ptxas waits for them; what it says of that is said."""
