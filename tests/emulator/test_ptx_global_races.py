@@ -141,14 +141,6 @@ def test_ctas_of_one_instruction_race_and_equal_values_are_marked(races: GlobalR
 # Granules and allocations
 
 
-def test_every_allocation_has_its_own_shadow(races: GlobalRaces) -> None:
-    last = np.array([PARTIAL + 4092, OUT, OUT + 4092, COUNTER])
-    races.write(np.zeros(4, np.int64), last, 4, WRITE)
-    for address in last:
-        races.write(np.array([1]), np.array([address]), 4, READ)
-    assert [(race.address, race.count) for race in races.found] == [(PARTIAL + 4092, 4)]
-
-
 def test_allocations_that_overlap_are_one() -> None:
     races = GlobalRaces(2)
     for base, size in ((BASE + 64, 64), (BASE + 512, 64), (BASE, 100), (BASE + 120, 4), (BASE + 86, 8)):

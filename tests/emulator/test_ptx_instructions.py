@@ -256,6 +256,9 @@ def test_all_lanes_get(body: str, given: int, wanted: int) -> None:
         # A jump by a table leaves lanes without the predicate.
         ("setp.lt.u32 %p1, %r1, 2; table: .branchtargets one, two; @%p1 brx.idx %r1, table; mov.u32 %r2, 9; bra end;"
          " one: mov.u32 %r2, 1; bra end; two: mov.u32 %r2, 2; end: add.u32 %r2, %r2, 0;", [1, 2], 9),
+        # Of three ways two leave the same.
+        ("setp.eq.u32 %p1, %r1, 0; @%p1 bra one; setp.eq.u32 %p1, %r1, 1; @%p1 bra two; mov.u32 %r2, 5; bra end;"
+         " one: mov.u32 %r2, 5; bra end; two: mov.u32 %r2, 7; end: add.u32 %r2, %r2, 0;", [5, 7], 5),
         ("setp.lt.u32 %p1, %r1, 2; @%p1 mov.u32 %r5, 7; mov.u32 %r2, %r5;", [7, 7], ONES),
     ],
 )  # fmt: skip

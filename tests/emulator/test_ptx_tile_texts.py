@@ -12,6 +12,7 @@ from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
+from rooflab.bench.emulator.tiles.tensor_map import replace
 
 ADDRESSES = """ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
 mov.u32 %r20, sm; add.u32 %r21, %r20, 4096; setp.eq.u32 %p1, %r1, 0;"""
@@ -20,10 +21,12 @@ WAIT = "WAIT: mbarrier.try_wait.parity.shared.b64 %p9, [%r21], 0; @!%p9 bra WAIT
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-def run(body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 8192, **more: Any) -> LaunchResult:
+def run(
+    body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 8192, version: str = "8.6", **more: Any
+) -> LaunchResult:
     """Runs instructions as the body of a kernel with two pointers, `a` and `b`."""
     cluster = (more.pop("cluster", 1), 1, 1)
-    text = f""".version 8.6
+    text = f""".version {version}
     .target sm_90a
     .address_size 64
     .visible .entry k(.param .u64 a, .param .u64 b) {{
@@ -93,15 +96,6 @@ def test_a_bulk_copy_is_ordered_as_the_warp_is_that_issued_it(seed: int) -> None
     assert run(body, words(), np.zeros(4, np.uint32), grid=2, block=64, seed=seed).races == ()
 
 
-def test_a_copy_of_no_bytes_is_none() -> None:
-    body = f"""{BARRIER} mov.u32 %r9, 0; @%p1 mbarrier.arrive.shared.b64 %rd9, [%r21];
-    @%p1 {BULK} [%r20], [%rd1], %r9, [%r21]; {WAIT}
-    @%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1], [%r20], %r9;
-    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
-    kept = words()
-    assert run(body, kept, words()).races == () and (kept == words()).all()
-
-
 CLUSTER = f"""{BARRIER} barrier.cluster.arrive; barrier.cluster.wait;
 @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 128;"""
 
@@ -158,6 +152,17 @@ def test_each_warp_copies_its_own_map() -> None:
     assert run(body, made, words(), block=64).races == ()
     first, second, rest = np.split(made, [32, 64])
     assert first[4] == 5 and second[4] == 6 and (rest == words()[64:]).all()
+
+
+@pytest.mark.parametrize(("version", "unit"), [("8.5", 16), ("8.6", 1)])
+def test_a_maps_strides_are_in_units_of_16_bytes_before_ptx_8_6(version: str, unit: int) -> None:
+    made = words()
+    body = """shl.b32 %r3, %r1, 2; add.u32 %r4, %r20, %r3; mov.u32 %r7, 0; st.shared.u32 [%r4], %r7; bar.sync 0;
+    cvt.u64.u32 %rd5, %r20; mov.u64 %rd6, 4096;
+    @%p1 tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%rd5], 0, %rd6; bar.sync 0;
+    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd1], [%rd5], 128;"""
+    run(body, made, words(), version=version)
+    assert made[:32].tobytes() == replace(bytes(128), "global_stride", 0, 4096, stride_unit=unit)
 
 
 # Matrix instructions
