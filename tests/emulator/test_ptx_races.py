@@ -221,12 +221,6 @@ def test_a_report_says_who_did_what_where_and_what_is_missing() -> None:
 # Slots, granules and limits
 
 
-def test_a_kernels_first_instruction_is_waited_for_like_any_other(races: SharedRaces) -> None:
-    races.copy_async(0, LANE_WARPS, LANES, 16, 0)
-    races.end(0)
-    assert [race.kind for race in races.found][:1] == ["end"]
-
-
 def test_slots_know_nothing_of_each_other() -> None:
     races = SharedRaces(3, 4, SIZE)
     for slot in range(3):
