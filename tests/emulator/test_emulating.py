@@ -269,6 +269,7 @@ def test_the_command_runs_a_function_of_a_file(
     paths = [str(folder / text) if "::" in text else text for text in arguments]
     got, out, err = rooflab("emulate", *paths)
     assert got == status and words in " ".join((out + err).split()), out + err
+    assert all(float(seconds) < 1000 for seconds in re.findall(r"in (\d+\.\d+) s, compilation", out))
 
 
 def test_static_and_explain_take_a_function_of_a_file(rooflab: Any, folder: Path) -> None:

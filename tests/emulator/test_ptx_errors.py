@@ -131,7 +131,7 @@ def test_an_assertion_names_its_line_where_it_is_reached() -> None:
     [
         ("setp.lt.u32 %p1, %r0, 32; @%p1 bra L; bar.sync 2, 64; bra E; L: bar.sync 1, 64; E: mov.u32 %r1, 0;",
          ["warp 0: waiting for barrier 1, where 32 of", "(bar.sync 1, 64)", "(bar.sync 2, 64)"]),
-        ("and.b32 %r2, %r0, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bra E; bar.sync 0; E: bar.sync 0; mov.u32 %r1, 0;",
+        ("and.b32 %r2, %r0, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bar.sync 0; bar.sync 0; mov.u32 %r1, 0;",
          ["waiting for the rest of its warp"]),
     ],
 )  # fmt: skip

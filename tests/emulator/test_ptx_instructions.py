@@ -256,14 +256,18 @@ def test_all_lanes_get(body: str, given: int, wanted: int) -> None:
         # A jump by a table leaves lanes without the predicate.
         ("setp.lt.u32 %p1, %r1, 2; table: .branchtargets one, two; @%p1 brx.idx %r1, table; mov.u32 %r2, 9; bra end;"
          " one: mov.u32 %r2, 1; bra end; two: mov.u32 %r2, 2; end: add.u32 %r2, %r2, 0;", [1, 2], 9),
-        # Of three ways two leave the same.
-        ("setp.eq.u32 %p1, %r1, 0; @%p1 bra one; setp.eq.u32 %p1, %r1, 1; @%p1 bra two; mov.u32 %r2, 5; bra end;"
-         " one: mov.u32 %r2, 5; bra end; two: mov.u32 %r2, 7; end: add.u32 %r2, %r2, 0;", [5, 7], 5),
         ("setp.lt.u32 %p1, %r1, 2; @%p1 mov.u32 %r5, 7; mov.u32 %r2, %r5;", [7, 7], ONES),
     ],
 )  # fmt: skip
 def test_the_first_lanes_get(body: str, wanted: list[int], rest: int) -> None:
     assert results(body, range(32)) == [*wanted, *[rest] * 30]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lanes_keep_what_each_of_three_ways_left_them(seed: int) -> None:
+    body = """setp.lt.u32 %p1, %r0, 10; @%p1 bra one; setp.lt.u32 %p1, %r0, 20; @%p1 bra two; mov.u32 %r2, 5; bra end;
+        one: mov.u32 %r2, 5; bra end; two: mov.u32 %r2, 7; end: bar.warp.sync -1; add.u32 %r1, %r2, 0;"""
+    assert launch(body, seed=seed)[0] == [5] * 10 + [7] * 10 + [5] * 12
 
 
 def mask(lanes: Any) -> int:
