@@ -307,4 +307,4 @@ def test_outside(emulated):
 """)
     done = compiled(["-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "test_mine.py"], folder)
     assert "2 failed, 1 passed" in done.stdout and "race: _racing: " in done.stdout, done.stdout + done.stderr
-    assert "mine.py:11: EmulationError" in done.stdout
+    assert "mine.py:10: EmulationError" in done.stdout
