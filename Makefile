@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
-.PHONY: docs lab lab-smoke test test-more test-full lint newest types wheelhouse visit rehearsal setup clean
+.PHONY: docs lab lab-smoke test test-emulator test-more test-full lint newest types wheelhouse visit rehearsal setup clean
 
 lab: setup
 	$(BIN)/rooflab lab
@@ -23,6 +23,11 @@ test-more: setup
 
 test-full: setup
 	$(TEST)
+
+# The emulator alone, with its corpus: without the tests that run the lab's own commands, rungs and microkernels in it.
+OF_THE_LAB := test_emulate.py test_emulated_registry.py test_ptx_microkernels.py test_ptx_mutants.py
+test-emulator: setup
+	$(TEST) -m "not slow and not more" tests/emulator $(addprefix --ignore=tests/emulator/,$(OF_THE_LAB))
 
 # The wheel with the newest torch and Triton, as a stranger installs it; TRITON=3.9.0 takes that release.
 newest: setup

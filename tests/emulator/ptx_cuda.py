@@ -1,4 +1,4 @@
-"""CUDA C++ of `tests/emulator/ptx_cuda_kernels`, compiled once, run in the emulator on CPU tensors."""
+"""The CUDA C++ of `ptx_cuda_kernels.cu`, compiled once, run in the emulator on CPU tensors."""
 
 from __future__ import annotations
 
@@ -14,27 +14,17 @@ from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
 
-KERNELS = Path(__file__).parent / "ptx_cuda_kernels"
+SOURCE = (Path(__file__).parent / "ptx_cuda_kernels.cu").read_text()
 BOTH_ORDERS = (0, 3)
 """Seeds: warps together as far as they go, and in a drawn order."""
 
 
-def ptx(file: str, *options: str) -> str:
-    """The PTX of one of the files."""
-    return compile_ptx((KERNELS / f"{file}.cu").read_text(), options=("--device-int128", *options))
+def ptx() -> str:
+    """The PTX of the file."""
+    return compile_ptx(SOURCE)
 
 
-def run(
-    file: str,
-    name: str,
-    args: Sequence[Any],
-    *,
-    grid: Sequence[int] = (1,),
-    block: int = 128,
-    shared: int = 0,
-    options: Sequence[str] = (),
-    **more: Any,
-) -> LaunchResult:
-    """Emulates a kernel of a file; NumPy arrays among `args` are its memory."""
+def run(name: str, args: Sequence[Any], *, grid: Sequence[int] = (1,), block: int = 128, **more: Any) -> LaunchResult:
+    """Emulates a kernel of the file; NumPy arrays among `args` are its memory."""
     given = [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in args]
-    return emulate(PtxLaunch(ptx(file, *options), name, (block, 1, 1), shared), grid, given, **more)
+    return emulate(PtxLaunch(ptx(), name, (block, 1, 1)), grid, given, **more)

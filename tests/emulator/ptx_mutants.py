@@ -13,7 +13,6 @@ STATEMENT = re.compile(
     r"\b(?P<opcode>(?:bar|barrier|wgmma|cp|fence|membar|mbarrier|atom|red|ld|st)\.[\w.:]+)"
     r"(?P<operands>[^;{}\n]*);"
 )
-LOCATION = re.compile(r"^\s*\.loc\s+\d+\s+(\d+)", re.MULTILINE)
 FEWER_BYTES = 16
 """What an expect_tx is made wrong by: the least that a TMA box has."""
 
@@ -27,8 +26,6 @@ class Mutant:
     text: str
     line: int
     """The PTX line."""
-    source_line: int
-    """The line that the last `.loc` before it names; 0 where there is none."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,6 @@ _RULES: tuple[tuple[str, str, Change], ...] = (
 def mutants(ptx: str) -> Iterator[Mutant]:
     """All mutants of a PTX text, in the order of its statements."""
     counts: Counter[str] = Counter()
-    locations = [(found.start(), int(found[1])) for found in LOCATION.finditer(ptx)]
     statements = list(_statements(ptx))
     idle = _repeated_initialisations(statements) | _empty_groups(statements)
     for number, statement in enumerate(statements):
@@ -134,12 +130,11 @@ def mutants(ptx: str) -> Iterator[Mutant]:
         if number in idle:
             continue
         line = ptx.count("\n", 0, statement.start) + 1
-        source = next((number for at, number in reversed(locations) if at < statement.start), 0)
         for _, what, change in rules:
             if what == "arrive only at" and len(statement.arguments) < 2:
                 continue  # without a count of threads there is no bar.arrive
             text = ptx[: statement.start] + change(statement) + ptx[statement.end :]
-            yield Mutant(f"{what} {short} {counts[short]}", text, line, source)
+            yield Mutant(f"{what} {short} {counts[short]}", text, line)
 
 
 def _repeated_initialisations(statements: Sequence[_Statement]) -> set[int]:

@@ -1,4 +1,4 @@
-"""The processes of `ptx_worker.py`."""
+"""The processes of `ptx_worker.py` (the corpus) and of `mutant_worker.py` (kernels of the registry)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def races(answer: Mapping[str, Any]) -> list[str]:
 
 
 @cache
-def _child(sms: int | None) -> Child:
+def _child(worker: str, sms: int | None) -> Child:
     """One for each number of SMs: kernels' modules read it when they are imported.  Ends with this process."""
     given = {"TRITON_INTERPRET": None, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    return Child("ptx_worker", environment=given, own_session=False)
+    return Child(worker, environment=given, own_session=False)
 
 
-def asked(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of `ptx_worker`; a process that gave none is not asked again."""
+def asked(request: Mapping[str, Any], worker: str = "mutant_worker") -> dict[str, Any]:
+    """The worker's answer; a process that gave none is not asked again."""
     try:
-        found: dict[str, Any] = _child(request.get("sms")).ask(request, LIMIT_S)
+        found: dict[str, Any] = _child(worker, request.get("sms")).ask(request, LIMIT_S)
     except ChildFailed:
         _child.cache_clear()
         raise
@@ -46,7 +46,7 @@ def asked(request: Mapping[str, Any]) -> dict[str, Any]:
 def emulated(case: Case, seed: int) -> dict[str, Any]:
     """The answer about a case of `ptx_kernels`; where the process ends, as `failed` with its last words."""
     try:
-        return asked({**vars(case), "seed": seed})
+        return asked({**vars(case), "seed": seed}, "ptx_worker")
     except ChildFailed as died:
         if died.status is None:
             raise

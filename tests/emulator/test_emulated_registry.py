@@ -1,29 +1,17 @@
 """Every registered kernel with compiled code, in the emulator, against the fp64 oracle: no GPU has to be there."""
 
 import pytest
-import torch
 from op_kernels import check_emulated
 from ptx_processes import MENDED_LATER, OLD_TRITON
 
-from rooflab.bench.compile.cases import KernelCase, has_code
+from rooflab.bench.compile.cases import has_code
 from rooflab.bench.core.outside import CheckTask
 from rooflab.bench.core.select import first_case
-from rooflab.bench.emulate.calls import call
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 
 KERNELS = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if has_code(kernel)]
 OPS = list(dict.fromkeys(kernel.op for kernel in KERNELS))
-
-
-def asked(op, suite):
-    """Every kernel on every case, each in one dtype: the next case and the next kernel begin with the next dtype."""
-    spec, kernels = registry.get_op(op), [kernel for kernel in KERNELS if kernel.op == op]
-    return [
-        CheckTask(kernel, case, get_scheme(spec.schemes[(turn + number) % len(spec.schemes)]))
-        for turn, kernel in enumerate(kernels)
-        for number, case in enumerate(spec.get_cases(suite))
-    ]
 
 
 def schemes_of(kernel):
@@ -66,40 +54,16 @@ def test_every_kernel_is_right_and_races_nowhere_on_its_first_case(op, turns):
     assert all(item.bytes["hbm_write"] > 0 for item in found if item.bytes is not None)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("scheme", "names"),
-    [
-        ("fp16", ("rmsnorm/fused", "gemm/pipelined", "flash_attention/online")),
-        pytest.param("fp16", (), marks=pytest.mark.slow),
-        pytest.param("fp32", (), marks=pytest.mark.slow),
-    ],
-)
-def test_compiled_code_and_triton_s_interpreter_give_the_same(scheme, names, tmp_path):
-    """Of `names`, or of every kernel in Triton."""
-    for kernel in KERNELS:
-        spec = registry.get_op(kernel.op)
-        if kernel.backend != "triton" or kernel.id == "sample/bisect":  # that takes 10 s in the interpreter
-            continue
-        if names and kernel.id not in names:
-            continue
-        case = first_case(kernel, spec, get_scheme(scheme), ["smoke"])
-        if case is None:
-            continue
-        call(KernelCase(kernel.op, kernel.name, case, get_scheme(scheme)), save=tmp_path / "outputs.pt")
-        emulated = torch.load(tmp_path / "outputs.pt")
-        inputs = spec.make_inputs(case, get_scheme(scheme), torch.device("cpu"), 0)
-        found = kernel(**inputs)
-        interpreted = tuple(inputs[name] for name in spec.outputs) if spec.mutates else found
-        interpreted = (interpreted,) if isinstance(interpreted, torch.Tensor) else tuple(interpreted)
-        fresh = spec.make_inputs(case, get_scheme(scheme), torch.device("cpu"), 0)
-        errors = spec.judge(emulated, tuple(value.double() for value in interpreted), fresh, get_scheme(scheme))
-        assert all(error.passed for error in errors), [error.describe() for error in errors]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("suite", ["smoke", "edge"])
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_is_right_on_every_case(op, suite):
-    assert wrong(check_emulated(asked(op, suite))) == []
+    """Each in one dtype: the next case and the next kernel begin with the next one."""
+    spec, kernels = registry.get_op(op), [kernel for kernel in KERNELS if kernel.op == op]
+    asked = [
+        CheckTask(kernel, case, get_scheme(spec.schemes[(turn + number) % len(spec.schemes)]))
+        for turn, kernel in enumerate(kernels)
+        for number, case in enumerate(spec.get_cases(suite))
+    ]
+    assert wrong(check_emulated(asked)) == []

@@ -20,10 +20,12 @@ def _copy(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + at, tl.load(x_ptr + at))  # no mask
 
-def copy(x):
-    out = torch.empty_like(x)
+def copy_into(x, out):
     _copy[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
     return out
+
+def copy(x):
+    return copy_into(x, torch.empty_like(x))
 
 def warmed(x):
     out = torch.empty_like(x)
@@ -95,14 +97,11 @@ def chosen(x, n, flag, scale, sizes):
 def same(x):
     return x
 
-def half(x):
-    return x[:1]
+def two(x):
+    return copy(x), add_one(x.clone())
 
-def whole(x):
-    return x.int()
-
-def whole_copy(x):
-    return copy(x).int()
+def twice(x):
+    return x, x
 """
 SCRIPT = """
 import json, traceback
@@ -150,9 +149,14 @@ found["outside"] = said(lambda: mine.copy(x[:100].clone()))
 found["unknown"] = said(lambda: mine.gather(parts, pointers))
 found["told"] = said(lambda: mine.gather(parts, pointers), memory=parts)
 found["memory"] = said(lambda: torch.cuda.mem_get_info())
-found["time"] = said(lambda: torch.cuda.Event().elapsed_time(None))
 found["dtype"] = said(lambda: mine.other_dtype(x))
 found["config"] = said(lambda: mine.add_one(x), configs={"BLOCK": 7})
+found["sampled"] = []
+for seed in range(8):
+    out = torch.zeros(4 * 64)
+    with emulating(ctas=1, seed=seed):
+        mine.copy_into(torch.ones(4 * 64), out)
+    found["sampled"].append(out.view(4, 64).bool().all(1).tolist())
 found["driver"] = repr(triton.runtime.driver._active)
 print(json.dumps(found))
 """
@@ -199,6 +203,7 @@ def test_any_launcher_runs_on_cpu_tensors_that_say_they_are_on_a_gpu(found: dict
     assert [grid for _, grid in found["kernels"]] == [[2, 1, 1]] * 3 + [[1, 1, 1]]
     assert found["bytes"] >= 2 * 512 + 2 * 40 and found["findings"] == []
     assert found["told"] is None, "memory behind pointers may be given by name"
+    assert found["driver"] == "None", "Triton has its own driver again behind the context"
 
 
 def test_an_autotuned_kernel_runs_with_the_configs_that_are_asked_for(found: dict[str, Any]) -> None:
@@ -214,6 +219,11 @@ def test_a_race_is_a_finding_and_an_access_out_of_bounds_ends_in_the_users_line(
     assert line.startswith("_copy[(triton.cdiv")
 
 
+def test_the_ctas_of_a_sample_are_the_first_the_last_and_any_between(found: dict[str, Any]) -> None:
+    assert all(first and last and one + other == 1 for first, one, other, last in found["sampled"])
+    assert any(one for _, one, _, _ in found["sampled"]) and any(other for _, _, other, _ in found["sampled"])
+
+
 @pytest.mark.parametrize(
     ("what", "kind", "words"),
     [
@@ -222,15 +232,10 @@ def test_a_race_is_a_finding_and_an_access_out_of_bounds_ends_in_the_users_line(
          "x_ptr: expected *fp32, for which the kernel was compiled, got a tensor of torch.float16"),
         ("config", "ValueError", "configs: expected one of BLOCK: 32"),
         ("memory", "RuntimeError", "torch.cuda.mem_get_info: "),
-        ("time", "RuntimeError", "torch.cuda.Event.elapsed_time: "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(found: dict[str, Any], what: str, kind: str, words: str) -> None:
     assert found[what][0] == kind and words in found[what][1]
-
-
-def test_triton_has_its_own_driver_again_behind_the_context(found: dict[str, Any]) -> None:
-    assert found["driver"] == "None"
 
 
 CHOSEN = ["--shape", "x=64", "--arg", "n=3,flag=true,scale=none,sizes=[1,2]"]
@@ -245,21 +250,16 @@ CHOSEN = ["--shape", "x=64", "--arg", "n=3,flag=true,scale=none,sizes=[1,2]"]
         (["mine.py::not_compiled", "--shape", "x=64"], 11, "mine.py::not_compiled: COMPILE_ERROR: "),
         (["mine.py::add_one", "--shape", "x=64", "--config", "BLOCK=7"], 2, "configs: expected one of BLOCK: 32"),
         (["mine.py::add_one", "--reference", "mine.py::same", "--shape", "x=9:bf16"], 11, "output 0: 9 of 9 elements"),
-        (["mine.py::copy", "--reference", "mine.py::half", "--shape", "x=64"], 11, "output 0: "),
-        (["mine.py::copy", "--reference", "mine.py::whole", "--shape", "x=64"], 2, "output 0: expected torch.int32,"),
-        (["mine.py::whole_copy", "--reference", "mine.py::same", "--shape", "x=64"], 2, "expected torch.float64, as"),
+        (["mine.py::two", "--reference", "mine.py::twice", "--shape", "x=64"], 11, "output 1: "),
         (["mine.py::same", "--shape", "x=64"], 2, "expected same to launch a kernel of Triton, got no launch"),
         (["mine.py::copy", "--shape", "y=64"], 2, "shape: expected the arguments of copy(x): missing a required"),
-        (["mine.py::copy", "--shape", "x=6x"], 2, "name=64x96:fp32|fp16|bf16, each name once, got 'x=6x'"),
         (["mine.py::copy", "--shape", "x=64,x=9"], 2, "each name once, got 'x=9'"),
-        (["mine.py::copy", "--argument", "x=64,x=9"], 2, "argument: expected name=value, each name once, got 'x=9'"),
         (["mine.py::copy", "--shape", "x=640", "--ctas", "1"], 0, "3 of 10 CTAs"),
         (["mine.py::copy", "--shape", "x=64", "--ctas", "3", "--reference", "mine.py::same"], 2, "no --reference"),
         (["mine.py::chosen", *CHOSEN], 0, "us are predicted on h100-sxm"),
         (["mine.py::chosen", *CHOSEN[:3], "sizes=[1,y]"], 2, "--arg: expected name=value, each name once"),
         (["rmsnorm", "--argument", "eps=1"], 2, "argument: expected with path.py::function alone, got 'eps=1' with"),
         (["mine.py::none", "--shape", "x=64"], 2, "function: expected a function 'none' in"),
-        (["none.py::copy", "--shape", "x=64"], 2, "function: expected path.py::name with a Python file that is there"),
     ],
 )
 def test_the_command_runs_a_function_of_a_file(
@@ -269,6 +269,7 @@ def test_the_command_runs_a_function_of_a_file(
     paths = [str(folder / text) if "::" in text else text for text in arguments]
     got, out, err = rooflab("emulate", *paths)
     assert got == status and words in " ".join((out + err).split()), out + err
+    assert all(float(seconds) < 1000 for seconds in re.findall(r"in (\d+\.\d+) s, compilation", out))
 
 
 def test_static_and_explain_take_a_function_of_a_file(rooflab: Any, folder: Path) -> None:
@@ -283,15 +284,10 @@ def test_static_and_explain_take_a_function_of_a_file(rooflab: Any, folder: Path
     (explained,) = json.loads(out)
     assert status == 0 and explained["traffic_basis"] == "counted" and explained["bytes"] == 2 * 2 * 2 * 64, err
     assert explained["predicted_ms"] > explained["bound_ms"] and len(explained["compiled"]) == 1, "of the first config"
-    for command, name, expected, words in (
-        ("static", "not_compiled", 11, "COMPILE_ERROR: mine.py/not_compiled"),
-        ("explain", "not_compiled", 2, "rooflab: COMPILE_ERROR: "),
-        ("static", "chosen", 11, "shape: expected the arguments of chosen(x, n, flag, scale, sizes)"),
-    ):
-        status, out, err = rooflab(command, f"{folder}/mine.py::{name}", "--shape", "x=64")
-        assert status == expected and words in out + err, out + err
+    status, out, err = rooflab("static", f"{folder}/mine.py::not_compiled", "--shape", "x=64")
+    assert status == 11 and "COMPILE_ERROR: mine.py/not_compiled" in out + err
     status, _, err = rooflab("static", *tuned, "--suite", "smoke")
-    assert status == 2 and "suite: expected with an op alone, got ['smoke'] with " in err
+    assert status == 2 and "suite: expected with an op alone" in err
 
 
 @pytest.mark.more
@@ -311,4 +307,4 @@ def test_outside(emulated):
 """)
     done = compiled(["-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "test_mine.py"], folder)
     assert "2 failed, 1 passed" in done.stdout and "race: _racing: " in done.stdout, done.stdout + done.stderr
-    assert "mine.py:11: EmulationError" in done.stdout
+    assert "mine.py:10: EmulationError" in done.stdout

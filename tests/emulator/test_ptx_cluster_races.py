@@ -8,6 +8,8 @@ import pytest
 import torch
 from ptx_lines import SHARED, launch
 
+from rooflab.bench.emulator.results import LaunchResult
+
 BARRIER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 SEEDS = pytest.mark.parametrize("seed", range(3))
 PLACES = f"""
@@ -24,10 +26,14 @@ WAIT = "W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r20],
 END = f"END: {BARRIER}"
 
 
-def races(body: str, *, cluster: int = 2, **more: Any) -> list[str]:
-    """Those of clusters of CTAs of 32 threads."""
-    given = {"grid": cluster, **more}
-    return [str(race) for race in launch(PLACES + body, declared=SHARED, cluster=(cluster, 1, 1), **given)[1].races]
+def run(body: str, **more: Any) -> tuple[list[int], LaunchResult]:
+    """A cluster of two CTAs of 32 threads."""
+    return launch(PLACES + body, declared=SHARED, cluster=(2, 1, 1), grid=2, **more)
+
+
+def races(body: str, **more: Any) -> list[str]:
+    """What is reported of such a cluster."""
+    return [str(race) for race in run(body, **more)[1].races]
 
 
 @SEEDS
@@ -67,12 +73,43 @@ TAKEN = """@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r21], 128;
 
 @SEEDS
 def test_a_copy_into_another_cta_knows_what_its_issuer_knows(seed: int) -> None:
-    body = f"""st.shared.u32 [%r4], %r0; bar.sync 0; @%p1 bra SEND;
+    body = f"""add.u32 %r9, %r30, 5; st.shared.u32 [%r4], %r9; bar.sync 0; @%p1 bra SEND;
         ld.shared.u32 %r1, [%r4]; {TELL} {TAKEN} ld.shared.u32 %r1, [%r4]; bra END;
         SEND: {{}} {COPY} {END}"""
-    assert races(body.format(WAIT), seed=seed) == []
+    found, result = run(body.format(WAIT), seed=seed)
+    assert found[32:] == list(range(5, 37)) and result.races == ()
     found = races(body.format(""), seed=seed)
     assert any("a TMA load" in race and "of CTA 1" in race for race in found)
+
+
+@SEEDS
+def test_stores_that_tell_an_mbarrier_reach_the_other_cta(seed: int) -> None:
+    expect, wait = TAKEN.split(";", 1)
+    send = """add.u32 %r9, %r30, 5;
+        st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r8], %r9, [%r23];"""
+    body = f"{expect}; {BARRIER} {send} {{}} ld.shared.u32 %r1, [%r4]; {BARRIER}"
+    found, result = run(body.format(wait), seed=seed)
+    assert found == [*range(37, 69), *range(5, 37)] and result.races == ()
+    early = "st.shared.u32 [%r4], 7;" + body.format("") + wait.replace("V", "U")
+    assert any("st.async" in race for race in races(early, seed=seed))
+
+
+@SEEDS
+def test_atomics_reach_another_ctas_shared_memory_by_a_generic_address(seed: int) -> None:
+    body = f"""mov.u64 %d3, s; cvta.shared.u64 %d3, %d3; mapa.u64 %d4, %d3, 0; st.shared.u32 [%r4], 0; {BARRIER}
+        atom.add.u32 %r9, [%d4], 1; {BARRIER} ld.u32 %r1, [%d4]; {BARRIER}"""
+    found, result = run(body, seed=seed)
+    assert found == [64] * 64 and result.races == ()
+
+
+@SEEDS
+def test_a_clusters_barrier_orders_global_memory_too(seed: int) -> None:
+    body = f"""st.global.u32 [%d2], %r30; {{}} xor.b32 %r9, %r30, 63; mul.wide.u32 %d3, %r9, 4; add.u64 %d3, %d0, %d3;
+        ld.global.u32 %r1, [%d3]; {BARRIER}"""
+    found, result = run(body.format(BARRIER), seed=seed)
+    assert found == list(range(63, -1, -1)) and result.races == ()
+    assert any("write-read race on global memory" in race or "read-write race on global memory" in race
+               for race in races(body.format(""), seed=seed))  # fmt: skip
 
 
 @SEEDS

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from rooflab.bench.emulator.numbers.formats import encode
-from rooflab.bench.emulator.tiles import shared_layout
-from rooflab.bench.emulator.tiles.mma import gathered, mma, spread, stacked
+from rooflab.bench.emulator.tiles.mma import mma
+from rooflab.bench.emulator.tiles.shared_layout import load_matrices, row_values
 
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
 
@@ -120,57 +120,6 @@ def test_integer_sums_wrap_around_or_saturate():
     assert all((register == np.uint32(0x7FFFFFFF)).all() for register in stopped)
 
 
-def test_tf32_inputs_lose_their_low_13_bits():
-    a = [np.full(32, 0x3F801FFF, np.uint32)] * 4
-    b = [np.full(32, 0x3F800000, np.uint32)] * 2
-    found = mma("m16n8k8", "tf32", "tf32", "f32", a, b, [np.float32(0)] * 4)
-    assert all((register == 8.0).all() for register in found)
-
-
-def test_registers_that_are_scalars_mean_the_same_value_in_all_lanes():
-    generator = np.random.default_rng(3)
-    a = list(generator.integers(0, 1 << 14, (4, 64)).astype(np.uint32))
-    b = [np.uint32(0x3C003C00), np.uint32(0x40004000)]
-    c = [np.float32(1), np.float32(2), np.float32(3), np.float32(4)]
-    full = [[np.full(64, value) for value in group] for group in (b, c)]
-    short = mma("m16n8k16", "f16", "f16", "f32", a, b, c)
-    for one, other in zip(short, mma("m16n8k16", "f16", "f16", "f32", a, *full), strict=True):
-        assert np.array_equal(one, other)
-    alone = mma("m16n8k16", "f16", "f16", "f32", b + b, b, c, lanes=32)
-    assert [register.shape for register in alone] == [(32,)] * 4
-    assert (alone[0] == 8 * 1 * 1 + 8 * 1 * 2 + 1).all()
-
-
-def test_accumulators_gathered_from_registers_are_those_that_were_spread():
-    matrices = np.random.default_rng(5).standard_normal((3, 16, 8)).astype(np.float32)
-    assert np.array_equal(gathered(spread(matrices)), matrices)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("m16n8k16", "bf16", "bf16", "f16"),
-        ("m16n8k16", "f16", "bf16", "f32"),
-        ("m16n8k32", "f16", "f16", "f32"),
-        ("m8n8k4", "f16", "f16", "f32"),
-        ("m32n8k16", "f16", "f16", "f32"),
-    ],
-)
-def test_a_combination_that_ptx_lacks_raises(arguments):
-    with pytest.raises(ValueError, match="mma: no"):
-        mma(*arguments, [], [], [])
-
-
-def test_a_wrong_number_or_length_of_registers_raises():
-    words = [np.zeros(32, np.uint32)] * 4
-    with pytest.raises(ValueError, match="expected .4, 2, 4. registers"):
-        mma("m16n8k16", "f16", "f16", "f32", words, words, words)
-    with pytest.raises(ValueError, match="expected 64 lanes"):
-        stacked([np.zeros(32, np.uint32)], 64, np.uint32)
-    with pytest.raises(ValueError, match="whole warps"):
-        stacked([np.uint32(0)], 0, np.uint32)
-
-
 def loaded_word(memory, addresses, warp, lane, matrix, trans):
     """Register `matrix` of a lane after ldmatrix, from PTX's table of rows and columns."""
     halves = []
@@ -189,7 +138,7 @@ def test_ldmatrix_loads_what_the_table_says_and_stmatrix_puts_it_back(num, trans
     generator = np.random.default_rng(num)
     memory = generator.integers(0, 256, 4096).astype(np.uint8)
     addresses = (generator.permutation(256)[:64] * 16).astype(np.int64)
-    registers = shared_layout.load_matrices(memory, addresses, num, trans)
+    registers = load_matrices(memory, addresses, num, trans)
     assert len(registers) == num
     for matrix, register in enumerate(registers):
         assert register.dtype == np.uint32
@@ -198,7 +147,7 @@ def test_ldmatrix_loads_what_the_table_says_and_stmatrix_puts_it_back(num, trans
             assert register[lane] == wanted
     empty = np.zeros_like(memory)
     rows = addresses[np.arange(64) % 32 < 8 * num]
-    empty.view(np.complex128)[rows >> 4] = shared_layout.row_values(registers, 64, trans)
+    empty.view(np.complex128)[rows >> 4] = row_values(registers, 64, trans)
     touched = (rows[:, None] + np.arange(16)).reshape(-1)
     wanted_rows = [addresses[32 * warp + lane] for warp in range(2) for lane in range(8 * num)]
     assert sorted(rows) == sorted(wanted_rows)
@@ -206,14 +155,20 @@ def test_ldmatrix_loads_what_the_table_says_and_stmatrix_puts_it_back(num, trans
     assert np.count_nonzero(np.delete(empty, touched)) == 0
 
 
-def test_ldmatrix_refuses_rows_that_are_not_aligned_and_odd_numbers_of_matrices():
-    memory, addresses = np.zeros(1024, np.uint8), np.arange(32, dtype=np.int64) * 16
-    with pytest.raises(ValueError, match="multiples of 16 bytes, got 24"):
-        shared_layout.load_matrices(memory, np.where(addresses == 32, 24, addresses), 1, False)
-    assert np.array_equal(shared_layout.rows_of(np.where(addresses == 256, 24, addresses), 2), addresses[:16])
-    with pytest.raises(ValueError, match="expected 1, 2 or 4"):
-        shared_layout.load_matrices(memory, addresses, 3, False)
-    with pytest.raises(ValueError, match="whole warps"):
-        shared_layout.load_matrices(memory, addresses[:8], 1, False)
-    with pytest.raises(IndexError):
-        shared_layout.load_matrices(memory, addresses + 1024, 4, False)
+ROWS = np.arange(32, dtype=np.int64) * 16
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: mma("m16n8k16", "bf16", "bf16", "f16", [], [], []), "mma: no"),
+        (lambda: mma("m16n8k32", "f16", "f16", "f32", [], [], []), "mma: no"),
+        (lambda: mma("m16n8k16", "f16", "f16", "f32", *[[np.zeros(32, np.uint32)] * 4] * 3), "expected .4, 2, 4. reg"),
+        (lambda: load_matrices(np.zeros(1024, np.uint8), np.where(ROWS == 32, 24, ROWS), 1, False), "got 24"),
+        (lambda: load_matrices(np.zeros(1024, np.uint8), ROWS, 3, False), "expected 1, 2 or 4"),
+        (lambda: load_matrices(np.zeros(1024, np.uint8), ROWS[:8], 1, False), "whole warps"),
+    ],
+)
+def test_what_no_matrix_instruction_takes_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -117,12 +117,6 @@ def test_a_report_says_who_did_what_where(races: GlobalRaces) -> None:
     )
 
 
-@pytest.mark.parametrize("reader", range(4))
-def test_a_write_races_with_any_of_several_readers(races: GlobalRaces, reader: int) -> None:
-    run(races, ALL_READ + "".join(f" release@{cta}" for cta in range(4) if cta != reader) + " acquire@7 write@7")
-    assert [(race.kind, race.first_actor) for race in races.found] == [("read-write", f"CTA {reader}")]
-
-
 def test_readers_of_one_instruction_and_of_some_granules_all_count(races: GlobalRaces) -> None:
     races.read(np.repeat(np.arange(4), 32), OUT + np.arange(128) % 32 * 4, 4, READ)
     races.read(lanes(5)[:64], tile(OUT, 1)[:64], 4, READ)
@@ -144,51 +138,7 @@ def test_ctas_of_one_instruction_race_and_equal_values_are_marked(races: GlobalR
     assert [(race.kind, race.count, race.same_value) for race in races.found[2:]] == [("write-write", 64, False)]
 
 
-def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races: GlobalRaces) -> None:
-    for _ in range(2):
-        races.write(lanes(0), tile(OUT), 4, WRITE, [np.uint32(1)], lambda: pytest.fail("looked up"))
-    old = np.arange(128, dtype=np.uint32)
-    races.write(lanes(1), tile(OUT), 4, READ, [np.where(old == 3, 0, old).astype(np.uint32)], lambda: [old])
-    assert sorted((race.same_value, race.count) for race in races.found) == [(False, 1), (True, 127)]
-    assert [race.harmless for race in races.found] == [race.same_value for race in races.found]
-
-
 # Granules and allocations
-
-
-def test_wide_accesses_are_looked_at_granule_by_granule(races: GlobalRaces) -> None:
-    races.write(np.array([0]), np.array([OUT + 12]), 4, WRITE)
-    races.read(np.array([1]), np.array([OUT + 16]), 16, READ)
-    assert races.found == []
-    races.read(np.array([1]), np.array([OUT]), 16, READ)
-    assert [(race.address, race.count) for race in races.found] == [(OUT + 12, 1)]
-
-
-@pytest.mark.parametrize(("granule", "start"), [(1, BASE + 3), (16, BASE + 16)])
-def test_neighbours_of_the_granule_are_told_apart(granule: int, start: int) -> None:
-    races = GlobalRaces(2, granule_bytes=granule)
-    races.add(start, 64)
-    for cta in range(2):
-        races.write(np.array([cta]), np.array([start + granule * cta]), granule, WRITE)
-    assert races.found == []
-    races.write(np.array([1]), np.array([start]), granule, READ)
-    assert [race.address for race in races.found] == [start]
-
-
-def test_an_odd_piece_of_a_copy_is_not_overlooked() -> None:
-    races = GlobalRaces(2)
-    races.add(4096, 64)
-    races.read(np.array([0, 0]), np.array([4096 + 8, 4096 + 9]), 1, READ)
-    races.write(np.array([1]), np.array([4096 + 8]), 4, WRITE)
-    assert [(race.kind, race.address) for race in races.found] == [("read-write", 4096 + 8)]
-
-
-def test_every_allocation_has_its_own_shadow(races: GlobalRaces) -> None:
-    last = np.array([PARTIAL + 4092, OUT, OUT + 4092, COUNTER])
-    races.write(np.zeros(4, np.int64), last, 4, WRITE)
-    for address in last:
-        races.write(np.array([1]), np.array([address]), 4, READ)
-    assert [(race.address, race.count) for race in races.found] == [(PARTIAL + 4092, 4)]
 
 
 def test_allocations_that_overlap_are_one() -> None:
@@ -203,12 +153,6 @@ def test_allocations_that_overlap_are_one() -> None:
     assert [(race.kind, race.address) for race in races.found[1:]] == [("write-read", BASE + 88)]
 
 
-def test_a_new_grid_starts_with_nothing(races: GlobalRaces) -> None:
-    run(races, "write@0")
-    races.restart()
-    assert run(races, "write@1") == []
-
-
 def test_many_ctas_and_epochs_work() -> None:
     races = GlobalRaces(3000)
     races.add(BASE, 4096)
@@ -218,17 +162,6 @@ def test_many_ctas_and_epochs_work() -> None:
     races.synchronise(7, COUNTER, acquire=True)
     races.write(np.array([7]), np.array([BASE]), 4, WRITE)
     assert [race.first_actor for race in races.found] == ["CTA 1234"]
-
-
-def test_what_cannot_be_is_refused(races: GlobalRaces) -> None:
-    for call, text in (
-        (lambda: GlobalRaces(1, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
-        (lambda: GlobalRaces(0), "ctas: expected at least 1, got 0"),
-        (lambda: GlobalRaces(2, warps=0), "warps: expected at least 1, got 0"),
-        (lambda: races.add(BASE - 4096, 0), "size: expected at least 1 byte, got 0"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            call()
 
 
 # The warps of a CTA
@@ -283,15 +216,6 @@ class Grid:
 )
 def test_what_one_warp_releases_and_acquires_is_of_those_that_a_barrier_joins(words: str, readers: int) -> None:
     assert sum(race.count for race in Grid(words).races.found) == readers
-
-
-def test_warps_of_two_ctas_race_when_they_write_one_address_at_once() -> None:
-    races = Grid("").races
-    races.write(ALL, np.full(WARPS, OUT), 4, WRITE)
-    assert races.found == []
-    races.write(np.arange(2 * WARPS), np.full(2 * WARPS, OUT + 512), 4, WRITE)
-    (race,) = races.found
-    assert (race.first_actor, race.second_actor) == ("CTA 0", "CTA 1")
 
 
 # Tensor maps that a kernel makes

@@ -1,28 +1,18 @@
 """What Triton compiles for Hopper runs right in the emulator, and no race is reported that is not there: chosen
-kernels, and random matmuls, attentions and others.
+kernels, and random matmuls and others.
 
 Seed 0 runs each CTA's warps together as far as they go; the others draw an order of warps and of copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-from ptx_kernels import draws
-from ptx_kernels.cases import CASES, Case
+from ptx_kernels.cases import CASES
 from ptx_kernels.trial import Trial, blank
 from ptx_processes import emulated, races
-
-DRAWN: dict[str, tuple[Callable[[int], Case], int, int]] = {
-    "matmul": (draws.matmul, 20, 500),
-    "attention": (draws.attention, 10, 200),
-    "anything": (draws.anything, 10, 300),
-}
-"""By kind: how one is drawn, how many `make test` runs, and how many `make test-full`."""
-STEP = 10
-"""Configurations of a test."""
 
 
 def _runs() -> Iterator[object]:
@@ -57,43 +47,6 @@ def test_a_kernel_has_the_instructions_that_it_is_there_for(name: str, wanted: t
     opcodes = emulated(CASES[name], 0)["opcodes"]
     for start in wanted:
         assert any(opcode.startswith(start) for opcode in opcodes), f"{start} not in {opcodes}"
-
-
-def _spans() -> Iterator[object]:
-    for kind, (_, quick, every) in DRAWN.items():
-        for first in range(0, every, STEP):
-            marks = [pytest.mark.slow] if first >= quick else []
-            yield pytest.param(kind, first, id=f"{kind}-{first}", marks=marks)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(("kind", "first"), list(_spans()))
-def test_random_kernels_are_right_and_clean(kind: str, first: int) -> None:
-    wrong, refused = [], 0
-    for number in range(first, first + STEP):
-        case = DRAWN[kind][0](number)
-        # A third in the order of seed 0, in which all warps go together as far as they can.
-        found = emulated(case, number if number % 3 else 0)
-        if found.get("compiler"):
-            refused += 1
-        elif "failed" in found or races(found) or not found["error"] <= found["allowed"]:
-            wrong.append((number, case.maker, case.options, found))
-    assert not wrong, f"{len(wrong)} of {STEP}, the first: {wrong[0]}"
-    assert refused <= STEP // 5, f"the compiler refused {refused} of {STEP}"
-
-
-def test_the_draws_reach_what_they_are_there_for() -> None:
-    quick = {kind: [draw(number) for number in range(count)] for kind, (draw, count, _) in DRAWN.items()}
-    matmuls = quick["matmul"]
-    assert {case.maker for case in matmuls} == {"tma", "pointers"}
-    for option, wanted in (("trans", {"NN", "NT", "TN", "TT"}), ("stages", {1, 2, 3, 4}), ("warps", {4, 8})):
-        assert {case.options[option] for case in matmuls} == wanted
-    assert any(case.options.get("ws") for case in matmuls) and any(case.options.get("on_device") for case in matmuls)
-    assert any(case.options["K"] % case.options["BK"] for case in matmuls)
-    attentions = [case.options for case in quick["attention"]]
-    for option, wanted in (("D", {16, 32, 64}), ("causal", {True, False}), ("by_tma", {True, False})):
-        assert {options[option] for options in attentions} >= wanted
-    assert any(options["ws"] for options in attentions)
 
 
 def test_what_nobody_wrote_is_not_taken_for_a_right_result() -> None:

@@ -37,6 +37,14 @@ def test_a_dropped_arrival_may_announce_bytes() -> None:
     assert "32 arrivals are dropped of the 1 of an mbarrier" in text
 
 
+@pytest.mark.parametrize(("drop", "second"), [("", 0), ("_drop", 1)])
+def test_an_mbarrier_counts_again_in_each_phase_less_what_was_dropped(drop: str, second: int) -> None:
+    """Of two arrivals the first phase has both; one more ends the second phase where the first dropped one."""
+    body = f"""@%p0 mbarrier.arrive.shared.b64 _, [%r2]; @%p0 mbarrier.arrive{drop}.shared.b64 _, [%r2];
+        @%p0 mbarrier.arrive.shared.b64 _, [%r2]; bar.sync 0; {OVER.replace(", 0; selp", ", 1; selp")}"""
+    assert launch(MBARRIER.format(2) + body, declared=SHARED)[0] == [second] * 32
+
+
 @pytest.mark.parametrize(("bytes_", "over"), [(4, 0), (5, 1)])
 def test_what_is_announced_is_the_electing_threads_own_number(bytes_: int, over: int) -> None:
     body = f"""setp.eq.u32 %p1, %r0, 5; @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], %r0; bar.warp.sync -1;
@@ -65,6 +73,21 @@ def test_threads_of_a_warp_may_wait_for_what_others_of_it_do() -> None:
         W: mbarrier.try_wait.parity.shared.b64 %p1, [%r3], 0; @!%p1 bra W;
         setp.lt.u32 %p2, %r0, 31; add.u32 %r4, %r3, 8; @%p2 mbarrier.arrive.shared.b64 _, [%r4]; mov.u32 %r1, 7;"""
     assert launch(body, declared=SHARED)[0] == [7] * 32
+
+
+def test_what_no_mbarrier_gets_or_holds_is_named() -> None:
+    arrive = "mov.u32 %r2, s; mbarrier.arrive.shared.b64 _, [%r2];"
+    assert "holds no mbarrier that was initialised" in error(arrive, declared=SHARED)
+    wait = "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra W;"
+    assert "2 of 2 arrivals and 0 bytes missing" in error(MBARRIER.format(2) + wait, declared=SHARED)
+    bulk = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d3], 128, [%r2];"
+    outside = "add.u32 %r3, %r2, 128; add.u64 %d3, %d0, 64; @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128;"
+    assert "128 bytes into to of 128" in error(f"{MBARRIER.format(1)} {outside} @%p0 {bulk} {wait}", declared=SHARED)
+
+
+def test_bytes_that_are_announced_alone_are_waited_for() -> None:
+    body = "@%p0 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r2], 16; @%p0 mbarrier.arrive.shared.b64 _, [%r2];"
+    assert launch(MBARRIER.format(1) + body + OVER, declared=SHARED)[0] == [0] * 32
 
 
 @pytest.mark.parametrize("name", ["arrive", "arrive_drop"])
@@ -98,6 +121,12 @@ def test_a_barrier_that_is_none_is_refused(body: str, words: str) -> None:
     assert words in error("setp.lt.u32 %p7, %r0, 32; " + body, block=128)
 
 
+@pytest.mark.parametrize("count", [16, 24, 60, 256, 264])
+def test_warps_ask_for_registers_from_24_to_256_in_steps_of_8(count: int) -> None:
+    text = error(f"setmaxnreg.inc.sync.aligned.u32 {count}; mov.u32 %r1, 1;", block=128)
+    assert ("needs a kernel with .maxnreg" if count in (24, 256) else f"from 24 to 256, got {count}") in text
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize(
     ("body", "found"),
@@ -128,13 +157,6 @@ def test_a_barrier_may_be_a_kernels_last_instruction() -> None:
     assert to.tolist() == [0] * 32 + [1] * 32
 
 
-def test_a_barrier_of_two_warps_does_not_order_four() -> None:
-    body = """mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r3, %r2, %r3; st.shared.u32 [%r3], %r0; bar.sync 1, {};
-        xor.b32 %r4, %r3, 256; ld.shared.u32 %r1, [%r4];"""
-    assert kinds(body.format(128), declared=SHARED, block=128) == []
-    assert "write-read race" in kinds(body.format(64), declared=SHARED, block=128)
-
-
 ARRIVE = """mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r3, %r2, %r3; mov.u32 %r1, 0; setp.lt.u32 %p1, %r0, 32;
     setp.ge.u32 %p2, %r0, 64; @!%p1 bra WAITS; {} bra END; WAITS: {} END:"""
 READ = "sub.u32 %r4, %r3, {}; ld.shared.u32 %r1, [%r4];"
@@ -158,26 +180,6 @@ def test_the_ctas_of_a_cluster_keep_their_ranks_whatever_the_order_asked_for() -
     body = ADDRESSES + f"st.shared.u32 [%r4], %r6; {BARRIER} ld.shared::cluster.u32 %r1, [%r8]; {BARRIER}"
     for ctas in ((0, 1), (1, 0)):
         assert launch(body, ctas=ctas, **PAIR)[0] == [1] * 32 + [0] * 32
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
-def test_a_clusters_barrier_orders_what_came_before_the_arrival(seed: int) -> None:
-    store, load, read = "st.shared.u32 [%r4], %r0;", "ld.shared.u32 %r1, [%r5];", Checks(uninitialised=False)
-    arrive, wait = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
-    relaxed = arrive.replace("arrive", "arrive.relaxed")
-    for body, racy in (
-        (store + arrive + wait + load, False),
-        (store + relaxed + wait + load, True),
-        (arrive + store + wait + load, True),
-    ):
-        found = kinds(ADDRESSES + body + BARRIER, block=64, seed=seed, checks=read, **PAIR)
-        assert bool(found) == racy
-
-
-def test_a_clusters_barrier_orders_ctas_that_did_different_work() -> None:
-    more = "setp.ne.u32 %p1, %r6, 0; @%p1 bra M;" + "fence.proxy.async;" * 5 + "M: st.shared.u32 [%r4], %r0;"
-    body = ADDRESSES + more + BARRIER + "ld.shared::cluster.u32 %r1, [%r9];" + BARRIER
-    assert kinds(body, block=64, **PAIR) == []
 
 
 def test_shared_memory_of_others_is_reached_as_such_only_while_they_run() -> None:

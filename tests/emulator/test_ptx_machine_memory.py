@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from ptx_lines import SHARED, error, launch
@@ -49,7 +50,8 @@ def test_a_value_from_a_lane_that_is_not_there_is_poison() -> None:
 
 @pytest.mark.parametrize("operation", ["add.u32", "min.s32", "max.u32", "and.b32", "xor.b32", "inc.u32", "exch.b32"])
 @pytest.mark.parametrize("places", [1, 3, 32])
-def test_atomics_of_many_threads_go_one_by_one(operation: str, places: int) -> None:
+@pytest.mark.parametrize(("space", "at"), [("shared", "%r2"), ("global", "%d3")])
+def test_atomics_of_many_threads_go_one_by_one(space: str, at: str, operation: str, places: int) -> None:
     def step(old: int, given: int) -> int:
         name = operation.split(".")[0]
         if name == "inc":
@@ -62,14 +64,75 @@ def test_atomics_of_many_threads_go_one_by_one(operation: str, places: int) -> N
         want.append(memory[thread % places])
         memory[thread % places] = step(memory[thread % places], thread + 3)
     body = f"""mov.u32 %r2, s; rem.u32 %r3, %r0, {places}; shl.b32 %r3, %r3, 2; add.u32 %r2, %r2, %r3;
-        st.shared.u32 [%r2], 5; bar.sync 0; add.u32 %r4, %r0, 3; atom.shared.{operation} %r1, [%r2], %r4;"""
-    for grid in (1, 2):
-        assert launch(body, declared=SHARED, block=96, grid=grid, checks=Checks.none())[0] == want * grid
+        cvt.u64.u32 %d3, %r3; add.u64 %d3, %d0, %d3; add.u64 %d3, %d3, 768;
+        st.shared.u32 [%r2], 5; bar.sync 0; add.u32 %r4, %r0, 3; atom.{space}.{operation} %r1, [{at}], %r4;"""
+    for grid in (1, 2) if space == "shared" else (1,):
+        to = torch.full((300,), 5, dtype=torch.int32)
+        found, _ = launch(body, declared=SHARED, block=96, grid=grid, to=to, checks=Checks.none())
+        assert found[: 96 * grid] == want * grid
+
+
+FLOATS = {
+    "noftz.f16x2": (0x38003C00, 0x4C005000),
+    "noftz.bf16x2": (0xBE803F80, 0xC1004200),
+    "f64": (0x3FF0000000000000, 0x4040000000000000),
+    "u64": (1 << 33, 32 << 33),
+}
+"""By the type: the bits of what each of 32 lanes adds, and of the sum: 0.5 and 1, -0.25 and 1, 1, and 2**33."""
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_atomics_add_every_wide_or_packed_type(kind: str) -> None:
+    added, total = FLOATS[kind]
+    width = 64 if "64" in kind else 32
+    register = "%d4" if width == 64 else "%r4"
+    to = torch.zeros(64, dtype=torch.int32)
+    launch(f"mov.b{width} {register}, {added:#x}; red.global.add.{kind} [%d0+128], {register}; mov.u32 %r1, 0;", to=to)
+    assert int(to.numpy().view(np.uint64)[16]) == total
 
 
 def test_an_atomic_on_local_memory_is_an_error() -> None:
     body = "mov.u64 %d3, l; cvta.local.u64 %d4, %d3; st.u32 [%d4], %r0; atom.add.u32 %r1, [%d4], 1;"
     assert "neither global nor shared" in error(body, declared=LOCAL)
+
+
+# Sums of subnormals: in global memory they become zeros of their sign, in shared memory they stay (9.7.13.5)
+
+TINY, LEAST_NORMAL = 0x00000005, 0x00800000
+SIGN = 0x80000000
+
+
+def sums(space: str, start: int, adds: list[int]) -> list[int]:
+    """What each lane finds at a place where `start` was, and what is left there last: lane i adds the i-th bits."""
+    given = np.array([*adds, *[0] * (32 - len(adds))], np.uint32)
+    to = torch.from_numpy(np.r_[given, np.array([start], np.uint32)].view(np.int32))
+    at = {"global": "%d3", "shared": "%r2", "": "%d3", "::shared": "%d4"}[space]
+    dot = "" if space in ("", "::shared") else f".{space}"
+    put = f"atom{dot}.add.f32 %f2, [{at}], %f1;"
+    body = f"""
+        add.u64 %d3, %d0, 128; mov.u32 %r2, s; cvt.u64.u32 %d4, %r2; cvta.shared.u64 %d4, %d4;
+        ld.global.u32 %r3, [%d3]; @%p0 st.shared.u32 [%r2], %r3; bar.sync 0;
+        ld.global.f32 %f1, [%d2]; mov.f32 %f2, 0f00000000;
+        setp.lt.u32 %p1, %r0, {len(adds)}; @%p1 {put} bar.sync 0;
+        mov.b32 %r1, %f2; ld.shared.u32 %r4, [%r2]; setp.eq.u32 %p2, %r0, 31;
+        @%p2 {"mov.u32 %r1, %r4" if "shared" in space else "ld.global.u32 %r1, [%d3]"};"""
+    found, _ = launch(body, declared=SHARED, to=to)
+    return [value % (1 << 32) for value in (*found[: len(adds)], found[31])]
+
+
+@pytest.mark.parametrize("space", ["global", ""])
+def test_subnormals_become_zeros_in_global_memory(space: str) -> None:
+    assert sums(space, TINY, [0]) == [TINY, 0]
+    assert sums(space, SIGN | TINY, [SIGN | TINY]) == [SIGN | TINY, SIGN]
+    assert sums(space, LEAST_NORMAL + 5, [SIGN | LEAST_NORMAL]) == [LEAST_NORMAL + 5, 0], "the sum is one"
+    assert sums(space, 0, [TINY, TINY]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("space", ["shared", "::shared"])
+def test_subnormals_stay_in_shared_memory(space: str) -> None:
+    assert sums(space, TINY, [0]) == [TINY, TINY]
+    assert sums(space, LEAST_NORMAL + 5, [SIGN | LEAST_NORMAL]) == [LEAST_NORMAL + 5, 5]
+    assert sums(space, 0, [TINY, TINY]) == [0, TINY, 2 * TINY]
 
 
 # Counts

@@ -13,17 +13,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from mutant_targets import REDUNDANT, TARGETS
 from mutant_targets.target import BARRIERS
-from ptx_mutants import mutants
 from ptx_processes import asked
 
-from rooflab.bench.compile.cases import KernelCase, Query
-from rooflab.bench.compile.static import CompileFailure, compile_kernels
-from rooflab.bench.compile.store import Store
-from rooflab.bench.core.call import packed
-from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.kernels import registry
 
 SEEDS = (0, 1)
@@ -34,8 +27,6 @@ MOST_REDUNDANT = 0.15
 """Of what the kernel's author asked for: of the barriers that Triton and Gluon place by themselves there are more than
 are needed.  Each of them has to be flagged or argued as well.  So have barriers of a warp, which do not count either:
 the emulator, which runs the lanes of a warp in lockstep, sees none of them."""
-SCHEMES = {"bf16", "fp8_e4m3"}
-"""One or the other is every op's main one."""
 QUICK = [name for name, target in TARGETS.items() if target.quick]
 
 
@@ -88,101 +79,3 @@ def test_mutants_are_flagged_or_argued_redundant(kernel: str) -> None:
 def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
     assert REDUNDANT.keys() <= TARGETS.keys()
     assert all(reason.endswith(".") for reasons in REDUNDANT.values() for reason in reasons.values())
-
-
-def texts_of(items: list[KernelCase]) -> dict[str, list[str]]:
-    """By kernel: the PTX of everything that it launches on these cases."""
-    compiled = [item for item in items if item.registered.backend != "cuda"]
-    texts: dict[str, list[str]] = {item.registered.id: [] for item in items}
-    for item, result in zip(compiled, compile_kernels(compiled, Store()), strict=True):
-        assert not isinstance(result, CompileFailure), str(result)
-        texts[item.registered.id] += [info.ptx for info in result]
-    for item in items:
-        kernel, spec = item.registered, registry.get_op(item.op)
-        if kernel.backend == "cuda":
-            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), 0)
-            given = {
-                name: value.to("meta") if isinstance(value, torch.Tensor) else value  # lengths and tables are real
-                for name, value in inputs.items()
-                if name in kernel.accepted
-            }
-            prepared = spec.prepared
-            if kernel.prepare is not None and prepared is not None:
-                given[prepared] = packed(kernel.prepare, prepared, given)
-            with emulating_cuda(lambda launch, grid, args, own=texts[kernel.id]: own.append(launch.ptx)):
-                kernel.fn(**given)
-    return texts
-
-
-@pytest.mark.slow
-def test_every_registered_kernel_that_orders_its_warps_is_a_target() -> None:
-    # Not those of other projects, whose packages may be missing: `select` leaves peers out.
-    every = [
-        item
-        for op, spec in registry.ops().items()
-        for item in Query(op, (), ("llama3_8b",), (), sorted(SCHEMES & set(spec.schemes)), every_case=True).select()
-    ]
-    # The most and the least work in each dtype.
-    ends = [{(item.registered.id, item.scheme.name): item for item in order} for order in (every, reversed(every))]
-    launched = texts_of([item for end in ends for item in end.values()])
-    assert all(launched.values())
-    found = {name for name, texts in launched.items() if any(next(mutants(text), None) for text in texts)}
-    assert found == {f"{target.op}/{target.kernel}" for target in TARGETS.values()}
-
-
-PTX = """
-    .loc 1 7 0
-    @%p1 bar.sync 1, 128; // bar.sync 0;
-    .loc 1 9 0
-    wgmma.wait_group.sync.aligned 1;
-    // cp.async.commit_group;
-    @!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], 24576;
-    mbarrier.arrive.shared::cta.b64 %rd1, [%r6];
-    { .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %r168; @!done bra again; }
-    fence.acq_rel.gpu;
-    atom.global.gpu.acq_rel.add.u32 %r1, [%rd2], 1;
-    ld.shared.b32 %r1, [%r2];
-    mbarrier.init.shared::cta.b64 [%r3], 1;
-    mbarrier.init.shared::cta.b64 [%r4], 1;
-    bar.sync 0;
-    mbarrier.init.shared::cta.b64 [%r3], 1;
-    fence.proxy.tensormap::generic.acquire.gpu [%rd3], 128;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group.read 0;
-    cp.async.bulk.commit_group;
-    barrier.cluster.arrive.release.aligned;
-"""
-
-
-def test_mutants_say_what_was_done_and_where_and_are_still_ptx() -> None:
-    lines, found = PTX.splitlines(), []
-    for mutant in mutants(PTX):
-        text = mutant.text.splitlines()
-        changed = [at for at, (old, new) in enumerate(zip(lines, text, strict=True), 1) if old != new]
-        assert changed == [mutant.line]
-        found.append((mutant.name, mutant.line, mutant.source_line, text[mutant.line - 1].strip()))
-    assert found == [
-        ("drop bar.sync 1", 3, 7, "// bar.sync 0;"),
-        ("arrive only at bar.sync 1", 3, 7, "@%p1 bar.arrive 1, 128; // bar.sync 0;"),
-        ("drop wgmma.wait_group 1", 5, 9, ""),
-        ("one more pending in wgmma.wait_group 1", 5, 9, "wgmma.wait_group.sync.aligned 2;"),
-        ("drop mbarrier.arrive.expect_tx 1", 7, 9, ""),
-        ("fewer bytes in mbarrier.arrive.expect_tx 1", 7, 9,
-         "{ .reg .u32 %mutated; sub.u32 %mutated, 24576, 16; "
-         "@!%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6+8], %mutated; }"),
-        ("drop mbarrier.arrive 1", 8, 9, "mov.u64 %rd1, 0;"),
-        ("do not wait in mbarrier.try_wait 1", 9, 9,
-         "{ .reg .pred done; again: setp.eq.u32 done, 0, 0; @!done bra again; }"),
-        ("other parity in mbarrier.try_wait 1", 9, 9,
-         "{ .reg .pred done; again: { .reg .b32 %mutated; xor.b32 %mutated, %r168, 1; "
-         "mbarrier.try_wait.parity.shared::cta.b64 done, [%r66], %mutated; } @!done bra again; }"),
-        ("drop fence.acq_rel 1", 10, 9, ""),
-        ("for the CTA alone fence.acq_rel 1", 10, 9, "fence.acq_rel.cta;"),
-        ("relax atom.global 1", 11, 9, "atom.global.gpu.relaxed.add.u32 %r1, [%rd2], 1;"),
-        ("drop mbarrier.init 2", 14, 9, ""),
-        ("drop bar.sync 2", 15, 9, ""),
-        ("drop fence.proxy 1", 17, 9, ""),
-        ("drop cp.async.bulk.commit_group 2", 20, 9, ""),
-        ("drop barrier.cluster.arrive 1", 21, 9, ""),
-        ("relax barrier.cluster.arrive 1", 21, 9, "barrier.cluster.arrive.relaxed.aligned;"),
-    ]  # fmt: skip

@@ -19,8 +19,8 @@ LANES = np.arange(128) * 16
 STAGE = 2048
 TILE = np.arange(0, STAGE, 1024)
 """The first 2 KiB in blocks: what the 128 lanes cover with 16 bytes each."""
-FULL, EMPTY = 8192, 8256
-"""The first addresses of two rings of mbarriers."""
+FULL = 8192
+"""The first address of a ring of mbarriers."""
 NAMES = ["", "store", "read", "copy", "load", "multiply", "save", "init", "use", "inval", "atomic"]
 STORE, READ, COPY, TMA, MMA, SAVE, INIT, USE, INVAL, ATOMIC = range(1, 11)
 
@@ -65,8 +65,8 @@ class Program:
             for warp in warps:
                 function(0, own(warp), STAGE * stage + PLACES, 4, instruction)
 
-    def begin(self, kind: str) -> AsyncOperation:
-        self.transfers.append(self.races.begin_async(0, ALL if kind == WGMMA else 0, kind))
+    def begin(self, kind: str, warps: np.ndarray | int = 0) -> AsyncOperation:
+        self.transfers.append(self.races.begin_async(0, warps, kind))
         return self.transfers[-1]
 
     def load(self, stage: int) -> None:
@@ -90,12 +90,6 @@ MOVES: dict[str, Callable[[Program, np.ndarray, int], object]] = {
     "arrive": lambda p, warps, stage: p.races.signal(0, warps, FULL + 8 * stage),
     "phase": lambda p, _, stage: p.races.complete(0, FULL + 8 * stage),
     "wait": lambda p, warps, stage: p.races.wait(0, warps, FULL + 8 * stage),
-    "free": lambda p, warps, stage: p.races.signal(0, warps, EMPTY + 8 * stage),
-    "freed": lambda p, _, stage: p.races.complete(0, EMPTY + 8 * stage),
-    "wait_free": lambda p, warps, stage: p.races.wait(0, warps, EMPTY + 8 * stage),
-    "read_ring": lambda p, warps, stage: p.races.read(
-        0, np.repeat(warps, 32), STAGE * stage + np.arange(96) * 16, 16, READ
-    ),
     "copy": lambda p, _, stage: p.races.copy_async(0, LANE_WARPS, STAGE * stage + LANES, 16, COPY),
     "commit": lambda p, warps, _: p.races.commit_copies(0, warps),
     "drain": lambda p, warps, pending: p.races.wait_copies(0, warps, pending),
@@ -103,8 +97,8 @@ MOVES: dict[str, Callable[[Program, np.ndarray, int], object]] = {
     "load": lambda p, _, stage: p.load(stage),
     "begin": lambda p, *_: p.begin(LOAD),
     "bring": lambda p, _, stage: p.races.async_write(p.transfers[-1], TILE + STAGE * stage, 1024, TMA),
-    "multiply": lambda p, _, stage: p.races.async_read(p.begin(WGMMA), TILE + STAGE * stage, 1024, MMA),
-    "begin_save": lambda p, *_: p.begin(BULK),
+    "multiply": lambda p, _, stage: p.races.async_read(p.begin(WGMMA, ALL), TILE + STAGE * stage, 1024, MMA),
+    "begin_save": lambda p, warps, _: p.begin(BULK, warps[0]),
     "take": lambda p, *_: p.races.async_read(p.transfers[-1], TILE, 1024, SAVE),
     "save": lambda p, *_: p.races.async_read(p.begin(BULK), TILE, 1024, SAVE),
     "done": lambda p, warps, number: p.races.acquire_async(0, warps, p.transfers[number]),
@@ -134,6 +128,7 @@ RIGHT = [
     # mbarriers' words.
     "init fence@0 barrier use_mbarrier load tell wait barrier inval", "init barrier load tell_unfenced",
     "init store@0 fence@0 begin_save tell take", "init store@0 fence_init@0 begin_save tell",
+    "init fence_init@0 barrier begin_save@1 tell",
     # What was waited for when its CTA ended, and what the next CTA in its place finds.
     "copy commit drain end", "load wait@3 end", "multiply multiply/1 done/1 end", "save save done@0/1 end",
     "copy restart end", "store load/1 copy/2 restart read read/1 read/2",
@@ -197,27 +192,6 @@ def test_what_is_not_ordered_is_reported_once(words: str) -> None:
     assert Program(words).kinds == [WRONG[words]]
 
 
-@pytest.mark.parametrize(
-    ("skip", "expected"),
-    [
-        ("", []),
-        ("wait_free", ["write-write load load", "read-write read load"]),
-        ("wait", ["write-read load read", "write-write load load"]),
-        ("free", ["read-write read load"]),
-    ],
-)
-def test_a_ring_of_stages_without_one_part_is_reported(skip: str, expected: list[str]) -> None:
-    """Warp 0 loads, warps 1 to 3 read; `skip` leaves out a part of the synchronisation at step 3."""
-    program = Program()
-    for step in range(7):
-        stage, left_out = step % 2, skip if step == 3 else ""
-        words = [f"load/{stage}", f"wait@123/{stage}", f"read_ring@123/{stage}"]
-        words = [f"wait_free@0/{stage}", *words] if step >= 2 else words
-        words += [f"free@{12 if left_out == 'free' else 123}/{stage}", f"freed/{stage}"]
-        program.run(" ".join(word for word in words if left_out == "free" or word.split("@")[0] != left_out))
-    assert program.kinds == expected
-
-
 @pytest.fixture
 def races() -> SharedRaces:
     return SharedRaces(1, 4, SIZE)
@@ -244,26 +218,6 @@ def test_a_report_says_who_did_what_where_and_what_is_missing() -> None:
     )
 
 
-def test_the_parts_are_named(races: SharedRaces) -> None:
-    assert [races.name_of(actor) for actor in (3, 4, 9, 14, 16, 79)] == [
-        "warp 3", "wgmma of warp 0", "a bulk store of warp 1", "cp.async of warp 2", "a TMA load", "a TMA load",
-    ]  # fmt: skip
-
-
-def test_numbers_of_loads_are_used_again() -> None:
-    program = Program()
-    program.races = SharedRaces(1, 4, SIZE, async_slots=3)
-    for turn in range(10):
-        stage = turn % 2
-        program.run(f"load/{stage} wait/{stage} multiply/{stage}")
-        load, multiply = program.transfers[-2:]
-        assert load.actor == 16 + turn % 3
-        program.races.acquire_async(0, ALL, multiply)
-        program.run("barrier")
-    assert program.kinds == []
-    assert program.run("load read").kinds == ["write-read load read"]  # with a number that was waited for before
-
-
 # Slots, granules and limits
 
 
@@ -280,23 +234,6 @@ def test_slots_know_nothing_of_each_other() -> None:
     assert [race.slot for race in races.found] == [1] and "(CTA 1)" in describe(races.found[0], str)
 
 
-def test_one_address_and_lanes_of_several_slots_work() -> None:
-    races = SharedRaces(2, 2, SIZE)
-    slots, warps = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
-    races.read(0, np.array([0, 1]), np.array(16), 4, READ)
-    races.write(slots, warps, slots * SIZE + np.array([64, 128, 64, 128]), 4, STORE)
-    assert races.found == []
-    races.write(np.array([1]), np.array([0]), np.array([SIZE + 128]), 4, SAVE)
-    assert [(race.slot, race.address) for race in races.found] == [(1, 128)]
-
-
-def test_a_new_cta_waits_for_nothing_of_the_old_one() -> None:
-    program = Program("load/1")
-    program.races.signal_async(program.transfers[-1], EMPTY)
-    program.run("restart")
-    assert program.races.unwaited(0, 0, EMPTY) == []
-
-
 def test_reports_are_counted_and_capped_and_equal_values_do_not_keep_out_a_race() -> None:
     races = SharedRaces(1, 2, SIZE, limit=2)
     warps, places = np.repeat([0, 1], 32), np.tile(PLACES, 2)
@@ -311,19 +248,6 @@ def test_reports_are_counted_and_capped_and_equal_values_do_not_keep_out_a_race(
     assert [(race.second, race.count) for race in races.found if not race.harmless] == [(10, 2), (11, 1)]
 
 
-def test_what_cannot_be_is_refused(races: SharedRaces) -> None:
-    for arguments, text in (
-        ((1, 4, 1000), "size: expected a positive multiple of 1024"),
-        ((1, 4, 1024, 3), "granule_bytes: expected 1, 2, 4, 8 or 16, got 3"),
-        ((1, 1010, 1024), "4 \\* warps"),
-        ((0, 4, 1024), "at least 1"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            SharedRaces(*arguments)
-    with pytest.raises(ValueError, match="kind: expected 'load', 'wgmma' or 'bulk', got 'tma'"):
-        races.begin_async(0, 0, "tma")
-
-
 @pytest.mark.parametrize("granule", [1, 2, 4])
 def test_neighbours_of_the_granule_are_told_apart(granule: int) -> None:
     races = SharedRaces(1, 2, SIZE, granule)
@@ -332,14 +256,6 @@ def test_neighbours_of_the_granule_are_told_apart(granule: int) -> None:
     assert races.found == []
     races.read(0, np.array([1]), np.array([0]), granule, READ)
     assert [(race.address, race.count) for race in races.found] == [(0, 1)]
-
-
-def test_partial_overlap_is_found_at_the_granule(races: SharedRaces) -> None:
-    races.write(0, own(0), PLACES, 4, STORE)
-    races.read(0, own(1), 128 + np.arange(32) * 16, 16, READ)
-    assert races.found == []
-    races.read(0, own(1)[:1], np.array([112]), 16, READ)
-    assert [(race.kind, race.address, race.count) for race in races.found] == [("write-read", 112, 4)]
 
 
 # Lanes and values
@@ -409,16 +325,3 @@ def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races
     new = np.where(old == 5, 99, old).astype(np.uint32)
     races.write(0, own(1), PLACES, 4, SAVE, [new], lambda: [old])
     assert sorted((race.same_value, race.count) for race in races.found) == [(False, 1), (True, 31)]
-
-
-@pytest.mark.parametrize("dtype", ["?", "u1", "f2", "f4", "u8", "c16"])
-def test_values_of_every_width_are_compared_bit_by_bit(dtype: str) -> None:
-    values = np.array([0, 1, 1, 1]).astype(dtype)
-    size, one = values.itemsize, np.zeros(4, np.int64)
-    races = SharedRaces(1, 4, SIZE, granule_bytes=min(size, 4))
-    races.write(0, one, one, size, STORE, values)
-    assert [(race.kind, race.count) for race in races.found] == [("lanes", 1)]
-    races.write(0, one, one, size, STORE, values[2])
-    assert len(races.found) == 1
-    races.write(0, one, one, 16, SAVE, np.array([1j, 2j, 2j, 2j]))
-    assert [race.count for race in races.found] == [1, 1]

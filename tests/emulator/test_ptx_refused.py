@@ -26,11 +26,9 @@ def block_of(directives: str, block: tuple[int, int, int] | None) -> str:
     ("directives", "block", "words"),
     [
         (".reqntid 64", None, ""),
-        (".reqntid 64, 1", (64, 1, 1), ""),
         *[(".reqntid 64", other, f"block: expected (64, 1, 1), which the PTX of k says, got {other}")
           for other in ((32, 1, 1), (128, 1, 1), (8, 8, 1))],
         (".maxntid 8, 8, 1", (32, 1, 1), ""),
-        (".maxntid 64", (4, 8, 2), ""),
         (".maxntid 64", (96, 1, 1), "block: expected 1 to 64 threads for k, got (96, 1, 1)"),
         (".maxntid 64", None, "which the PTX of k does not say"),
         (".maxntid 128\n.reqntid 64", (64, 1, 1), ""),
@@ -86,13 +84,15 @@ REFUSED = [
     (".reg .v2 .b32 %v; ld.global.v2.b32 %v, [%d0]", "expected a register of a known type, got '.reg .v2"),
     ("{ .param .b32 q; st.param.b32 [q], %r1; call.uni f, (q, q); }",
      "expected 1 parameters and results of f, got 'call"),
+    ("call.uni g", "neither recursive nor guarded"),
+    ("q: .callprototype _ (.param .b32 a); call.uni %d3, (%r1), q", "got one by a pointer"),
     (".loc 1 7 0\nldx.u32 %r2, %r1", "b.cu:7"),  # two slashes in a path are no comment
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("instruction", "words"), REFUSED)
 def test_what_ptx_does_not_allow_or_is_not_known_is_refused_in_one_sentence(instruction: str, words: str) -> None:
-    outer = '.file 1 "/a//b.cu"\n.func f(.param .b32 a) { ret; }'
+    outer = '.file 1 "/a//b.cu"\n.func f(.param .b32 a) { ret; }\n.func g() { call.uni g; ret; }'
     with pytest.raises(PtxError) as caught:
         launch(f"{instruction}; mov.u32 %r1, 0;", declared=SHARED, outer=outer, block=128)
     assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -12,8 +12,7 @@ from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
-from rooflab.bench.emulator.tiles.mma import matrix_to_registers
-from rooflab.bench.emulator.tiles.tensor_map import TensorMap
+from rooflab.bench.emulator.tiles.tensor_map import replace
 
 ADDRESSES = """ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
 mov.u32 %r20, sm; add.u32 %r21, %r20, 4096; setp.eq.u32 %p1, %r1, 0;"""
@@ -22,10 +21,12 @@ WAIT = "WAIT: mbarrier.try_wait.parity.shared.b64 %p9, [%r21], 0; @!%p9 bra WAIT
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-def run(body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 8192, **more: Any) -> LaunchResult:
+def run(
+    body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 8192, version: str = "8.6", **more: Any
+) -> LaunchResult:
     """Runs instructions as the body of a kernel with two pointers, `a` and `b`."""
     cluster = (more.pop("cluster", 1), 1, 1)
-    text = f""".version 8.6
+    text = f""".version {version}
     .target sm_90a
     .address_size 64
     .visible .entry k(.param .u64 a, .param .u64 b) {{
@@ -77,16 +78,6 @@ def test_a_copy_of_what_another_cta_wrote_is_a_race() -> None:
     assert any("wrote it in CTA 0" in race and "cp.async" in race for race in races)
 
 
-def test_the_rest_of_a_copy_is_zero() -> None:
-    source, result = words(128), np.zeros(128, np.uint32)
-    body = "and.b32 %r6, %r1, 15; cp.async.cg.shared.global [%r4], [%rd4], 16, %r6; cp.async.wait_all;"
-    back = "ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4]; st.global.v4.u32 [%rd5], {%r10, %r11, %r12, %r13};"
-    run(PLACES + body + back, source, result)
-    rows = source.view(np.uint8).reshape(32, 16)
-    wanted = np.where(np.arange(16) < np.arange(32)[:, None] % 16, rows, 0)
-    assert (result.view(np.uint8).reshape(32, 16) == wanted).all()
-
-
 # Bulk copies and tensor maps
 
 
@@ -105,15 +96,6 @@ def test_a_bulk_copy_is_ordered_as_the_warp_is_that_issued_it(seed: int) -> None
     assert run(body, words(), np.zeros(4, np.uint32), grid=2, block=64, seed=seed).races == ()
 
 
-def test_a_copy_of_no_bytes_is_none() -> None:
-    body = f"""{BARRIER} mov.u32 %r9, 0; @%p1 mbarrier.arrive.shared.b64 %rd9, [%r21];
-    @%p1 {BULK} [%r20], [%rd1], %r9, [%r21]; {WAIT}
-    @%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1], [%r20], %r9;
-    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
-    kept = words()
-    assert run(body, kept, words()).races == () and (kept == words()).all()
-
-
 CLUSTER = f"""{BARRIER} barrier.cluster.arrive; barrier.cluster.wait;
 @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 128;"""
 
@@ -128,20 +110,6 @@ def test_a_multicast_reads_global_memory_once() -> None:
     found = run(body, words(), result, grid=2, cluster=2)
     assert (result == np.tile(np.arange(32), 2)).all() and found.races == ()
     assert (found.bytes.copy_read, found.bytes.tma_load) == (128, 256)
-
-
-def test_a_reduction_into_a_tensor_that_overlaps_is_refused() -> None:
-    target = words()
-    tensor = TensorMap(target.ctypes.data, "u32", (32, 8), (0,), (32, 8))
-    holder = words()
-    holder[:32] = np.frombuffer(tensor.pack(), np.uint32)
-    body = """mov.u32 %r9, 0; shl.b32 %r3, %r1, 5; add.u32 %r4, %r20, %r3;
-    st.shared.v4.u32 [%r4], {%r1, %r1, %r1, %r1}; st.shared.v4.u32 [%r4+16], {%r1, %r1, %r1, %r1};
-    fence.proxy.async; bar.sync 0;
-    @%p1 cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd1, {%r9, %r9}], [%r20];
-    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
-    with pytest.raises(EmulationError, match="a tensor whose elements overlap"):
-        run(body, holder, words(), memory=[torch.from_numpy(target)])
 
 
 NULL = "setp.eq.u32 %p2, %r1, 7; setp.eq.and.u32 %p2, %r2, 2, %p2; selp.b64 %rd4, 0, %rd4, %p2;"
@@ -165,9 +133,8 @@ PAIR = {"grid": 2, "cluster": 2}
         ("not a multiple of 64 bytes",
          f"{BARRIER} mov.u32 %r9, 0; @%p1 mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r21], 1024;"
          f"@%p1 {BULK.replace('bulk.', 'bulk.tensor.2d.')} [%r20], [%rd1+16, {{%r9, %r9}}], [%r21];", {}),
-        *[("a reduction that there is not",
-           f"@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.{reduction} [%rd1], [%r20], 64;", {})
-          for reduction in ("min.f32", "add.s64", "inc.s32", "xor.f16")],
+        ("a reduction that there is not",
+         "@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f32 [%rd1], [%r20], 64;", {}),
     ],
 )  # fmt: skip
 def test_a_copy_that_no_gpu_does_is_refused(said: str, body: str, more: dict[str, Any]) -> None:
@@ -185,6 +152,17 @@ def test_each_warp_copies_its_own_map() -> None:
     assert run(body, made, words(), block=64).races == ()
     first, second, rest = np.split(made, [32, 64])
     assert first[4] == 5 and second[4] == 6 and (rest == words()[64:]).all()
+
+
+@pytest.mark.parametrize(("version", "unit"), [("8.5", 16), ("8.6", 1)])
+def test_a_maps_strides_are_in_units_of_16_bytes_before_ptx_8_6(version: str, unit: int) -> None:
+    made = words()
+    body = """shl.b32 %r3, %r1, 2; add.u32 %r4, %r20, %r3; mov.u32 %r7, 0; st.shared.u32 [%r4], %r7; bar.sync 0;
+    cvt.u64.u32 %rd5, %r20; mov.u64 %rd6, 4096;
+    @%p1 tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%rd5], 0, %rd6; bar.sync 0;
+    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd1], [%rd5], 128;"""
+    run(body, made, words(), version=version)
+    assert made[:32].tobytes() == replace(bytes(128), "global_stride", 0, 4096, stride_unit=unit)
 
 
 # Matrix instructions
@@ -209,17 +187,19 @@ def test_matrices_want_whole_warps(text: str) -> None:
     refused("the 32 here are not", half, block=64)
 
 
-def wgmma(kinds: str, registers: str, more: str = "", shared: int = 4096, before: str = "", **other: Any) -> np.ndarray:
-    """The first float that a wgmma of ones without a swizzle leaves in each thread."""
+def wgmma(
+    kinds: str, registers: str, more: str = "", shared: int = 4096, before: str = "", **other: Any
+) -> tuple[np.ndarray, LaunchResult]:
+    """The first float that a wgmma of ones without a swizzle leaves in each thread, and the result."""
     fill = "mov.u32 %r7, 0x3f803f80; shl.b32 %r3, %r1, 4; add.u32 %r4, %r20, %r3; mov.b64 %rd10, 0x1000080000;"
     found = np.zeros(128, np.float32)
     guard = f"setp.lt.u32 %p2, %r1, {shared // 16}; @%p2"
     many = f"{fill} {guard} st.shared.v4.u32 [%r4], {{%r7, %r7, %r7, %r7}}; fence.proxy.async; bar.sync 0; {before}"
     one = f"wgmma.mma_async.sync.aligned.{kinds} {{{registers}}}, %rd10, %rd10, 0, 1, 1, 0, 0; {more}"
     end = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; mul.wide.u32 %rd3, %r1, 4;"
-    run(f"{many} wgmma.fence.sync.aligned; {one} {end} add.s64 %rd5, %rd2, %rd3; st.global.f32 [%rd5], %f0;",
+    result = run(f"{many} wgmma.fence.sync.aligned; {one} {end} add.s64 %rd5, %rd2, %rd3; st.global.f32 [%rd5], %f0;",
         words(), found, block=128, shared=shared, **other)  # fmt: skip
-    return found
+    return found, result
 
 
 FOUR = "%f0, %f1, %f2, %f3"
@@ -241,74 +221,29 @@ def test_a_wgmma_that_ptx_does_not_have_is_refused(kinds: str, registers: str, s
 
 
 def test_a_wgmma_reads_no_more_than_the_memory_of_its_cta() -> None:
-    assert (wgmma("m64n8k16.f32.bf16.bf16", FOUR, shared=2048) == 16).all()
+    assert (wgmma("m64n8k16.f32.bf16.bf16", FOUR, shared=2048)[0] == 16).all()
     for checks in (Checks(), Checks.none()):
         with pytest.raises(EmulationError, match="reads up to byte 2047 of 2032"):
             wgmma("m64n8k16.f32.bf16.bf16", FOUR, shared=2040, checks=checks)
 
 
-def test_many_chains_of_wgmmas_can_be_in_flight() -> None:
-    names = [", ".join(f"%f{place}" for place in range(4 * chain, 4 * chain + 4)) for chain in range(70)]
-    zeros = "".join(f"mov.f32 %f{place}, 0f3f800000;" for place in range(280))
-    more = "".join(
-        f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{name}}}, %rd10, %rd10, 1, 1, 1, 0, 0;"
-        for name in 2 * names
-    )
-    assert (wgmma("m64n8k16.f32.bf16.bf16", names[0], more, before=zeros) == 48).all()
-
-
-LOOPED = [("f32", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"), ("f32", "e4m3", "e5m2"),
-    ("f16", "f16", "f16"), ("f16", "e5m2", "e4m3"), ("s32", "s8", "u8")]  # fmt: skip
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2, "s8": torch.int8, "u8": torch.uint8}  # fmt: skip
-END = "wgmma.wait_group.sync.aligned 0;"
-
-
-def looped(kinds: tuple[str, str, str], n: int, wait: str, late: str, **more: Any) -> tuple[np.ndarray, LaunchResult]:
-    """The sums over three turns of accumulators that each turn adds to and takes apart; what they are, less in fp64."""
-    d, *types = kinds
-    matrices = [torch.randint(0 if kind == "u8" else -3, 4, (3, rows, 32 // DTYPES[kind].itemsize)).to(DTYPES[kind])
-                for kind, rows in zip(types, (64, n), strict=True)]  # fmt: skip
-    # Core matrices of 8 rows and 16 bytes lie one after another: those of a row of 32 bytes first.
-    cores = [each.view(torch.uint8).reshape(3, -1, 8, 2, 16).transpose(2, 3).reshape(-1) for each in matrices]
-    halves = n // 4 if d == "f16" else n // 2
-    register = {"f32": "%f"}.get(d, "%a")
-    names = [f"{register}{place}" for place in range(halves)]
-    zeros = "".join(f"mov.b32 {name}, 0;" for name in names) + "".join(f"mov.b32 %s{x}, 0;" for x in range(n // 2))
-    adds = {
-        "f32": "add.f32 %s{0}, %s{0}, %f{0};",
-        "s32": "mov.b32 %r8, %s{0}; add.s32 %r8, %r8, %a{0}; mov.b32 %s{0}, %r8;",
-        "f16": "mov.b32 {{%h1, %h2}}, %a{0}; cvt.f32.f16 %t1, %h1; cvt.f32.f16 %t2, %h2;"
-        " add.f32 %s{1}, %s{1}, %t1; add.f32 %s{2}, %s{2}, %t2;",
-    }[d]
-    scales = "1" if d == "s32" else "1, 1, 1, 0, 0" if types[0] in ("f16", "bf16") else "1, 1, 1"
-    one = f"wgmma.mma_async.sync.aligned.m64n{n}k{matrices[0].shape[-1]}.{d}.{types[0]}.{types[1]}"
-    body = f""".reg .b32 %a<130>; .reg .f32 %s<130>; .reg .f32 %t<4>; {zeros} mov.u32 %r3, %r1;
-    COPY: setp.ge.u32 %p2, %r3, {sum(map(len, cores)) // 16}; @%p2 bra DONE;
-    shl.b32 %r4, %r3, 4; add.u32 %r5, %r20, %r4; cvt.u64.u32 %rd3, %r4; add.s64 %rd4, %rd1, %rd3;
-    ld.global.v4.u32 {{%r10, %r11, %r12, %r13}}, [%rd4]; st.shared.v4.u32 [%r5], {{%r10, %r11, %r12, %r13}};
-    add.u32 %r3, %r3, 128; bra COPY; DONE: fence.proxy.async; bar.sync 0;
-    mov.b64 %rd10, 0x1000080000; mov.b64 %rd11, {0x1000080000 + len(cores[0]) // 16}; mov.u32 %r3, 0;
-    wgmma.fence.sync.aligned;
-    LOOP: {one} {{{", ".join(names)}}}, %rd10, %rd11, {scales}; wgmma.commit_group.sync.aligned; {wait}
-    {"".join(adds.format(x, 2 * x, 2 * x + 1) for x in range(halves))} {late}
-    wgmma.fence.sync.aligned; add.s64 %rd10, %rd10, 128; add.s64 %rd11, %rd11, {2 * n}; add.u32 %r3, %r3, 1;
-    setp.lt.u32 %p2, %r3, 3; @%p2 bra LOOP;
-    mul.lo.u32 %r4, %r1, {2 * n}; cvt.u64.u32 %rd3, %r4; add.s64 %rd5, %rd2, %rd3;
-    {"".join(f"st.global.b32 [%rd5 + {4 * x}], %s{x};" for x in range(n // 2))}"""
-    found = torch.zeros(128, n // 2)
-    result = run(body, torch.cat(cores), found, block=128, shared=6144 + 96 * n, **more)
-    exact = [each.double() for each in matrices]
-    sums = (exact[0] @ exact[1].mT).cumsum(0).sum(0).float()
-    wanted = matrix_to_registers(sums.numpy()).T
-    return (found.view(torch.int32).float() if d == "s32" else found).numpy() - wanted, result
-
-
-@pytest.mark.parametrize("kinds", LOOPED, ids=".".join)
-def test_accumulators_that_a_loop_takes_apart_are_the_sums_of_fp64(kinds: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_accumulators_that_a_loop_takes_apart_are_right(late: bool) -> None:
     """Also before the wait, where ptxas waits for them; what it says of that is said."""
-    for n in (8, 24, 64, 256) if kinds[0] != "s32" else (8, 32, 224):
-        off, result = looped(kinds, n, END, "")
-        assert not off.any() and result.races == result.notes == ()
-    off, result = looped(kinds, 8, "", END)
-    assert not off.any() and "that may still be running" in str(result.races + result.notes)
+    wait = "wgmma.wait_group.sync.aligned 0;"
+    body = f"""mov.u32 %r9, 0; LOOP: wgmma.commit_group.sync.aligned; {"" if late else wait}
+        add.f32 %f8, %f8, %f0; {wait if late else ""} wgmma.fence.sync.aligned; add.u32 %r9, %r9, 1;
+        setp.eq.u32 %p3, %r9, 3; @%p3 bra END;
+        wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{FOUR}}}, %rd10, %rd10, 1, 1, 1, 0, 0; bra LOOP;
+        END: mov.f32 %f0, %f8;"""
+    found, result = wgmma("m64n8k16.f32.bf16.bf16", FOUR, body, before="mov.f32 %f8, 0f00000000;")
+    assert (found == 16 + 32 + 48).all()
+    assert ("that may still be running" in str(result.races + result.notes)) == late == bool(result.notes)
+
+
+@pytest.mark.parametrize("mask", [0b0011, 0b0101, 0b1000])
+def test_a_product_in_flight_reaches_warps_that_parted_and_met(mask: int) -> None:
+    parted = f"""wgmma.commit_group.sync.aligned; shr.u32 %r8, %r1, 5; mov.u32 %r9, {mask}; shr.u32 %r9, %r9, %r8;
+        and.b32 %r9, %r9, 1; setp.eq.u32 %p3, %r9, 0; @%p3 bra OVER; add.u32 %r8, %r8, 7; OVER:"""
+    found, result = wgmma("m64n8k16.f32.bf16.bf16", FOUR, parted)
+    assert (found == 16).all() and result.races == ()

@@ -13,7 +13,7 @@ from rooflab.bench.emulator.tiles.mma import (
     truncated_wgmma,
     wgmma,
 )
-from rooflab.bench.emulator.tiles.shared_layout import Descriptor, decode_descriptor, operand_chunks, read_operand
+from rooflab.bench.emulator.tiles.shared_layout import Descriptor, decode_descriptor, read_operand
 
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -109,10 +109,6 @@ def test_an_operand_that_cannot_be_read_raises():
     memory = np.zeros(2048, np.uint8)
     with pytest.raises(ValueError, match="up to byte 2207 of 2048"):
         read_operand(memory, descriptor(0, 16, 1024, 128) + (256 >> 4), 16, "f16")
-    with pytest.raises(ValueError, match="MN-major operand, got e4m3"):
-        read_operand(memory, 0, 8, "e4m3", mn_major=True)
-    with pytest.raises(ValueError, match="multiple of 8, got 12"):
-        operand_chunks(0, 12, False)
 
 
 def place_of_d(lane, register, element):
@@ -151,8 +147,6 @@ def test_a_comes_from_registers_in_rows_of_16_per_warp(element):
     found = a_from_registers(list(registers.reshape(4, -1).view(np.uint32)), element)
     assert found.shape == (2, 64, 32 // size)
     assert np.array_equal(found.reshape(128, -1), values_of(raw, element), equal_nan=True)
-    with pytest.raises(ValueError, match="whole warpgroups"):
-        a_from_registers([np.zeros(96, np.uint32)] * 4, element)
 
 
 def test_d_is_added_once_and_operands_can_be_negated():
@@ -167,10 +161,6 @@ def test_d_is_added_once_and_operands_can_be_negated():
     assert np.array_equal(wgmma(d, a, b, scale_a=-1, scale_b=-1), product + d)
     assert np.array_equal(wgmma(np.stack([d, d]), np.stack([a, a]), b)[1], product + d)
     assert np.array_equal(d, kept)
-    with pytest.raises(ValueError, match="scale: expected 1 or -1"):
-        wgmma(d, a, b, scale_b=2)
-    with pytest.raises(ValueError, match="d_type"):
-        wgmma(d, a, b, "bf16")
 
 
 def test_f16_results_are_rounded_and_s32_ones_wrap_or_saturate():
@@ -229,23 +219,3 @@ def test_short_sums_are_those_of_exact_fractions(element, lowest, bits):
     assert found.dtype == np.float32
     assert np.array_equal(found, np.array(wanted, np.float32))
     assert not np.array_equal(found, wgmma(d, a, b))
-
-
-def test_an_fp8_sum_loses_what_lies_14_bits_below_the_largest():
-    one = np.ones((1, 32), np.float32)
-    large = np.full((1, 1), 2.0**14, np.float32)
-    single = np.zeros((1, 32), np.float32)
-    single[0, 0] = 1
-    assert truncated_wgmma(large, single, one, "e4m3", "e4m3") == 2.0**14
-    assert truncated_wgmma(large / 2, single, one, "e4m3", "e4m3") == 2.0**13 + 1
-    assert truncated_wgmma(None, one, one, "e4m3", "e4m3") == 32
-    assert truncated_wgmma(large, single, one, "f16", "f16") == 2.0**14 + 1
-    # A subnormal factor counts with the exponent of its format, -6, so the grid is coarser than its value asks for.
-    near = np.full((1, 1), 2.0**-10 + 2.0**-21, np.float32)
-    assert truncated_wgmma(near, single * np.float32(2.0**-9), one, "e4m3", "e4m3") == 3 * 2.0**-10
-    bad = np.where(single == 1, np.float32(np.inf), single)
-    bad[0, 1:] = 1
-    with np.errstate(all="ignore"):
-        assert truncated_wgmma(large, bad, one, "e5m2", "e5m2") == np.inf
-        assert np.isnan(truncated_wgmma(large, bad, -bad * 0, "e5m2", "e5m2"))
-    assert truncated_wgmma(None, one, one * np.float32(0.2501), "f16", "f16", "f16") == np.float16(32 * 0.2501)

@@ -3,18 +3,15 @@ for, as the text of a kernel shows it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from compiled import compile_kernel
 
 from rooflab.bench.emulator.mended import FENCE, notes_of
 from rooflab.bench.emulator.text.flow import Flow
 from rooflab.bench.emulator.text.parse import parse
 from rooflab.bench.emulator.text.wgmma_registers import rewritten, unfenced
-from rooflab.reference.spec import SCHEMES, Case
 
 
 def _multiply(d: str, a: str = "%rd1") -> str:
@@ -48,14 +45,17 @@ TEXTS = {
 }
 
 
-def found(check: Callable[[Flow], Any], words: str) -> list[tuple[int, int]]:
-    """Numbers of the instructions of each pair, -1 where there is none."""
-    text = (
+def text_of(words: str) -> str:
+    return (
         ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k()\n.reqntid 128\n{\n"
         ".reg .f32 %f<16>; .reg .b64 %rd<4>; .reg .b32 %r<9>; .reg .pred %p<2>;\n"
         + "\n".join(TEXTS[word] for word in words.split()) + "\nret;\n}\n"
     )  # fmt: skip
-    pairs = check(Flow(parse(text).kernel("k")))
+
+
+def found(check: Callable[[Flow], Any], words: str) -> list[tuple[int, int]]:
+    """Numbers of the instructions of each pair, -1 where there is none."""
+    pairs = check(Flow(parse(text_of(words)).kernel("k")))
     return sorted((first.number, -1 if second is None else second.number) for first, second in pairs)
 
 
@@ -106,15 +106,11 @@ def test_a_write_of_a_wants_the_wait_of_its_products_own_group(words: str, wante
     assert found(rewritten, words) == wanted
 
 
-@pytest.mark.more
-@pytest.mark.timeout(300)  # a compilation
 def test_a_fence_that_ptxas_puts_in_is_said_by_ptxas() -> None:
-    case = Case.parse("M=256,N=256,K=128,layout=NT,bias=false")
-    (info,) = compile_kernel("gemm", "cooperative", case, SCHEMES["bf16"])
-    assert FENCE not in notes_of(info.ptx)
-    without = info.ptx.replace("wgmma.fence.sync.aligned;", "", 1)
+    text = text_of("write_d fence mul commit wait read_d")
+    assert FENCE not in notes_of(text)
+    without = text_of("write_d mul commit wait read_d")
     assert FENCE in notes_of(without)
-    newer = re.sub(r"\.version .*", ".version 99.0", without)
-    assert FENCE in notes_of(newer), "an NVRTC newer than ptxas"
+    assert FENCE in notes_of(without.replace("8.7", "99.0")), "an NVRTC newer than ptxas"
     with pytest.raises(ValueError, match="ptx: ptxas refuses it: .*wgmma"):
-        notes_of(info.ptx.replace("wgmma.fence.sync.aligned;", "wgmma.fenced;", 1))
+        notes_of(text.replace("wgmma.fence.sync.aligned;", "wgmma.fenced;"))

@@ -46,10 +46,17 @@ CASES: dict[str, Case] = {
     "tma_e4m3": _tma(dtype="e4m3"),
     "tma_tf32": _tma(dtype="fp32", BK=32),
     "tma_device_NT": _tma(on_device=True),
+    "tma_swizzle_32": _tma(BK=16, trans="NN"),
+    "tma_swizzle_64": _tma(BK=32, trans="TN"),
+    "tma_TT_ragged": _tma(M=152, N=88, K=232, BN=64, trans="TT", dtype="fp16", warps=8),
+    "tma_TN_flattened": _tma(M=256, N=72, K=72, BN=32, trans="TN", programs=2, stages=4, flatten=True),
+    "outer_ws_on_device": _tma(BM=64, BN=64, trans="NN", outer_ws=True, on_device=True, programs=1, stages=2),
     "tma_2_ctas": _tma(ctas=2, programs=0),
     "ws_64_persistent": _tma(ws=True, BM=64, stages=2),
     "pointers_3_stages": _pointers(),
     "pointers_int8": _pointers(dtype="int8", trans="NT", BK=64),
+    "pointers_TT_8_warps": _pointers(M=120, N=200, K=104, BN=256, BK=64, trans="TT", dtype="bf16", warps=8, stages=1),
+    "pointers_e5m2": _pointers(dtype="e5m2", trans="NT", BK=64, BM=64, stages=4),
     "pointers_2_ctas": _pointers(ctas=2),
     **{f"tma_{what}_{dtype}": _copies("reduces", what=what, dtype=dtype) for what, dtype in (
         ("add", "float32"), ("add", "bfloat16"), ("min", "float16"), ("xor", "int32"))},
@@ -64,8 +71,8 @@ CASES: dict[str, Case] = {
                                reported="no wgmma.wait_group between (ptxas puts one there, note C7517"),
     "dot_small": _dot(M=16, N=16, K=16, warps=1),
     "dot_8_warps": _dot(M=128, N=32, K=32, warps=8),
-    "printing": Case("triton_language", "printing", asynchronous=False),
-    "arguments": Case("triton_language", "argument", asynchronous=False),
+    "arguments": _vectors("arguments"),
+    "sort_int64_down": _vectors("sort", dtype="int64", N=512, down=True, warps=16),
     "sort_fp16_1_warp": _vectors("sort", dtype="float16", N=64, warps=1),
     "scan_back": _vectors("scan", back=True, R=32, N=32, warps=2),
     "reduce_16_warps": _vectors("reduce", R=2, N=4096, warps=16),
@@ -76,4 +83,4 @@ CASES: dict[str, Case] = {
     "reduce_2_ctas": Case("triton_vectors", "reduce", {"R": 8, "N": 512, "ctas": 2}, uninitialised=False),
     "turn": _vectors("turn"),
 }  # fmt: skip
-"""What the random configurations of `draws` do not reach, and one of each that they do."""
+"""One of each kind of copy, product, layout and order that Triton compiles."""

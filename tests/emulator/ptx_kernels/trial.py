@@ -26,7 +26,6 @@ class Trial:
     """The same, computed in float64 or in integers."""
     relative: float = 0.0
     """Error that is allowed, of the largest number wanted; none where the numbers are small integers."""
-    launches: int = 1
 
     def error(self) -> float:
         """The largest error of the largest number wanted; NaN where a number is."""

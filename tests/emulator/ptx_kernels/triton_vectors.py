@@ -1,11 +1,11 @@
-"""Triton kernels without products: sorting, scans, reductions, transposes."""
+"""Triton kernels without products: sorting, scans, reductions, transposes; and arguments of every kind."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
-from ptx_kernels.trial import Trial, blank, normal
+from ptx_kernels.trial import Trial, blank, normal, whole
 
 
 @triton.jit
@@ -85,3 +85,24 @@ def turn(seed: int, *, R=32, N=64) -> Trial:
     x, out = normal((R, N), seed), blank(N, R)
     wanted = x.reshape(R, N // 2, 2).flip(2).reshape(R, N).T
     return Trial(lambda: turns[(1,)](x, out, R, N), [out], [wanted])
+
+
+@triton.jit
+def takes(pair, out, flag, small, large, real, one, nothing, sizes, N: tl.constexpr, do_more: tl.constexpr = True):
+    at = tl.arange(0, N)
+    total = tl.load(pair[0] + at) * pair[1]
+    tl.device_assert(total < 1000, "too large")
+    tl.device_print("total", total)
+    if nothing is not None:
+        total += 1000
+    if flag:
+        total += small
+    total += (large >> 33).to(tl.int32) + one + sizes[0] * sizes[1]
+    if do_more:
+        tl.store(out + at, total.to(tl.float32) * real)
+
+
+def arguments(seed: int, *, N=64) -> Trial:
+    x, out = whole((N,), seed, torch.int32), blank(N)
+    args = ((x, 3), out, True, -7, 5 << 40, 0.5, 1, None, (1, 16), N)
+    return Trial(lambda: takes[(1,)](*args, debug=True), [out], [(x * 3 - 7 + (5 << 7) + 1 + 16) * 0.5])
