@@ -7,7 +7,6 @@ import torch
 from op_kernels import each, here
 
 from rooflab.kernels.registry import Kernel, get_kernel
-from rooflab.reference.embedding import SPEC
 
 TRITON = here("embedding", "triton")
 
@@ -23,10 +22,3 @@ def test_an_id_outside_the_table_reads_nothing(kernel: Kernel) -> None:
 def test_library_raises_on_an_id_outside_the_table() -> None:
     with pytest.raises(IndexError):
         get_kernel("embedding", "library")(token_ids=torch.tensor([3]), weight=torch.ones(3, 4))
-
-
-def test_cost_reads_a_repeated_row_once() -> None:
-    weight = torch.empty(100, 64, dtype=torch.bfloat16, device="meta")
-    cost = SPEC.cost_of({"token_ids": torch.tensor([7, 7, 7, 9]), "weight": weight})
-    assert cost.read_bytes == 4 * 8 + 2 * 64 * 2
-    assert cost.write_bytes == 4 * 64 * 2

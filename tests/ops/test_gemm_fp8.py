@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, python_without_interpreter, slow
+from op_kernels import CPU, each, python_without_interpreter, slow
 from test_configs import compare_with_compiled
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.select import Selection
 from rooflab.bench.emulate.calls import call
-from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
+from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -52,54 +52,6 @@ def test_each_group_is_scaled_by_its_own_largest_value():
     assert quantize_fp8(torch.empty(3, 0))[1].item() == 1.0
     with pytest.raises(ValueError, match=r"x: expected shape \(\*, \*\), got \(3,\)"):
         quantize_fp8(torch.ones(3))
-
-
-ROWS_OF_K = "stride 1 along K, in rows that do not overlap, at multiples of 16 bytes"
-
-
-@each(RUNGS)
-def test_what_tma_cannot_read_is_refused_by_name(kernel: Kernel) -> None:
-    inputs = {**made(Case(M=4, N=8, K=32, scales="tensor", bias=False)), "fast_accum": True}
-    assert kernel.why_not_args(inputs) is None
-    rows = f"UNSUPPORTED: gemm_fp8/{kernel.name}: a: expected {ROWS_OF_K}"
-    wide = torch.empty(4, 40).to(E4M3)[:, :32]
-    assert str(kernel.why_not_args({**inputs, "a": wide})).startswith(rows)
-    in_rows = inputs["b"].contiguous()
-    assert f"b: expected {ROWS_OF_K}" in str(kernel.why_not_args({**inputs, "b": in_rows}))
-    moved = torch.empty(4 * 32 + 1).to(E4M3)[1:].view(4, 32)
-    assert "address % 16 = 1; gemm_fp8/" in str(kernel.why_not_args({**inputs, "a": moved}))
-    one_row = inputs["a"][:1].expand(4, 32)
-    assert f"a: expected {ROWS_OF_K}" in str(kernel.why_not_args({**inputs, "a": one_row}))
-    with pytest.raises(ValueError, match="a: expected stride 1 along K.* gemm_fp8/.* takes it"):
-        kernel.fn(**{**inputs, "a": wide})
-
-
-def test_a_short_sum_must_be_allowed_and_has_no_blocks():
-    kernel = get_kernel("gemm_fp8", "fast_accum")
-    for case, reason in (
-        (Case(M=4, N=8, K=32, scales="tensor", bias=False), "fast_accum: expected True"),
-        (Case(M=4, N=8, K=32, scales="block", bias=False, fast_accum=True), "a_scale: expected one element"),
-    ):
-        assert reason in str(kernel.why_not_args(made(case)))
-        with pytest.raises(ValueError, match=reason):
-            kernel.fn(**made(case))
-
-
-def test_what_the_library_takes_on_a_gpu() -> None:
-    for case, reason in [
-        (Case(M=17, N=96, K=256, scales="tensor", bias=True), None),
-        (Case(M=17, N=96, K=512, scales="block", bias=False), None),
-        (Case(M=17, N=90, K=256, scales="tensor", bias=True), "multiples of 16 for cuBLASLt, got 90 and 256"),
-        (Case(M=17, N=96, K=384, scales="block", bias=False), "K in multiples of 512 with block scales"),
-        (Case(M=17, N=96, K=512, scales="block", bias=True), "bias: expected none with block scales"),
-    ]:
-        kernel, inputs = get_kernel("gemm_fp8", "library"), made(case, META)
-        found = kernel.why_not_args(inputs)
-        assert found is None if reason is None else reason in str(found)
-        if reason is None:
-            apart = torch.empty((17, case["K"] + 8), dtype=E4M3, device=META)[:, : case["K"]]
-            assert f"a: expected {ROWS_OF_K}" in str(kernel.why_not_args({**inputs, "a": apart}))
-            assert f"b: expected {ROWS_OF_K}" in str(kernel.why_not_args({**inputs, "b": inputs["b"].contiguous()}))
 
 
 def test_deep_gemm_is_given_its_own_form(monkeypatch):
@@ -150,20 +102,6 @@ def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
     for info in compare_with_compiled([("gemm_fp8", kernel.name, case)], lambda configs: configs[:1], FP8):
         by_tma = info.backend == "cuda" or "async_tma_copy_local_to_global" in info.ir
         assert by_tma or re.search(r"arith\.muli %\w+, %\w+ : tensor<\d+(x1)?xi64", info.ir), "rows times their stride"
-
-
-def test_cost_and_traffic_count_bytes_of_fp8():
-    case = Case(M=4096, N=1024, K=512, scales="block", bias=True)
-    inputs = made(case, META)
-    cost = get_op("gemm_fp8").cost_of(inputs)
-    assert cost.tensor_flops == {"fp8_e4m3": 2 * 4096 * 1024 * 512} and cost.vector_flops == 4096 * 1024
-    scales = 4 * (4096 * 4 + 4 * 8)
-    assert cost.read_bytes == 4096 * 512 + 512 * 1024 + scales + 2 * 1024 and cost.write_bytes == 2 * 4096 * 1024
-    naive, library, promoted = (
-        get_kernel("gemm_fp8", name).traffic_of(inputs) for name in ("naive", "library", "promoted")
-    )
-    assert library.bytes == cost.bytes and naive.bytes > 17 * (4096 * 512 + 512 * 1024) and naive.launches == 11
-    assert promoted.read_bytes - library.read_bytes == (4096 // (128 * 8) - 1) * 512 * 1024
 
 
 def test_its_first_scheme_is_taken():

@@ -5,8 +5,6 @@ rings in the emulator, and what their code needs.
 from __future__ import annotations
 
 import itertools
-import re
-import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_sizes import assert_is_its_footprint, compiled
-from op_kernels import META, check_emulated, refuses, slow
+from op_kernels import META, check_emulated, slow
 from test_ptx_mutants import asked
 
 from rooflab.bench.compile.cases import KernelCase
@@ -26,7 +24,6 @@ from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.gemm import split_k, stream_k
-from rooflab.kernels.gemm._operands import alignment_bytes
 from rooflab.kernels.gemm.cooperative import Ring
 from rooflab.kernels.gemm.swap_ab import TUNING as SWAP_AB
 from rooflab.kernels.gemm.swap_ab import SwapAbConfig
@@ -34,32 +31,6 @@ from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
 BF16 = SCHEMES["bf16"]
-
-
-def test_what_tma_cannot_take_names_the_rung_that_does() -> None:
-    half = lambda *shape: torch.ones(shape, dtype=torch.float16)
-    changes = [
-        ({"a": half(16, 17)[:, :16]}, "a: expected an address and row stride of whole 16 bytes .*pipelined"),
-        ({"a": half(16, 24)[:, 4:20]}, "a: expected an address .*pipelined takes it"),
-        ({"b": half(16, 32)[:, ::2]}, "b: expected .*stride 1 along .*pipelined takes it"),
-        ({"b": half(16, 12).mT.contiguous().mT}, "b: expected N of whole 16 bytes.* takes it"),
-        ({"residual": half(16, 20)[:, :16]}, "residual: expected an address and row stride.* takes it"),
-    ]
-    good = {"a": half(16, 16), "b": half(16, 16), "bias": None}
-    for change, message in changes:
-        assert re.search(message, get_kernel("gemm", "cooperative").why_not_args({**good, **change}).reason)
-    out = ({"out": half(16, 20)[:, :16]}, "out: expected an address and row stride of whole 16 bytes")
-    refuses(get_kernel("gemm", "cooperative").fn, lambda: good, [*changes, out])
-
-
-def test_fp32_is_rounded_to_tf32_by_name_alone() -> None:
-    kernel = get_kernel("gemm", "cooperative")
-    a, weight = torch.ones(16, 16), torch.ones(16, 16)
-    assert "precision: expected tf32" in str(kernel.why_not_args({"a": a, "b": weight.mT}))
-    assert kernel.why_not_args({"a": a, "b": weight.mT, "precision": "tf32"}) is None
-    reason = kernel.why_not_args({"a": a, "b": weight, "precision": "tf32"}).reason
-    assert "b: expected" in reason and "stride 1 along K" in reason and "pipelined" in reason
-    assert get_kernel("gemm", "shared_tiles").why_not_args({"a": a, "b": weight}) is None
 
 
 def _coop(m: int, n: int, k: int, stages: int, store_n: int) -> dict[str, int]:
@@ -183,45 +154,6 @@ def test_a_ring_keeps_as_many_bytes_on_their_way_as_hbm_needs():
             assert (config.num_stages - 1) * config.block_n * config.block_k * 2 >= 36 * 1024, (name, case.id)
 
 
-@pytest.mark.parametrize("name", ["gemv", "split_k", "swap_ab"])
-def test_no_legal_config_leaves_a_share_of_k_empty(name):
-    kernel, case = get_kernel("gemm", name), case_of(2, 256, 512)
-    found = kernel.tunable.legal_configs(case, BF16)
-    assert found[0] == kernel.tuning.heuristic(case, BF16) and len(found) > 3
-    for config in found:
-        piece = config.block_k if hasattr(config, "block_k") else 256 * config.warps_k
-        assert config.split == 1 or config.split * piece <= 512
-
-
-def test_refusals_name_a_rung_that_takes_it():
-    def reason(name, case, scheme="bf16"):
-        refusal = get_kernel("gemm", name).why_not_args(get_op("gemm").make_inputs(case, SCHEMES[scheme], META, 0))
-        return refusal and refusal.reason
-
-    assert "a: expected M of at most 4, got 5; gemm/library takes it" in reason("gemv", case_of(5, 64, 64))
-    assert "b: expected stride 1 along K" in reason("gemv", Case(M=1, N=64, K=64, layout="NN", bias=False))
-    assert "stride 1 along K" in reason("swap_ab", Case(M=2, N=64, K=64, layout="TN", bias=False))
-    assert "a: expected an address and strides of whole 16 bytes, got" in reason("swap_ab", case_of(2, 64, 65))
-    assert "; gemm/split_k takes it" in reason("swap_ab", case_of(2, 64, 65))
-    assert "precision: expected tf32" in reason("swap_ab", case_of(2, 64, 64), "fp32")
-    for scheme in ("bf16", "fp16", "tf32"):
-        assert reason("swap_ab", case_of(2, 64, 64), scheme) is None
-    for scheme in ("bf16", "fp16", "fp32", "tf32"):
-        for name in ("split_k", "stream_k"):
-            assert reason(name, Case(M=70, N=33, K=65, layout="TN", bias=True, residual=True), scheme) is None
-
-
-def test_the_width_of_a_load_divides_every_row():
-    half = torch.bfloat16
-    a, weight = torch.ones(2, 24, dtype=half, device=META), torch.ones(4, 24, dtype=half, device=META)
-    assert alignment_bytes(a, weight.mT, whole_k=True) == 16
-    assert alignment_bytes(a[:, :20], weight[:, :20].mT, whole_k=True) == 8
-    assert alignment_bytes(a[:, :20], weight[:, :20].mT, whole_k=False) == 16
-    assert alignment_bytes(a[:, 1:21], weight[:, :20].mT, whole_k=False) == 2
-    one = torch.ones(1, 23, dtype=half, device=META)
-    assert alignment_bytes(one, one.mT, whole_k=False) == 16, "one row's stride says nothing"
-
-
 def test_traffic_counts_the_partial_sums():
     spec, case = get_op("gemm"), case_of(16, 4096, 4096)
     inputs = {key: value for key, value in spec.make_inputs(case, BF16, META, 0).items() if value is not None}
@@ -310,12 +242,6 @@ def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, stati
     for nbytes in (49152, 49152, 65536, 1024):
         kernel((1,), (1,), shared_bytes=nbytes)
     assert raw.allowed == allowed
-
-
-def test_a_stream_is_taken_without_a_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert [_cuda._stream(address).ptr for address in (0, 7000)] == [0, 7000]
 
 
 EMULATED = [

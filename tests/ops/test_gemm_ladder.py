@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 import torch
 from compiled_sizes import compiled
-from op_kernels import each, slow
+from op_kernels import slow
 from triton.runtime import _allocation
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.flow import hot_loop
 from rooflab.bench.emulate.calls import call
-from rooflab.kernels.gemm._operands import stored
-from rooflab.kernels.registry import Kernel, get_kernel, interpreting
+from rooflab.kernels.registry import get_kernel, interpreting
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
-RUNGS = [get_kernel("gemm", name) for name in ("tensor_core", "pipelined", "tma", "persistent", "warp_specialized")]
-BY_TMA = RUNGS[2:]
-STORED_BY_TMA = RUNGS[3:]
 pytestmark = pytest.mark.skipif(not interpreting(), reason="runs Triton's interpreter")
 
 
@@ -32,69 +27,7 @@ def whole(*shape: int, seed: int = 0) -> torch.Tensor:
     return values.to(torch.float16)
 
 
-def expected(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a.double() @ b.double()).half()
-
-
-WANTED = "an address and row stride of whole 16 bytes for TMA, stride 1 along rows that do not overlap"
 SQUARE = whole(16, 16)
-
-
-@each(BY_TMA)
-def test_what_tma_cannot_reach_names_the_rung_that_can(kernel: Kernel) -> None:
-    for operands, message in [
-        ((whole(16, 24)[:, 4:20], SQUARE), f"a: expected {WANTED}, got address % 16 = 8 and strides of 48 and 2"),
-        ((whole(16, 12), whole(12, 16)), f"a: expected {WANTED}, got address % 16 = 0 and strides of 24 and 2"),
-        ((SQUARE, whole(16, 20)[:, :16]), f"b: expected {WANTED}"),
-        ((whole(16, 32)[:, ::2], SQUARE), f"a: expected {WANTED}, got address % 16 = 0 and strides of 64 and 4"),
-        ((whole(1, 16).expand(16, 16), SQUARE), f"a: expected {WANTED}, got address % 16 = 0 and strides of 0"),
-        ((SQUARE.float(), SQUARE.float()), "precision: expected tf32 with torch.float32 operands, got ieee"),
-    ]:
-        a, b = operands
-        reason = kernel.why_not_args({"a": a, "b": b}).reason
-        assert reason.startswith(f"gemm/{kernel.name}: ") and message in reason and "; gemm/pipelined takes " in reason
-        with pytest.raises(ValueError, match=re.escape(message)):
-            kernel.fn(a, b)
-        assert get_kernel("gemm", "pipelined")(a=a, b=b).equal((a.double() @ b.double()).to(a.dtype))
-
-
-@each(BY_TMA)
-def test_tf32_needs_k_innermost(kernel: Kernel) -> None:
-    a, b = whole(16, 16, seed=1).float(), whole(16, 16, seed=2).float()
-    assert kernel(a=a, b=b.mT, precision="tf32").equal(a @ b.mT)
-    for name, inputs in (("a", {"a": a.mT, "b": b.mT}), ("b", {"a": a, "b": b})):
-        reason = kernel.why_not_args({**inputs, "precision": "tf32"}).reason
-        assert reason.startswith(f"gemm/{kernel.name}: {name}: ") and "stride 1 along K" in reason
-
-
-@each(STORED_BY_TMA)
-def test_a_result_that_tma_cannot_store_is_for_the_rung_below(kernel: Kernel) -> None:
-    a, b = whole(16, 16), whole(12, 16).mT
-    reason = kernel.why_not_args({"a": a, "b": b}).reason
-    assert "b: expected N of whole 16 bytes" in reason and "gemm/tma takes it" in reason
-    assert get_kernel("gemm", "tma")(a=a, b=b).equal(expected(a, b))
-    assert kernel(a=a[:1], b=b).equal(expected(a[:1], b)), "one row has no stride"
-    with pytest.raises(ValueError, match="out: expected an address and row stride of whole 16 bytes"):
-        kernel(a=a, b=whole(16, 8), out=whole(16, 12)[:, 4:])
-
-
-def test_how_tma_sees_a_matrix() -> None:
-    for matrix, k_dim, found in [
-        (whole(16, 24), 1, (16, 24, 24, False)),
-        (whole(16, 24), 0, (16, 24, 24, False)),
-        (whole(16, 24).mT, 0, (16, 24, 24, True)),
-        (whole(16, 24)[:, :13], 1, (16, 13, 24, False)),
-        (whole(1, 13), 1, (1, 13, 16, False)),  # a single row's stride is never used
-        (whole(13, 1), 1, (1, 13, 16, True)),
-        (whole(1, 1), 1, (1, 1, 8, False)),
-        (whole(1, 1), 0, (1, 1, 8, True)),
-        (whole(2, 13), 1, None),
-        (whole(1, 16).expand(4, 16), 1, None),
-        (torch.empty(4, 8, dtype=torch.float16, device="meta")[:, 1:], 1, None),
-        (torch.empty(2, 1, dtype=torch.float16, device="meta").as_strided((2, 16), (2**39, 1)), 1, None),
-    ]:
-        seen = stored(matrix, k_dim)
-        assert (seen and (seen.rows, seen.columns, seen.stride, seen.transposed)) == found
 
 
 @pytest.mark.more

@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, refuses
+from op_kernels import CPU
 
 from rooflab.kernels.gemm_w4a16 import library, marlin
-from rooflab.kernels.registry import Kernel, get_kernel, kernels
-from rooflab.reference.gemm_w4a16 import SPEC, gemm_w4a16, group_size
+from rooflab.kernels.registry import get_kernel, kernels
+from rooflab.reference.gemm_w4a16 import SPEC, gemm_w4a16
 from rooflab.reference.quantization import pack_int4, unpack_int4
 from rooflab.reference.spec import SCHEMES, Case, Scheme
 
@@ -34,53 +34,12 @@ def test_the_reference_by_hand() -> None:
     assert gemm_w4a16(a, pack_int4(codes), scale, zero).tolist() == [[-100.0 + 1400]]
 
 
-def test_the_group_follows_from_the_shapes() -> None:
-    assert [group_size(256, groups) for groups in (2, 4, 8)] == [128, 64, 32]
-    assert [group_size(130, groups) for groups in (2, 3, 5)] == [128, 64, 32] and group_size(2, 1) == 128
-    with pytest.raises(ValueError, match="scale: expected a scale for each 32, 64 or 128 of K=256, got 3 groups"):
-        group_size(256, 3)
-
-
 def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
     inputs = inputs_of()
     weight = library.pack(inputs["b"], inputs["scale"], None)
     assert weight.shape == (32, 128) and weight.nbytes == 32 * 128 + 2 * inputs["scale"].nbytes
     with pytest.raises(ValueError, match="b: expected N in multiples of 16, as torch packs it here, got 31"):
         library.pack(torch.zeros((31, 64), dtype=torch.uint8), torch.ones(31, 4), None)
-
-
-@each(RUNGS)
-def test_refusals(kernel: Kernel) -> None:
-    changes = [
-        ({"a": torch.ones(256, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
-        ({"b": torch.zeros(32, 128, dtype=torch.uint8)}, "b: expected a weight packed by this kernel's prepare"),
-        ({"b": torch.zeros(32, 64, dtype=torch.int32)[:, ::2]}, "b: expected a contiguous tensor"),
-        ({"b": torch.zeros(32, 31, dtype=torch.int32)}, r"b: expected shape \(N=32, 4K/32=32\), got \(32, 31\)"),
-        ({"scale": torch.ones(32, 3)}, "scale: expected a scale for each 32, 64 or 128 of K=256, got 3 groups"),
-        ({"scale": torch.ones(8, 32).mT}, "scale: expected stride 1 along groups"),
-    ]
-    inputs = inputs_of()
-    refuses(kernel.fn, lambda: {**inputs, "b": kernel.prepare(inputs["b"])}, changes)
-
-
-def test_gemv_says_which_rung_takes_more_rows() -> None:
-    of_32 = "at most 4 rows with groups of 32, got M=5, G=8, K=256"
-    for scheme, most, wanted in (
-        ("w4a16_g128", 8, "M of at most 8, got 9"),
-        ("w4a16_g64", 8, "M of at most 8, got 9"),
-        ("w4a16_g32", 4, of_32),
-    ):
-        gemv = get_kernel("gemm_w4a16", "gemv")
-        assert gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most)) is None
-        reason = gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most + 1)).reason
-        assert reason.startswith(f"gemm_w4a16/gemv: a: expected {wanted}")
-        assert reason.endswith(" takes it")
-
-
-def test_traffic_falls_from_naive_to_the_stream() -> None:
-    inputs = SPEC.make_inputs(Case(M=1, N=8192, K=8192, zeros=False, bias=False), SCHEMES["w4a16_g128"], META, 0)
-    naive, gemv = (get_kernel("gemm_w4a16", name).traffic_of(inputs) for name in ("naive", "gemv"))
-    assert gemv.bytes == SPEC.cost_of(inputs).bytes and naive.bytes > 70 * gemv.bytes and naive.launches == 10
 
 
 class FakeLayer:

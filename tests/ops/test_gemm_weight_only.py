@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META
+from op_kernels import CPU
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.calls import call
@@ -60,11 +60,3 @@ def test_rungs_round_no_weight(op, name, case, scheme, tmp_path) -> None:
     assert ((found.double() - oracle).abs() <= limit).all()
     naive = get_kernel(op, "naive")(**inputs)
     assert ((naive.double() - oracle).abs() > limit).any()
-
-
-@pytest.mark.parametrize(("op", "pack"), [("gemm_w4a16", packed_w4.pack), ("gemm_w8a16", packed_w8.pack)])
-def test_rungs_share_a_packed_form_of_the_same_size(op, pack) -> None:
-    assert get_kernel(op, "gemv").prepare is get_kernel(op, "dequant_dot").prepare
-    spec = get_op(op)
-    b = spec.make_inputs(spec.cases["smoke"][0], SCHEMES[spec.schemes[0]], CPU, 0)["b"]
-    assert pack(b).nbytes == b.nbytes and pack(b.to(META)).is_meta

@@ -52,10 +52,3 @@ def test_made_slots_are_distinct_and_as_many_skipped_as_asked() -> None:
     used = [slot for slot in slots if slot >= 0]
     assert len(set(used)) == 9
     assert set(used) <= set(range(16))
-
-
-def test_cost_leaves_skipped_tokens_out() -> None:
-    made = SPEC.make_inputs(Case(T=4, H_kv=2, D=8, num_blocks=2, block_size=4, skipped=1), SCHEMES["bf16"], META, 0)
-    cost = SPEC.cost_of(made)
-    moved = 3 * 2 * 2 * 8 * 2  # three tokens, k and v, 16 values of two bytes
-    assert (cost.read_bytes, cost.write_bytes) == (4 * 8 + moved, moved)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_kernels import CPU, META, assert_right
+from op_kernels import CPU, assert_right
 
 from rooflab.kernels.paged_attention import chunked, library
 from rooflab.kernels.registry import get_kernel, get_op
@@ -114,24 +114,3 @@ def test_no_batch_has_more_tiles_than_the_grid():
         tiles = -(-counts * group // block_m)
         grid = chunked.tiles_at_most(int(counts.sum()), B, group, block_m)
         assert (starts[:-1] + tiles[:-1] <= starts[1:]).all() and starts[-1] + tiles[-1] <= grid
-
-
-def test_traffic_is_cost_but_for_shared_pages_and_lengths_that_are_seen():
-    for more in ({}, {"queries": 20}, {"queries": 20, "window": 9}, {"window": 30}):
-        case = Case(B=3, context=300, H=8, H_kv=2, D=64, block_size=16, ragged=True, **more)
-        inputs = SPEC.make_inputs(case, SCHEMES["bf16"], META, 0)
-        cost = SPEC.cost_of(inputs)
-        moved = {name: get_kernel("paged_attention", name).traffic_of(inputs).bytes for name in ("naive", "chunked")}
-        unseen = moved["chunked"] - cost.read_bytes - cost.write_bytes
-        assert 0 <= unseen <= inputs["q"].numel() * 2, "queries of empty sequences are read all the same"
-        assert moved["naive"] > moved["chunked"]
-
-
-def test_refusals():
-    inputs = SPEC.make_inputs(Case(B=1, context=9, H=1, H_kv=1, D=264, block_size=8, ragged=False), FP32, META, 0)
-    assert "q: expected D of at most 256, got 264" in str(KERNEL.why_not_args(inputs))
-    with pytest.raises(ValueError, match="seq_lens: expected a sequence for q's 3 queries, got none"):
-        empty = {"block_table": torch.zeros(0, 2, dtype=torch.int32), "seq_lens": bounds()[1:]}
-        chunked.chunked(**inputs_of(1, 20, queries=3) | empty | {"cu_seqlens_q": bounds()})
-    none = {"q": torch.zeros(0, 4, 16), "cu_seqlens_q": bounds(0, 0, 0)}
-    assert chunked.chunked(**inputs_of(3, 20) | none).shape == (0, 4, 16)

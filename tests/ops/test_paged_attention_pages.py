@@ -3,12 +3,10 @@ which arguments of attention's Triton kernels they are compiled anew for.
 """
 
 import pytest
-import torch
-from op_kernels import META, check_emulated, python_without_interpreter, slow
+from op_kernels import check_emulated, python_without_interpreter, slow
 
 from rooflab.bench.core.check_data import CheckTask
 from rooflab.kernels.lib.attention_gluon import tile_columns
-from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.paged_attention._pages_args import TMA_PAGES
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -98,25 +96,6 @@ def test_a_consumer_s_registers_and_the_rings_fit():
         assert KERNEL.tunable.legal_configs(case, BF16)[0] == config
         ring = 2 * (config.stages - 1) * config.block_n * tile_columns(D) * 2
         assert ring >= 36 * 1024, "bytes on their way beside the block that is multiplied"
-
-
-def test_refusals_name_a_rung_that_takes_it():
-    def reason(scheme="bf16", **more):
-        case = case_of(2, 70, queries=9).but(**more)
-        refusal = KERNEL.why_not_args(SPEC.make_inputs(case, SCHEMES[scheme], META, 0))
-        return refusal and refusal.reason
-
-    assert reason() is None and reason(queries=1) is None and reason(D=72, block_size=256) is None
-    assert "paged_attention/chunked takes it" in reason("fp32")
-    assert "pages of a power of two of at least 8 tokens, got 24; paged_attention/chunked" in reason(block_size=24)
-    assert "got 1;" in reason(block_size=1)
-    assert "expected D of at most 256 in multiples of 8, got 68; paged_attention/" in reason(D=68)
-    assert "has no 'k_scale'" in reason("kv_fp8")
-    apart = torch.empty_strided((2**23, 16, 2, 64), (16 * 128 + 8, 128, 64, 1), dtype=torch.bfloat16, device=META)
-    given = {"q": apart[0, :3, :1], "k_cache": apart, "v_cache": apart, "block_table": None, "seq_lens": None}
-    assert "larger common factor" in KERNEL.why_not_args(given).reason
-    with pytest.raises(ValueError, match="got 24; paged_attention/chunked takes it"):
-        tma_pages.tma_pages(**SPEC.make_inputs(case_of(block_size=24), BF16, torch.device("cpu"), 0))
 
 
 NOT_SPECIALIZED = """

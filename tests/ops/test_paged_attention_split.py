@@ -15,7 +15,6 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention import split_kv
 from rooflab.kernels.paged_attention.split_kv import SPLIT_KV, UNIT, SplitConfig, grid, parts, ring_bytes, virtual_heads
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.kernels.takes import why_not_mapped
 from rooflab.reference.attention import listen, shout
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -302,21 +301,3 @@ def test_nothing_to_do_launches_nothing():
     assert torch.count_nonzero(found[0]) == 0 and (found[1] == -torch.inf).all() and len(grids) == 1
     inputs = SPEC.make_inputs(case_of(3, 0, lse=True, sinks=True), BF16, CPU, 0)
     passes(run(inputs)[0], inputs)
-
-
-def test_refusals_name_a_rung_that_takes_it():
-    def reason(case=LLAMA, scheme="bf16", **change):
-        refusal = KERNEL.why_not_args(SPEC.make_inputs(case, SCHEMES[scheme], META, 0) | change)
-        return refusal and refusal.reason
-
-    assert reason() is None and reason(scheme="fp16") is None and reason(scheme="kv_fp8") is None
-    assert "paged_attention/gqa_packed takes it" in reason(scheme="fp32")
-    assert "D of at most 256 in multiples of 16, got 72" in reason(LLAMA.but(D=72))
-    assert "has no 'cu_seqlens_q'" in reason(LLAMA.but(queries=3))
-    fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
-    assert "expected k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))
-    odd = torch.empty(9, 16, 8, 72, dtype=torch.bfloat16, device=META)[..., 4:68]
-    assert why_not_mapped(odd, tma=False) and why_not_mapped(odd.contiguous(), tma=False) is None
-    with pytest.raises(ValueError, match="k_cache: expected .* of whole 16 bytes, .* takes it"):
-        inputs = SPEC.make_inputs(case_of(H_kv=1), BF16, CPU, 0)
-        run(inputs | {"k_cache": torch.zeros(*inputs["k_cache"].shape[:3], 68, dtype=torch.bfloat16)[..., 4:]})

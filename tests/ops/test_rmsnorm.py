@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from op_kernels import CPU, each, here
+from op_kernels import each, here
 
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.rmsnorm import SPEC
-from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = here("rmsnorm")
 
@@ -27,24 +24,3 @@ def test_squares_past_the_fp16_range(kernel: Kernel) -> None:
     x = torch.full((1, 64), 60000.0, dtype=torch.float16)
     result = kernel(x=x, weight=torch.full((64,), 0.5, dtype=torch.float16))
     assert (result == 0.5).all()
-
-
-@pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])
-def test_a_wrong_norm_is_rejected(scheme: str) -> None:
-    """A column that the sum misses (planted), a mean over padding, an eps left out."""
-    case = Case(T=3, H=33, eps=1e-6)
-    for label, inputs in SPEC.planted(case, SCHEMES[scheme], CPU, 0):
-        oracle = SPEC.oracle(inputs)
-        if label.startswith("column="):
-            column = torch.tensor([int(label.removeprefix("column="))])
-            rest = inputs["x"].double().index_fill(1, column, 0.0)
-            scale = (rest.square().sum(1, keepdim=True) / 33 + inputs["eps"]).rsqrt()
-        elif label == "mean square near eps":
-            scale = inputs["x"].double().square().mean(1, keepdim=True).rsqrt()
-        else:
-            continue  # magnitudes: tests/zoo has kernels that square in x's dtype
-        wrong = inputs["x"].double() * scale * inputs["weight"].double()
-        assert not SPEC.judge((wrong,), oracle, inputs, SCHEMES[scheme])[0].passed
-    inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)
-    oracle = SPEC.oracle(inputs)
-    assert not SPEC.judge((oracle[0] * (64 / 33) ** 0.5,), oracle, inputs, SCHEMES[scheme])[0].passed
