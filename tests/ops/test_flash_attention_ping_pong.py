@@ -10,21 +10,15 @@ from op_kernels import python_without_interpreter
 from rooflab.kernels.flash_attention.ping_pong import PingPongConfig
 from rooflab.kernels.lib import attention_gluon as device
 from rooflab.kernels.registry import get_kernel
-from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 KERNEL = get_kernel("flash_attention", "ping_pong")
 BF16 = SCHEMES["bf16"]
 
 
-def _inputs(T=5, S=9, H=4, H_kv=2, D=64, B=1, causal=True):
-    case = Case(B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal)
-    return SPEC.make_inputs(case, BF16, torch.device("cpu"), 0)
-
-
 def test_a_stride_that_nothing_is_multiplied_by_may_be_any():
     odd = torch.ones(71, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1))
-    assert KERNEL.why_not_args(_inputs(T=1, S=1, H=1, H_kv=1) | {"q": odd}) is None
+    assert KERNEL.why_not_args({"q": odd, "k": odd, "v": odd}) is None
 
 
 def _tiles(T: int, heads: int, section: int, causal: bool = True, ctas: int = 132) -> list[list[tuple[int, int]]]:
@@ -41,9 +35,8 @@ def _tiles(T: int, heads: int, section: int, causal: bool = True, ctas: int = 13
 
 @pytest.mark.parametrize(
     ("B", "T", "H", "H_kv"),
-    [(1, 4096, 32, 8), (1, 16384, 32, 8), (4, 4096, 32, 8), (32, 512, 16, 16), (16, 1024, 16, 16), (8, 2048, 16, 16),
-     (4, 4096, 16, 16), (2, 8192, 16, 16), (1, 16384, 16, 16), (1, 32768, 64, 8), (1, 16384, 64, 64)],
-)  # fmt: skip
+    [(1, 4096, 32, 8), (4, 4096, 32, 8), (32, 512, 16, 16), (2, 8192, 16, 16), (1, 32768, 64, 8), (1, 16384, 64, 64)],
+)
 def test_what_is_masked_leaves_every_cta_the_same_work(B, T, H, H_kv):
     """In blocks of keys: the busiest of 132 has at most 3.2% more than the mean."""
     section = device.section_heads(torch.empty(B, T, H_kv, 128, dtype=torch.bfloat16, device="meta"), H // H_kv)
@@ -62,9 +55,8 @@ ON_VIEWS = """
 import torch
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.emulator.triton_kernels import bound, in_ctas
 from rooflab.bench.emulate.ours import emulation
-from rooflab.bench.emulator.triton_kernels import emulating_triton
+from rooflab.bench.emulator.triton_kernels import bound, emulating_triton, in_ctas
 from rooflab.kernels.flash_attention import ping_pong
 from rooflab.kernels.flash_attention.ping_pong import PingPongConfig
 from rooflab.reference.flash_attention import reference
@@ -108,7 +100,7 @@ def still():
     assert abs(lse.item() - 35 * 15 / 8) < 2e-5, lse.item()
 
 def growing():
-    # Peaks of keys that come later are 2**-30 to 2**60 times as heavy, in some warps only; rows that see no key.
+    # Peaks of keys that come later are 2**-30 to 2**60 times as heavy, in some warps only.
     for D, consumers, H in ((128, 2, 1), (64, 3, 2)):
         q, k, v = (torch.randn(1, T, H, D) for T in (200, 700, 700))
         k *= torch.rand(1, 700, 1, 1) ** 3 * 8
@@ -119,26 +111,16 @@ def growing():
             options = dict(causal=causal, sinks=sinks, softcap=cap)
             out, lse = ping_pong.ping_pong(*given, **options, return_lse=True, config=config)
             judge(out, lse, *given, **options)
-    q, k, v = (torch.randn(1, T, 1, 64).bfloat16() for T in (90, 30, 30))
-    out, lse = ping_pong.ping_pong(q, k, v, True, return_lse=True, config=PingPongConfig(128, 2, 2))
-    judge(out, lse, q, k, v, causal=True)
-    assert (out[:, :60] == 0).all() and (lse[:, :60] == -torch.inf).all()
-
-def wide():
-    # A window of more keys than there are hides nothing, however many.
-    q, k, v = (torch.randn(1, 5, 1, 64).bfloat16() for _ in "qkv")
-    plain = ping_pong.ping_pong(q, k, v, True)
-    assert torch.equal(ping_pong.ping_pong(q, k, v, True, window=2**40), plain)
 
 with emulation(), emulating_triton(SM, properties(), handle):
     torch.manual_seed(0)
-    for check in (alike, unheard, far, still, growing, wide):
+    for check in (alike, unheard, far, still, growing):
         check()
 """
 
 
 @pytest.mark.slow  # a minute
-def test_a_scale_of_0_a_sink_of_nothing_rows_far_apart_a_peak_that_stands_or_grows_and_a_wide_window():
+def test_a_scale_of_0_a_sink_of_nothing_rows_far_apart_and_a_peak_that_stands_or_grows():
     python_without_interpreter("-c", ON_VIEWS)
 
 

@@ -71,7 +71,7 @@ def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     """The compiled kernels, with the emulator's model of Hopper's accumulator: 14 bits, cut towards zero."""
     case = "M=64,N=16,K=8192,scales=tensor,bias=false,fast_accum=true"
     script = str(Path(__file__).with_name("short_accumulator.py"))
-    off = json.loads(python_without_interpreter(script, "gemm", case, "fast_accum", "promoted", "promoted_ws"))
+    off = json.loads(python_without_interpreter(script, "gemm_fp8", case, "fast_accum", "promoted", "promoted_ws"))
     wrong, right = off.pop("fast_accum"), off.values()
     assert wrong.pop("over tolerance") > 1 and all(found.pop("over tolerance") < 0.6 for found in right)
     # The bar of the suite: no more than twice the errors of fp32 sums.

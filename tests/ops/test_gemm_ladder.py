@@ -1,4 +1,4 @@
-"""The Triton rungs of gemm: what TMA refuses and in which words, tiles, and what they need."""
+"""The Triton rungs of gemm: shared memory and registers, legal tiles, and a CTA's second tile."""
 
 from __future__ import annotations
 
@@ -19,15 +19,6 @@ from rooflab.reference.gemm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="runs Triton's interpreter")
-
-
-def whole(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Small whole numbers in fp16: their products and sums are exact in fp32, and here in fp16."""
-    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed))
-    return values.to(torch.float16)
-
-
-SQUARE = whole(16, 16)
 
 
 @pytest.mark.more
@@ -86,7 +77,8 @@ def test_a_consumer_of_fewer_than_64_rows_is_illegal() -> None:
 
 def test_the_caller_keeps_their_own_allocator() -> None:
     before = _allocation._allocator.get()
-    get_kernel("gemm", "warp_specialized")(a=SQUARE, b=SQUARE)
+    square = torch.ones(16, 16).half()
+    get_kernel("gemm", "warp_specialized")(a=square, b=square)
     assert _allocation._allocator.get() is before
 
 
