@@ -1,4 +1,4 @@
-"""paged_attention: padding of the table, far pages, refusals, wrong kernels, and the formula of flex, run eagerly."""
+"""paged_attention: padding of the table, windows, far pages, what its inputs hold, and what a peer is given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import math
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,20 +13,20 @@ from op_kernels import CPU, here, is_right
 
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
-from rooflab.kernels._attention import get_scale
-from rooflab.kernels.paged_attention import flex, library, naive
+from rooflab.kernels import _device
+from rooflab.kernels.paged_attention import library, naive
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC as DENSE
 from rooflab.reference.paged_attention import SPEC
-from rooflab.reference.spec import SCHEMES, Case, Inputs, Scheme, get_scheme
+from rooflab.reference.spec import Case, get_scheme
 
 FP32 = get_scheme("fp32")
 
 
-def _library_on_a_gpu(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, window=None):
-    queries = q.reshape(len(q), k_cache.shape[2], -1, q.shape[2])
-    out = library._whole_table(queries, (k_cache, v_cache), block_table, seq_lens, softmax_scale, window)
-    return out.reshape(q.shape)
+def library_on_a_gpu(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, window=None):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_device, "counted", "cuda")
+        return library.library(q, k_cache, v_cache, block_table, seq_lens, softmax_scale, window=window)
 
 
 def _inputs(B=2, context=40, H=4, H_kv=2, D=64, block_size=16, ragged=False, seed=0, scheme=FP32):
@@ -41,7 +40,7 @@ def _passes(out, inputs, scheme=FP32):
 
 HERE = {
     **{kernel.name: kernel.fn for kernel in here("paged_attention")},
-    "library's GPU path": _library_on_a_gpu,
+    "library's GPU path": library_on_a_gpu,
     "reference": SPEC.reference,
 }
 
@@ -59,16 +58,16 @@ def test_padding_of_the_table_and_shared_pages(name):
     assert not HERE[name](**inputs | {"seq_lens": torch.zeros_like(inputs["seq_lens"])}).any()
 
 
-def _windowed():
-    """Each call that takes a window, with one query of a sequence, and with several if it takes them."""
-    for name, call in HERE.items():
-        taken = inspect.signature(call).parameters
-        yield from [
-            (name, queries) for queries in (1, 3) if "window" in taken and (queries == 1 or "cu_seqlens_q" in taken)
-        ]
+WINDOWED = [
+    (name, queries)
+    for name, call in HERE.items()
+    for queries, argument in ((1, "window"), (3, "cu_seqlens_q"))
+    if {"window", argument} <= inspect.signature(call).parameters.keys()
+]
+"""Calls that take a window, with one query of a sequence, and with several."""
 
 
-@pytest.mark.parametrize(("name", "queries"), list(_windowed()))
+@pytest.mark.parametrize(("name", "queries"), WINDOWED)
 def test_what_the_window_hides_may_be_anything(monkeypatch, name, queries):
     """Slots and, where all of a page is hidden, its entry in the table; so may all entries of a sequence at rest."""
     case = Case(B=3, context=70, H=4, H_kv=2, D=32, block_size=16, ragged=True)
@@ -124,66 +123,6 @@ def test_inputs_have_shuffled_pages_and_poison_wherever_no_token_lies():
     assert inputs["seq_lens"][0] == 100 and inputs["seq_lens"][1] == 0
     owned = int(inputs["seq_lens"].sum())
     assert int((~inputs["v_cache"].isnan().any(-1).any(-1)).sum()) == owned
-
-
-DECODE = [
-    case
-    for case in (*SPEC.cases["smoke"], *SPEC.cases["edge"])
-    if not case.get("queries") and not case.get("mixed") and not case.get("sinks")
-]
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-
-
-def clean(inputs: Inputs) -> Inputs:
-    """The same with large numbers where nothing was written: run eagerly, every slot is multiplied by its weight, and
-    0 times NaN is NaN; the compiled kernel reads the pages that the mask lists."""
-    return {**inputs, "k_cache": inputs["k_cache"].nan_to_num(7.0), "v_cache": inputs["v_cache"].nan_to_num(100.0)}
-
-
-def attended(inputs: Inputs, call: Any = flex.attend) -> tuple[torch.Tensor, torch.Tensor]:
-    tensors = [inputs[name] for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens")]
-    out, lse = call(*tensors, get_scale(inputs["q"], None), inputs.get("window"), inputs.get("softcap"))
-    return out.to(inputs["q"].dtype), lse
-
-
-def judge_all(found: tuple[torch.Tensor, ...], inputs: Inputs, scheme: Scheme) -> None:
-    oracle = SPEC.oracle(inputs)
-    for stats in SPEC.judge(found[: len(oracle)], oracle, inputs, scheme):
-        assert stats.passed, stats.describe()
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("case", DECODE, ids=lambda case: case.id)
-def test_the_formula(case: Case, scheme: str = "fp32") -> None:
-    inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)
-    hidden = 0 if not case.get("window") else (inputs["seq_lens"] - case["window"]).clamp(min=0)[:, None] // 16
-    before = torch.arange(inputs["block_table"].shape[1]) < hidden
-    inputs["block_table"].masked_fill_(before, -1)  # as after a page was freed
-    judge_all(attended(clean(inputs)), inputs, SCHEMES[scheme])
-
-
-def test_the_mask_lists_whole_pages_alone() -> None:
-    table = torch.tensor([[4, 1, -1], [2, -1, -1], [-1, -1, -1], [3, 0, 5]], dtype=torch.int32)
-    lengths = torch.tensor([37, 15, 0, 48], dtype=torch.int32)
-    mask = flex._whole_pages(table, lengths, torch.zeros(6, 16, 1, 64), None)
-    counts, listed = mask.kv_num_blocks.flatten().tolist(), mask.kv_indices[:, 0, 0].tolist()
-    assert counts == [2, 0, 0, 3]
-    assert [pages[:count] for pages, count in zip(listed, counts, strict=True)] == [[4, 1], [], [], [3, 0, 5]]
-    windowed = flex._whole_pages(table, lengths, torch.zeros(6, 16, 1, 64), 22)
-    assert windowed.kv_num_blocks.flatten().tolist() == [1, 0, 0, 1]
-    assert (windowed.kv_indices[0, 0, 0, 0], windowed.kv_indices[3, 0, 0, 0]) == (1, 5)
-    own = [[key for key in range(96) if mask.mask_mod(torch.tensor(b), 0, 0, torch.tensor(key))] for b in range(4)]
-    assert own == [[*range(16, 32), *range(64, 80)], [], [], [*range(16), *range(48, 64), *range(80, 96)]]
-
-
-def test_it_is_one_graph_and_nothing_in_it_runs_beside() -> None:
-    """Traced by torch.compile with `fullgraph`; the kernel that it then compiles needs a CUDA device."""
-    torch._dynamo.reset()
-    compiled = torch.compile(flex.attend, fullgraph=True, dynamic=False, backend="aot_eager")
-    case = Case.parse("B=3,context=50,H=4,H_kv=2,D=64,block_size=16,ragged=true")
-    inputs = SPEC.make_inputs(case, SCHEMES["fp32"], CPU, 0)
-    judge_all(attended(clean(inputs), compiled), inputs, SCHEMES["fp32"])
-    torch._dynamo.reset()
 
 
 def kvcache_of_flash_attention_3(
