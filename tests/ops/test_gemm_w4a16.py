@@ -1,4 +1,4 @@
-"""gemm_w4a16: groups, refusals, traffic, and what Marlin is given."""
+"""gemm_w4a16: the formula by hand, torch's packed form, and what Marlin is given."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from types import ModuleType
 
 import pytest
 import torch
-from op_kernels import CPU
+from op_kernels import CPU, assert_right
 
 from rooflab.kernels.gemm_w4a16 import library, marlin
-from rooflab.kernels.registry import get_kernel, kernels
 from rooflab.reference.gemm_w4a16 import SPEC, gemm_w4a16
 from rooflab.reference.quantization import pack_int4, unpack_int4
-from rooflab.reference.spec import SCHEMES, Case, Scheme
-
-G32 = SCHEMES["w4a16_g32"]
-RUNGS = [kernel for kernel in kernels("gemm_w4a16").values() if kernel.role == "optimized"]
-
-
-def inputs_of(scheme: Scheme = G32, **changes: bool | int) -> dict[str, torch.Tensor | None]:
-    case = Case(M=4, N=32, K=256, zeros=False, bias=False).but(**changes)
-    return SPEC.make_inputs(case, scheme, CPU, 0)
+from rooflab.reference.spec import SCHEMES, Case
 
 
 def test_the_reference_by_hand() -> None:
@@ -35,7 +26,7 @@ def test_the_reference_by_hand() -> None:
 
 
 def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
-    inputs = inputs_of()
+    inputs = SPEC.make_inputs(Case(M=4, N=32, K=256, zeros=False, bias=False), SCHEMES["w4a16_g32"], CPU, 0)
     weight = library.pack(inputs["b"], inputs["scale"], None)
     assert weight.shape == (32, 128) and weight.nbytes == 32 * 128 + 2 * inputs["scale"].nbytes
     with pytest.raises(ValueError, match="b: expected N in multiples of 16, as torch packs it here, got 31"):
@@ -73,13 +64,7 @@ def test_what_marlin_is_given(monkeypatch) -> None:
     fake.Layer, fake.mul = FakeLayer, fake_mul
     monkeypatch.setitem(sys.modules, "marlin", fake)
     scheme = SCHEMES["w4a16_g128"]
-    inputs = inputs_of(scheme, M=3, N=256, K=256)
+    inputs = SPEC.make_inputs(Case(M=3, N=256, K=256, zeros=False, bias=False), scheme, CPU, 0)
     packed = marlin.pack(inputs["b"], inputs["scale"])
     assert torch.equal(packed.tensor, unpack_int4(inputs["b"]).half() - 8)
-    found = marlin.marlin(**{**inputs, "b": packed})
-    assert SPEC.judge((found,), SPEC.oracle(inputs), inputs, scheme)[0].passed
-    why_not = get_kernel("gemm_w4a16", "marlin").why_not_args
-    assert "zero: expected none" in str(why_not(inputs_of(zeros=True)))
-    assert "groups of 128 for Marlin, got G=8, K=256" in str(why_not(inputs_of()))
-    one = inputs_of(scheme, N=256, K=128)
-    assert "scale: expected several groups" in str(why_not(one))
+    assert_right(SPEC, marlin.marlin(**{**inputs, "b": packed}), inputs, scheme)
