@@ -42,28 +42,18 @@ def test_fp8_keeps_nan_on_a_card() -> None:
 
 
 @KERNELS
-def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
-    for name, value, message in [
-        ("k_scale", torch.ones(2), "v_scale: expected both scales or none, got one"),
-        ("q_norm", torch.ones(16), "k_norm: expected both norms or none, got one"),
-        ("cos", torch.zeros(50, 8, device="meta"), "cos: expected a tensor on cpu, got one on meta"),
-        ("positions", torch.zeros(6, device="meta").long(), "positions: expected a tensor on cpu, got one on meta"),
+def test_half_of_a_pair_and_tables_wider_than_a_head_are_refused_and_change_nothing(kernel: Any) -> None:
+    wide = torch.zeros(50, 9)
+    for change, words in [
+        ({"k_scale": torch.ones(2)}, "v_scale: expected both scales or none"),
+        ({"q_norm": torch.ones(16)}, "k_norm: expected both norms or none"),
+        ({"cos": wide, "sin": wide}, "cos: expected at most 8 columns, half of q's head_dim, got 9"),
     ]:
-        inputs = given() | {name: value}
-        there = {
-            key: tensor for key, tensor in inputs.items() if isinstance(tensor, torch.Tensor) and not tensor.is_meta
-        }
-        before = {key: tensor.clone() for key, tensor in there.items()}
-        with pytest.raises(ValueError, match=message):
-            kernel(**inputs)
-        assert all(inputs[key].equal(tensor) for key, tensor in before.items())
-
-
-@KERNELS
-def test_tables_wider_than_a_head_are_refused(kernel: Any) -> None:
-    inputs = given() | {"cos": torch.zeros(50, 9), "sin": torch.zeros(50, 9)}
-    with pytest.raises(ValueError, match="cos: expected at most 8 columns, half of q's head_dim, got 9"):
-        kernel(**inputs)
+        inputs = given()
+        before = {name: inputs[name].clone() for name in ("k_cache", "v_cache", "q")}
+        with pytest.raises(ValueError, match=words):
+            kernel(**inputs | change)
+        assert all(inputs[name].equal(x) for name, x in before.items())
 
 
 def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
