@@ -72,12 +72,6 @@ def judge(out, lse, q, k, v, **options):
     assert (out.double() - wanted).abs().max() < 0.02, (out.double() - wanted).abs().max()
     assert lse is None or torch.allclose(lse.double(), wanted_lse, atol=1e-4)
 
-def alike():
-    # A scale of 0: the mean of what is seen.
-    q, k, v = (torch.randn(1, 5, 1, 64).bfloat16() for _ in "qkv")
-    out, lse = ping_pong.ping_pong(q, k, v, True, 0.0, return_lse=True)
-    judge(out, lse, q, k, v, causal=True, softmax_scale=0.0)
-
 def unheard():
     # Rows that see no key, with a sink that weighs nothing.
     q, k, v = (torch.randn(1, T, 1, 64).bfloat16() for T in (9, 5, 5))
@@ -90,14 +84,6 @@ def far():
     k.copy_(torch.randn(1, 3, 1, 64))
     q = torch.randn(1, 2, 1, 64).bfloat16()
     judge(ping_pong.ping_pong(q, k, k), None, q, k, k)
-
-def still():
-    # Blocks go from the last key to the first: the peak comes first and stands still over 127 more, whose sum is
-    # that of the first block and must not drift.
-    q, k = torch.zeros(1, 1, 1, 64), torch.zeros(1, 2**14, 1, 64)
-    q[..., 0], k[0, -1, 0, 0] = 35.0, 15.0
-    _, lse = ping_pong.ping_pong(q.bfloat16(), k.bfloat16(), k.bfloat16(), return_lse=True)
-    assert abs(lse.item() - 35 * 15 / 8) < 2e-5, lse.item()
 
 def growing():
     # Peaks of keys that come later are 2**-30 to 2**60 times as heavy, in some warps only.
@@ -114,13 +100,13 @@ def growing():
 
 with emulation(), emulating_triton(SM, properties(), handle):
     torch.manual_seed(0)
-    for check in (alike, unheard, far, still, growing):
+    for check in (unheard, far, growing):
         check()
 """
 
 
 @pytest.mark.slow  # a minute
-def test_a_scale_of_0_a_sink_of_nothing_rows_far_apart_and_a_peak_that_stands_or_grows():
+def test_a_sink_of_nothing_rows_far_apart_and_peaks_that_grow():
     python_without_interpreter("-c", ON_VIEWS)
 
 

@@ -1,4 +1,4 @@
-"""gemm_silu_and_mul: refusals, cost, and CTAs with several tiles."""
+"""gemm_silu_and_mul: CTAs with several tiles."""
 
 from __future__ import annotations
 

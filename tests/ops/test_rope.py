@@ -1,4 +1,4 @@
-"""rope: head counts, precision, positions outside the tables, refusals, cost."""
+"""rope: head counts, precision, and positions outside the tables."""
 
 from typing import Any
 
