@@ -66,8 +66,8 @@ def test_nothing_to_see_is_zero_and_the_sinks_alone(kernel):
 
 
 def attention(rounded, q, k, v, causal=False):
-    """In fp32, but for `rounded` in the dtype of the inputs: wrong, and hard to see.  Sums are rounded after each tile of
-    64 keys, as a kernel rounds them that keeps them in 16 bits."""
+    """In fp32, but for `rounded` in the dtype of the inputs: wrong, and hard to see.  Sums are rounded after each tile
+    of 64 keys, as a kernel rounds them that keeps them in 16 bits."""
     keep = {name: (lambda x: x.to(q.dtype).float()) if name == rounded else (lambda x: x) for name in ROUNDED}
     queries = q.transpose(1, 2).float()
     keys, values = (x.transpose(1, 2).float().repeat_interleave(q.shape[2] // x.shape[2], 1) for x in (k, v))
