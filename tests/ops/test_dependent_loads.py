@@ -7,20 +7,18 @@ import torch
 from bars import chain as dependent
 from bars import one_token as bars
 from test_bars import record
-from test_microkernels import Recorded
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import compile_kernels
-from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.core import record_files
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.predict.chip import chip_of, span_cycles
 from rooflab.bench.suite.entries import Context
-from rooflab.kernels._cuda import compile_cubin, load
-from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.kernels._cuda import load
+from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device
 
@@ -78,22 +76,6 @@ def test_the_floor_is_as_deep_as_the_rungs(entry):
     assert entry.arguments["depth"] == bars.DEPTHS[op]
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("depth", [1, bars.DEPTHS[OP], 5])
-def test_the_chain_waits_for_every_load(depth):
-    kernels = []
-
-    def keep(source, name, *, options=()):
-        kernels.append(Recorded(source, name, options))
-        return kernels[-1]
-
-    dependent.chain(keep, torch.device("cpu"), depth).launch(1)
-    (grid, threads, _, shared_bytes) = kernels[0].launches[0]
-    found = read_cubin(compile_cubin(kernels[0].source, options=kernels[0].options), kernels[0].name)
-    assert waits_for_loads(parse_code(found.sass)) == pytest.approx(depth, abs=0.01)
-    assert (grid, threads, shared_bytes) == (1, dependent.CHAIN_THREADS, 0) and found.stack_bytes == 0
-
-
 def test_the_chain_is_right_in_the_emulator_and_loads_nothing_twice():
     results = []
     with emulating_cuda(lambda launch, grid, args: results.append(emulate(launch, grid, args))):
@@ -144,11 +126,3 @@ def test_the_time_is_held_against_the_chains(monkeypatch, tmp_path, kernel_us, f
         assert kept.latency_median_ms == pytest.approx(kernel_us * 1e-3)
         assert kept.metrics["chain_median_ms"] == pytest.approx(3e-3)
         assert kept.bound_fraction == pytest.approx(1 / kernel_us)
-
-
-@pytest.mark.more
-def test_the_dry_run_takes_the_whole_way(tmp_path):
-    found = bars.one_token(Context(tmp_path, "cpu", True, 10.0), **ENTRY.arguments)
-    assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run")
-    assert found.figures["kernel"] == "naive" and found.figures["floor_us"] > 0
-    assert get_kernel(OP, "fused").role == "optimized" and not (tmp_path / "running.json").exists()

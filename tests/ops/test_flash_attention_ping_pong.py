@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled import compile_kernel
 from op_kernels import python_without_interpreter
 
 from rooflab.kernels.flash_attention.ping_pong import PingPongConfig
@@ -72,12 +71,6 @@ def judge(out, lse, q, k, v, **options):
     assert (out.double() - wanted).abs().max() < 0.02, (out.double() - wanted).abs().max()
     assert lse is None or torch.allclose(lse.double(), wanted_lse, atol=1e-4)
 
-def unheard():
-    # Rows that see no key, with a sink that weighs nothing.
-    q, k, v = (torch.randn(1, T, 1, 64).bfloat16() for T in (9, 5, 5))
-    out, lse = ping_pong.ping_pong(q, k, v, True, sinks=torch.full((1,), -torch.inf), return_lse=True)
-    assert (out[:, :4] == 0).all() and (lse[:, :4] == -torch.inf).all()
-
 def far():
     # Rows 2**30 apart: the third starts at 2**31. The storage is only touched where the rows are.
     k = torch.empty(2**31 + 64, dtype=torch.bfloat16).as_strided((1, 3, 1, 64), (2**32, 2**30, 64, 1))
@@ -100,13 +93,13 @@ def growing():
 
 with emulation(), emulating_triton(SM, properties(), handle):
     torch.manual_seed(0)
-    for check in (unheard, far, growing):
+    for check in (far, growing):
         check()
 """
 
 
 @pytest.mark.slow  # a minute
-def test_a_sink_of_nothing_rows_far_apart_and_peaks_that_grow():
+def test_rows_far_apart_and_peaks_that_grow():
     python_without_interpreter("-c", ON_VIEWS)
 
 
@@ -116,12 +109,3 @@ def test_configs_are_what_a_consumer_can_hold():
     assert legal(64) == {(n, s, c) for n in (64, 128) for s in (2, 3, 4, 5) for c in (2, 3)}
     assert legal(128) == {(64, 2, 2), (64, 3, 2), (64, 4, 2), (64, 5, 2), (128, 2, 2)} and legal(256) == {(64, 2, 2)}
     assert KERNEL.tunable.heuristic(case.but(D=192), BF16) == PingPongConfig(64, 2, 2)
-
-
-@pytest.mark.more
-def test_three_consumers_hold_their_registers_in_every_loop_of_products():
-    case = Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=64, causal=True)
-    (info,) = compile_kernel("flash_attention", "ping_pong", case, BF16, config=PingPongConfig(128, 4, 3))
-    loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
-    assert len(loops) == 6 and (info.threads, info.registers) == (512, 128)
-    assert not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops)

@@ -1,4 +1,4 @@
-"""The rungs of flash_attention over online: mask edges, options, tiles, races, and what they need."""
+"""The rungs of flash_attention over online: mask edges, what is not heard, tiles, and one code for every length."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from compiled_sizes import assert_is_its_footprint, compiled
+from compiled_sizes import compiled
 from op_kernels import CPU, assert_right, slow
 from test_flash_attention import SMALL
-from test_ptx_mutants import asked
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
@@ -39,23 +38,6 @@ def test_every_cut_of_a_tile_is_masked(T, S, window):
     """Of 16 by 16 tiles: the diagonal, both ends, windows narrower and wider than a tile and than all keys."""
     inputs = _inputs(T, S, H=1, H_kv=1, scheme="fp32", window=window, lse=True)
     _right("masked_tiles", inputs, "fp32")
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("name", BY_TMA)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"T": 70, "S": 100, "window": 33, "lse": True},
-        {"T": 70, "S": 40, "lse": True, "sinks": True},
-        {"T": 20, "S": 97, "causal": False, "softcap": 5.0, "B": 2},
-        {"T": 33, "S": 65, "H": 7, "H_kv": 1, "D": 40, "window": 1},
-        {"T": 3, "S": 65, "H": 6, "H_kv": 2, "softcap": 3.0, "sinks": True, "window": 40, "lse": True},
-    ],
-    ids=str,
-)
-def test_tiles_by_tma(name, options):
-    _right(name, _inputs(**options))
 
 
 @pytest.mark.parametrize("name", RUNGS)
@@ -88,44 +70,6 @@ def test_every_tile_is_somebodys_once_and_work_is_shared(tiles_m, heads, section
     assert sorted(sum(found, [])) == [(m, h) for m in range(tiles_m) for h in range(heads)]
     work = [sum(m + 1 if causal else 1 for m, _ in tiles) for tiles in found]
     assert max(work) - min(work) <= 1.5 * tiles_m
-
-
-SHAPE = {"block_m": 64, "block_n": 32, "num_warps": 4}
-RACES = [
-    ("persistent", "B=1,T=130,S=200,H=1,H_kv=1,D=64,causal=true,window=100", "bf16",
-     {**SHAPE, "num_stages": 2, "ctas_per_sm": 1}),
-    ("ping_pong", "B=1,T=140,S=330,H=2,H_kv=1,D=64,causal=true,lse=true", "bf16",
-     {"block_n": 64, "stages": 2, "consumers": 2}),
-    ("ping_pong", "B=1,T=210,S=350,H=2,H_kv=1,D=64,causal=true,window=190,softcap=20.0,sinks=true,lse=true", "bf16",
-     {"block_n": 64, "stages": 2, "consumers": 3}),
-]  # fmt: skip
-LONG_RACES = [
-    ("packed_gqa", "B=1,T=20,S=230,H=3,H_kv=1,D=64,causal=true", "bf16", {**SHAPE, "num_stages": 3}),
-    ("ping_pong", "B=2,T=60,S=200,H=2,H_kv=2,D=256,causal=false", "fp16", {"block_n": 64, "stages": 2, "consumers": 2}),
-    ("ping_pong", "B=2,T=60,S=300,H=3,H_kv=3,D=40,causal=false", "fp16", {"block_n": 128, "stages": 2, "consumers": 3}),
-]  # fmt: skip
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(("name", "case", "scheme", "config"), [*RACES, *(slow(*race) for race in LONG_RACES)])
-def test_no_race_whatever_the_order_of_warps(name, case, scheme, config):
-    """All tiles on one SM, the rings round several times, in the order of the program and in a drawn one."""
-    request = {"op": "flash_attention", "kernel": name, "cases": [case], "scheme": scheme, "config": config}
-    sms = 132 if name == "packed_gqa" else 1
-    found = asked({**request, "sms": sms, "seeds": [], "clean_seeds": [0, 1], "only": []})
-    assert found == {"clean": [], "mutants": []}
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("name", "D", "causal"),
-    [("persistent", 64, True), ("ping_pong", 128, True), *(slow(name, 128, True) for name in RUNGS)],
-)
-def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_says(name, D, causal):
-    case = Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=D, causal=causal)
-    ((request, info),) = compiled([KernelCase("flash_attention", name, case, BF16)])
-    assert_is_its_footprint(request, info)
-    assert D > 64 or info.registers <= 128, "two CTAs an SM"
 
 
 @pytest.mark.more

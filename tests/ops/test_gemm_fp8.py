@@ -1,4 +1,4 @@
-"""gemm_fp8: quantisation, what DeepGEMM is given, why sums are promoted, and CTAs that go from tile to tile."""
+"""gemm_fp8: quantisation, what DeepGEMM is given, and why sums are promoted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, python_without_interpreter, slow
+from op_kernels import CPU, python_without_interpreter
 
-from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.emulate.calls import call
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8
 from rooflab.reference.spec import SCHEMES, Case
@@ -65,20 +63,3 @@ def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     assert wrong.pop("over tolerance") > 1 and all(found.pop("over tolerance") < 0.6 for found in right)
     # The bar of the suite: no more than twice the errors of fp32 sums.
     assert max(wrong.values()) > 5 and max(ratio for found in right for ratio in found.values()) < 2
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("config", "case"),
-    [
-        ((192, 128, 3), Case(M=200, N=264, K=272, scales="block", bias=True)),
-        # More tiles than SMs, so that CTAs go round, and an odd N, which TMA cannot store.
-        slow((128, 16, 3), Case(M=64, N=2233, K=144, scales="tensor", bias=False)),
-    ],
-)
-def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int, ...], case: Case) -> None:
-    made_of = get_kernel("gemm_fp8", "promoted_ws").tuning.config_type(*config)
-    answer = call(KernelCase("gemm_fp8", "promoted_ws", case, FP8, None, made_of)).answer
-    assert answer["status"] == "OK", answer["reason"]
-    (launch,) = answer["launches"]
-    assert launch["shared_wavefronts"] == launch["shared_wavefronts_least"], "no bank conflicts"

@@ -1,4 +1,4 @@
-"""gemm_grouped: groups of every kind, who reads offsets, refusals, routing, and CTAs with several tiles."""
+"""gemm_grouped: groups of every kind, panels, refusals, and routing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from op_kernels import each, here, refuses, slow
+from op_kernels import each, here, refuses
 
-from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.emulate.calls import call
 from rooflab.kernels.gemm_grouped._configs import panels
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_grouped import route
-from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = here("gemm_grouped")
 RUNGS = [kernel for kernel in kernels("gemm_grouped").values() if kernel.role == "optimized"]
@@ -87,12 +84,3 @@ def test_routing() -> None:
     for T, top_k, E in ((7, 2, 4), (8, 5, 4), (8, 0, 4)):
         with pytest.raises(ValueError, match=f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}"):
             route(T, top_k, E, 0.0, 0)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("scheme", ["bf16", slow("fp16")])
-def test_a_cta_walks_over_tiles_of_several_experts(scheme: str) -> None:
-    """Some 220 tiles for 132 CTAs, of which the first and the last run; whole tiles, parts, and halves without rows."""
-    case = Case(T=1200, top_k=2, E=6, N=5120, K=136, skew=0.7)
-    answer = call(KernelCase("gemm_grouped", "cooperative", case, SCHEMES[scheme]), sample=0).answer
-    assert answer["status"] == "OK" and answer["of"] == 132, answer

@@ -1,6 +1,4 @@
-"""gemm in CUDA C++ and Gluon, and its rungs for few rows of a: rings in the emulator, how work is shared out, and what
-their code needs.
-"""
+"""gemm in CUDA C++, and its rungs for few rows of a: strides, how work is shared out, partial sums, and rings."""
 
 from __future__ import annotations
 
@@ -10,57 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from compiled import compile_kernel
-from compiled_sizes import assert_is_its_footprint, compiled
-from op_kernels import META, check_emulated, slow
-from test_ptx_mutants import asked
+from op_kernels import META
 
-from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.core.outside import CheckTask
-from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.gemm.cooperative import Ring
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
 BF16 = SCHEMES["bf16"]
-
-
-def _coop(m: int, n: int, k: int, stages: int, store_n: int) -> dict[str, int]:
-    return {"block_m": m, "block_n": n, "block_k": k, "stages": stages, "group_m": 2, "store_n": store_n}
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("case", "scheme", "config"),
-    [
-        ("M=136,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 64)),
-        ("M=136,N=72,K=104,layout=TN,bias=true", "fp16", _coop(128, 64, 32, 6, 32)),
-        slow("M=300,N=136,K=72,layout=NT,bias=false", "bf16", _coop(256, 128, 64, 3, 64)),
-        slow("M=136,N=72,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 32)),
-        slow("M=200,N=520,K=136,layout=NT,bias=false", "bf16", _coop(128, 256, 64, 4, 128)),
-    ],
-)
-def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, config: dict[str, int]) -> None:
-    """All tiles on one SM, the ring round several times, in the order of the program and in drawn ones."""
-    request = {"op": "gemm", "kernel": "cooperative", "cases": [case], "scheme": scheme, "config": config, "sms": 1}
-    assert asked({**request, "seeds": [], "clean_seeds": [0, 1], "only": []}) == {"clean": [], "mutants": []}
-
-
-@pytest.mark.more
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("layout", "scheme"),
-    [("NN", "bf16"), ("TN", "fp32"), ("NT", "fp32"), slow("NN", "fp32"), slow("TN", "bf16"), slow("NT", "bf16")],
-)
-def test_shared_tiles_meet_no_bank_conflict(layout: str, scheme: str) -> None:
-    case = Case(M=128, N=128, K=24, layout=layout, bias=True, residual=True)
-    found = call(KernelCase("gemm", "shared_tiles", case, SCHEMES[scheme])).answer
-    assert found["status"] == "OK", found["reason"]
-    (launch,) = found["launches"]
-    assert launch["shared_wavefronts"] == launch["shared_wavefronts_least"] > 0
 
 
 @pytest.mark.parametrize("name", ["one_thread", "shared_tiles"])
@@ -78,19 +35,6 @@ def test_any_strides(name: str) -> None:
     torch.testing.assert_close(out, (a.double() @ b.double()).float())
     assert int((buffer == 7.0).sum()) == 19 * 24 - 17 * 19
     assert found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("name", "scheme", "config"),
-    [("shared_tiles", "fp32", None), ("cooperative", "bf16", Ring(128, 256, 64, 3, 16, 256))],
-)
-def test_nothing_spills_with_both_addends(name: str, scheme: str, config: Ring | None) -> None:
-    case = Case(M=4096, N=4096, K=4096, layout="TN", bias=True, residual=True)
-    ((request, info),) = compiled([KernelCase("gemm", name, case, SCHEMES[scheme], config=config)])
-    assert info.stack_bytes == 0
-    if config is not None:
-        assert_is_its_footprint(request, info)
 
 
 def case_of(M: int, N: int, K: int, **more: bool) -> Case:
@@ -164,26 +108,3 @@ def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, stati
     for nbytes in (49152, 49152, 65536, 1024):
         kernel((1,), (1,), shared_bytes=nbytes)
     assert raw.allowed == allowed
-
-
-FIRST = [
-    ("gemv", case_of(3, 21, 2056, residual=True), "bf16"),
-    ("swap_ab", case_of(5, 136, 264, residual=True), "bf16"),
-    ("swap_ab", Case(M=2, N=16, K=0, layout="NT", bias=True), "bf16"),
-    ("split_k", case_of(5, 72, 1030, residual=True), "bf16"),
-    ("stream_k", case_of(5, 72, 530, residual=True), "bf16"),
-]
-MORE = [
-    ("gemv", Case(M=1, N=5, K=0, layout="NT", bias=True), "fp32"),
-    ("swap_ab", case_of(33, 136, 200), "fp16"),
-    ("swap_ab", case_of(2, 72, 264), "tf32"),
-    ("stream_k", Case(M=5, N=72, K=1, layout="NT", bias=True), "bf16"),
-]
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("runs", [FIRST, slow(MORE)], ids=["first", "more"])
-def test_compiled_code_is_right_and_races_nowhere(runs):
-    tasks = [CheckTask(get_kernel("gemm", name), case, SCHEMES[scheme], planted=False) for name, case, scheme in runs]
-    found = check_emulated(tasks)
-    assert {(result.status, result.checked_by) for result in found} == {("OK", "emulator")}, found

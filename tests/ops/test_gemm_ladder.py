@@ -1,4 +1,4 @@
-"""The Triton rungs of gemm: shared memory and registers, legal tiles, and a CTA's second tile."""
+"""The Triton rungs of gemm: shared memory with both addends, legal tiles, and the caller's allocator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from op_kernels import slow
 from triton.runtime import _allocation
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.compile.flow import hot_loop
-from rooflab.bench.emulate.calls import call
 from rooflab.kernels.registry import get_kernel, interpreting
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm import SPEC
@@ -57,18 +55,6 @@ def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None
     assert kernel.tuning.footprint(config, case, scheme).shared_bytes == info.shared_bytes > SHARED_BYTES_PER_CTA
 
 
-@pytest.mark.parametrize("name", ["persistent", slow("tma"), slow("warp_specialized")])
-def test_what_spills_with_both_addends_spills_once_a_tile(name: str) -> None:
-    """128 by 256 outputs and a residual beside them are more than registers hold: 64 bytes a thread at most, which are
-    0.1% of what a tile loads at K = 4096, and none in the loop over K."""
-    case = Case(M=4096, N=4096, K=4096, layout="NT", bias=True, residual=True)
-    ((_, info),) = compiled([KernelCase("gemm", name, case, SCHEMES["bf16"])])
-    loop = hot_loop(info.loops)
-    assert loop is not None and loop.counts["wgmma"] > 0
-    assert loop.counts["spill_load"] == loop.counts["spill_store"] == 0
-    assert info.stack_bytes <= (0 if name == "persistent" else 64)
-
-
 def test_a_consumer_of_fewer_than_64_rows_is_illegal() -> None:
     kernel, case = get_kernel("gemm", "warp_specialized"), SPEC.cases["llama3_8b"][-1]
     config = kernel.tuning.heuristic(case)
@@ -80,23 +66,3 @@ def test_the_caller_keeps_their_own_allocator() -> None:
     square = torch.ones(16, 16).half()
     get_kernel("gemm", "warp_specialized")(a=square, b=square)
     assert _allocation._allocator.get() is before
-
-
-LOOPED = {
-    "persistent": (Case(M=768, N=400, K=72, layout="NT", bias=True, residual=True),
-                   {"block_m": 64, "block_n": 32, "num_warps": 4, "store_parts": 1}),
-    "warp_specialized": (Case(M=1550, N=400, K=72, layout="NN", bias=True, residual=True),
-                         {"block_m": 128, "block_n": 32, "num_warps": 4}),
-}  # fmt: skip
-"""More tiles than the 132 SMs of an H100, so that CTAs come to a second one."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", [0, 3])
-@pytest.mark.parametrize("name", LOOPED)
-def test_a_second_tile_is_right_and_races_with_nothing(name: str, schedule: int) -> None:
-    case, values = LOOPED[name]
-    config = get_kernel("gemm", name).tuning.config_type(block_k=64, num_stages=2, group_m=8, **values)
-    found = call(KernelCase("gemm", name, case, SCHEMES["bf16"], config=config), schedule=schedule)
-    assert found.answer["status"] == "OK", found.answer
-    assert [launch["ctas"] for launch in found.answer["launches"]] == [132]

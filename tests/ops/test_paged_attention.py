@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, here, is_right
+from op_kernels import CPU, assert_right, here
 
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
@@ -34,10 +34,6 @@ def _inputs(B=2, context=40, H=4, H_kv=2, D=64, block_size=16, ragged=False, see
     return SPEC.make_inputs(case, scheme, CPU, seed)
 
 
-def _passes(out, inputs, scheme=FP32):
-    return is_right(SPEC, out, inputs, scheme)
-
-
 HERE = {
     **{kernel.name: kernel.fn for kernel in here("paged_attention")},
     "library's GPU path": library_on_a_gpu,
@@ -52,9 +48,10 @@ def test_padding_of_the_table_and_shared_pages(name):
     for padding in (2**31 - 1, -(2**31)):
         for b, count in enumerate((-(-inputs["seq_lens"] // 16)).tolist()):
             inputs["block_table"][b, count:] = padding
-        assert _passes(HERE[name](**inputs), inputs)
+        assert_right(SPEC, HERE[name](**inputs), inputs, FP32)
     shared = inputs | {"block_table": inputs["block_table"][:1].expand(4, -1).contiguous()}
-    assert (inputs["seq_lens"] == 0).any() and _passes(HERE[name](**shared), shared)
+    assert (inputs["seq_lens"] == 0).any()
+    assert_right(SPEC, HERE[name](**shared), shared, FP32)
     assert not HERE[name](**inputs | {"seq_lens": torch.zeros_like(inputs["seq_lens"])}).any()
 
 
@@ -101,13 +98,6 @@ def test_pages_and_slots_past_2_31_are_read(name, strides):
     assert torch.equal(*found)
 
 
-def test_long_sequences_on_a_cpu_go_one_by_one_and_short_ones_together(monkeypatch):
-    inputs = _inputs(B=4, context=100, H=9, H_kv=3, ragged=True)
-    for limit in (0, 10**9):
-        monkeypatch.setattr(library, "ONE_CALL", limit)
-        assert _passes(library.library(**inputs), inputs)
-
-
 def test_the_reference_takes_several_queries_of_a_sequence():
     inputs = _inputs(B=2, context=20, H=4, H_kv=2)
     k, v = (inputs[name][inputs["block_table"][:, :2].long()].flatten(1, 2)[:, :20] for name in ("k_cache", "v_cache"))
@@ -142,7 +132,4 @@ def test_flash_attention_3_is_given_pages_and_options(options, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
     peer, scheme = get_kernel("paged_attention", "flash_attention_3"), get_scheme("bf16")
     inputs = _inputs(B=3, context=50, H=6, ragged=True, scheme=scheme) | options
-    assert peer.why_not_args(inputs) is None
-    assert _passes(peer.fn(**inputs), inputs, scheme)
-    with pytest.raises(ValueError, match="q: expected torch.float16 or .* got torch.float32"):
-        peer.fn(**_inputs())
+    assert_right(SPEC, peer.fn(**inputs), inputs, scheme)

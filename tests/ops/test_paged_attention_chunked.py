@@ -86,10 +86,8 @@ def test_what_lies_before_every_window_may_be_anything_and_a_wide_window_hides_n
     inputs["seq_lens"][1] = 0
     config = chunked.Config(16, block_n, num_warps=4, num_stages=1)
     plain = chunked.chunked(**inputs, config=config)
-    wide = inputs | {"window": 2**40}
-    assert torch.equal(
-        chunked.chunked(**wide, config=config), chunked.chunked(**wide | {"window": None}, config=config)
-    )
+    wide, none = (chunked.chunked(**inputs | {"window": window}, config=config) for window in (2**40, None))
+    assert torch.equal(wide, none)
     for name in ("k_cache", "v_cache"):
         inputs[name][inputs["block_table"][0, :6].long()] = torch.nan
     assert torch.equal(chunked.chunked(**inputs, config=config), plain)

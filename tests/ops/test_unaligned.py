@@ -9,7 +9,7 @@ import pytest
 import torch
 from op_kernels import META
 
-from rooflab.kernels.gemm._operands import alignment_bytes, stored
+from rooflab.kernels.gemm._operands import stored
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
@@ -133,13 +133,3 @@ def test_how_tma_sees_a_matrix() -> None:
     ]:
         seen = stored(matrix, k_dim)
         assert (seen and (seen.rows, seen.columns, seen.stride, seen.transposed)) == found
-
-
-def test_the_width_of_a_load_divides_every_row() -> None:
-    a, weight = whole(2, 24), whole(4, 24)
-    assert alignment_bytes(a, weight.mT, whole_k=True) == 16
-    assert alignment_bytes(a[:, :20], weight[:, :20].mT, whole_k=True) == 8
-    assert alignment_bytes(a[:, :20], weight[:, :20].mT, whole_k=False) == 16
-    assert alignment_bytes(a[:, 1:21], weight[:, :20].mT, whole_k=False) == 2
-    one = whole(1, 23)
-    assert alignment_bytes(one, one.mT, whole_k=False) == 16, "one row's stride says nothing"
