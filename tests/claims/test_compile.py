@@ -169,9 +169,6 @@ def test_every_kernel_compiles_for_hopper_and_rungs_differ_as_their_ladders_clai
     codes = {(f"{request.op}/{request.kernel}", request.scheme.name): found for request, found in compiled.items()}
     unspilled = [key for key in SPILLS if key in codes and not any(info.stack_bytes for info in codes[key])]
     assert not unspilled, "these spill no longer; drop their entries, which would hide a new spill"
-    for info in codes.get(("gemm/tensor_core", "bf16"), ()):
-        assert info.counts["wgmma"] and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
-        assert not info.uses_warp_specialization
     check_claims(kernels(op).values())
 
 

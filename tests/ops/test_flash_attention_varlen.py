@@ -1,4 +1,4 @@
-"""flash_attention_varlen: options, neighbours, the lengths of its inputs, and what torch is told."""
+"""flash_attention_varlen: options, neighbours, and the lengths of its inputs."""
 
 from __future__ import annotations
 
@@ -74,15 +74,3 @@ def test_lengths_of_the_inputs_cover_what_can_go_wrong() -> None:
         assert (queries[0], queries[-1]) == (65, 0) and keys[2] == 0 and (queries[1:-1] >= 1).all()
         assert inputs["max_seqlen_q"] == queries.max() and inputs["max_seqlen_k"] == keys.max()
         assert len(queries.unique()) > 2
-
-
-@pytest.mark.parametrize(("queries", "told"), [([1, 1, 1], 1), ([1, 0, 1], 2), ([1, 0, 3], 3)])
-def test_torchs_flash_attention_is_told_a_longest_of_one_only_where_no_sequence_is_idle(monkeypatch, queries, told):
-    """It views q by the number of sequences then (`mha_varlen_fwd` of FlashAttention-2)."""
-    asked = []
-    monkeypatch.setattr(library, "has_flash", lambda q: True)
-    monkeypatch.setattr(
-        torch.ops.aten, "_flash_attention_forward", lambda q, *more, **named: asked.append(more[4]) or (q,)
-    )
-    library.library(**given(queries, [5, 6, 7]))
-    assert asked == [told]

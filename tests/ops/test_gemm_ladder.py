@@ -1,22 +1,18 @@
-"""The Triton rungs of gemm: shared memory with both addends, legal tiles, and the caller's allocator."""
+"""The Triton rungs of gemm: shared memory with both addends, and legal tiles."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-import torch
 from compiled_sizes import compiled
 from op_kernels import slow
-from triton.runtime import _allocation
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.kernels.registry import get_kernel, interpreting
+from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.gemm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
-
-pytestmark = pytest.mark.skipif(not interpreting(), reason="runs Triton's interpreter")
 
 
 @pytest.mark.more
@@ -59,10 +55,3 @@ def test_a_consumer_of_fewer_than_64_rows_is_illegal() -> None:
     kernel, case = get_kernel("gemm", "warp_specialized"), SPEC.cases["llama3_8b"][-1]
     config = kernel.tuning.heuristic(case)
     assert kernel.tuning.is_legal(config, case) and not kernel.tuning.is_legal(replace(config, block_m=64), case)
-
-
-def test_the_caller_keeps_their_own_allocator() -> None:
-    before = _allocation._allocator.get()
-    square = torch.ones(16, 16).half()
-    get_kernel("gemm", "warp_specialized")(a=square, b=square)
-    assert _allocation._allocator.get() is before

@@ -8,16 +8,13 @@ import pytest
 import torch
 from op_kernels import CPU, assert_right, slow
 
-from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
-from rooflab.bench.predict.cases import predict_all
 from rooflab.kernels.lib import multicast
 from rooflab.kernels.lib.multicast import ClusterTile
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
-from rooflab.roofline.device import get_device
 
 
 def run(op: str, case: Case, scheme: str, config: ClusterTile, seed: int = 0) -> tuple[torch.Tensor, LaunchResult]:
@@ -69,13 +66,3 @@ def test_a_cluster_asks_l2_once_for_what_it_shares() -> None:
     _, launch = run("gemm", case, "bf16", ClusterTile(2, 256, 2, 8, 2))
     assert launch.bytes.copy_read == 2 * (128 + 128) * 128 * 2, "each CTA asks for half of b"
     assert launch.bytes.tma_load == 2 * (128 + 256) * 128 * 2, "and has the whole of it"
-
-
-@pytest.mark.more
-def test_the_model_knows_the_share_of_a_cluster() -> None:
-    case = Case(M=8192, N=8192, K=4096, layout="NT", bias=True, residual=True)
-    config = get_kernel("gemm", "multicast").tuning.heuristic(case)
-    request = KernelCase("gemm", "multicast", case, SCHEMES["bf16"], None, config)
-    (target,) = predict_all([request], get_device("h100-sxm"))
-    work = target.prediction.works[0]
-    assert work.roles == 3 and work.async_bytes == pytest.approx(work.turns * 32 * 1024), "16 KB of a, and half of b"

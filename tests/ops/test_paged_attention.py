@@ -115,21 +115,17 @@ def test_inputs_have_shuffled_pages_and_poison_wherever_no_token_lies():
     assert int((~inputs["v_cache"].isnan().any(-1).any(-1)).sum()) == owned
 
 
-def kvcache_of_flash_attention_3(
-    q, k_cache, v_cache, *, cache_seqlens, page_table, softmax_scale, causal, window_size, softcap, return_softmax_lse
-):
-    """`flash_attn_with_kvcache` of the package, by the naive kernel."""
-    assert causal and q.shape[1] == 1 and window_size[1] in (-1, 0)
-    options = {"window": None if window_size[0] < 0 else window_size[0] + 1, "softcap": softcap or None}
-    pages = k_cache, v_cache, page_table, cache_seqlens
-    out, lse = naive.naive(q[:, 0], *pages, softmax_scale, return_lse=True, **options)
-    return (out[:, None], lse[:, :, None]) if return_softmax_lse else out[:, None]
-
-
 @pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 3.0}, {"return_lse": True}], ids=str)
 def test_flash_attention_3_is_given_pages_and_options(options, monkeypatch):
-    package = SimpleNamespace(flash_attn_with_kvcache=kvcache_of_flash_attention_3)
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
-    peer, scheme = get_kernel("paged_attention", "flash_attention_3"), get_scheme("bf16")
-    inputs = _inputs(B=3, context=50, H=6, ragged=True, scheme=scheme) | options
-    assert_right(SPEC, peer.fn(**inputs), inputs, scheme)
+    def kvcache(q, *caches, cache_seqlens, page_table, softmax_scale, causal, window_size, softcap, return_softmax_lse):
+        """`flash_attn_with_kvcache` of the package, by the naive kernel."""
+        assert causal and q.shape[1] == 1 and window_size[1] in (-1, 0)
+        window = None if window_size[0] < 0 else window_size[0] + 1
+        pages, more = (*caches, page_table, cache_seqlens), {"window": window, "softcap": softcap or None}
+        out, lse = naive.naive(q[:, 0], *pages, softmax_scale, return_lse=True, **more)
+        return (out[:, None], lse[:, :, None]) if return_softmax_lse else out[:, None]
+
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_with_kvcache=kvcache))
+    inputs = _inputs(B=3, context=50, H=6, ragged=True, scheme=SCHEMES["bf16"]) | options
+    found = get_kernel("paged_attention", "flash_attention_3").fn(**inputs)
+    assert_right(SPEC, found, inputs, SCHEMES["bf16"])

@@ -108,12 +108,8 @@ def test_trap_23_a_row_without_a_law_is_refused_by_its_number(kernel, row):
 
 def test_trap_23_where_no_kernel_can_raise_such_a_row_gives_a_token_of_the_vocabulary():
     logits = torch.randn(6, 70)
-    logits[0] = -INF
-    logits[1] = torch.nan
-    logits[2, 5] = torch.nan
-    logits[3, 6] = INF
-    logits[4, ::2] = INF
-    logits[5] = 3e38
+    logits[0], logits[1], logits[5] = -INF, math.nan, 3e38
+    logits[2, 5], logits[3, 6], logits[4, ::2] = math.nan, INF, INF
     for row in [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)]:
         tokens = bisect(logits, **settings([row] * 6, CPU, 0))
         assert ((tokens >= 0) & (tokens < 70)).all(), row

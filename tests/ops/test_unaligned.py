@@ -9,7 +9,6 @@ import pytest
 import torch
 from op_kernels import META
 
-from rooflab.kernels.gemm._operands import stored
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
@@ -114,22 +113,3 @@ def test_a_case_that_maps_do_not_fit_is_refused_in_these_words(op, names, case, 
     for kernel in (get_kernel(op, name) for name in names.split()):
         with pytest.raises(ValueError, match=f"{words}.* takes it"):
             raise ValueError(str(kernel.why_not_args(made(op, case + bias, scheme))))
-
-
-def whole(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.float16, device=META)
-
-
-def test_how_tma_sees_a_matrix() -> None:
-    for matrix, k_dim, found in [
-        (whole(16, 24), 1, (16, 24, 24, False)),
-        (whole(16, 24).mT, 0, (16, 24, 24, True)),
-        (whole(16, 24)[:, :13], 1, (16, 13, 24, False)),
-        (whole(1, 13), 1, (1, 13, 16, False)),  # a single row's stride is never used
-        (whole(13, 1), 1, (1, 13, 16, True)),
-        (whole(1, 1), 0, (1, 1, 8, True)),
-        (whole(2, 13), 1, None),
-        (whole(2, 1).as_strided((2, 16), (2**39, 1)), 1, None),
-    ]:
-        seen = stored(matrix, k_dim)
-        assert (seen and (seen.rows, seen.columns, seen.stride, seen.transposed)) == found
