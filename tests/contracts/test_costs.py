@@ -20,9 +20,8 @@ PARTIAL_SUMS = 1.1
 
 
 def made(op: str, case: str | Case, scheme: str, **changes: Any) -> Inputs:
-    spec = ops()[op]
-    case = spec.check_case(Case.parse(case) if isinstance(case, str) else case)
-    return {**spec.make_inputs(case, SCHEMES[scheme], META, 0), **changes}
+    case = ops()[op].check_case(Case.parse(case) if isinstance(case, str) else case)
+    return {**ops()[op].make_inputs(case, SCHEMES[scheme], META, 0), **changes}
 
 
 @pytest.mark.parametrize("op", ops())

@@ -126,6 +126,6 @@ def test_flash_attention_3_is_given_pages_and_options(options, monkeypatch):
         return (out[:, None], lse[:, :, None]) if return_softmax_lse else out[:, None]
 
     monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_with_kvcache=kvcache))
-    inputs = _inputs(B=3, context=50, H=6, ragged=True, scheme=SCHEMES["bf16"]) | options
+    inputs = _inputs(B=3, context=50, H=6, ragged=True, scheme=get_scheme("bf16")) | options
     found = get_kernel("paged_attention", "flash_attention_3").fn(**inputs)
-    assert_right(SPEC, found, inputs, SCHEMES["bf16"])
+    assert_right(SPEC, found, inputs, get_scheme("bf16"))

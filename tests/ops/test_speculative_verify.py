@@ -10,6 +10,7 @@ from rooflab.kernels.sample.naive import naive as sample
 from rooflab.kernels.speculative_verify.fused import fused
 from rooflab.kernels.speculative_verify.naive import naive
 from rooflab.reference.distribution import chi_square
+from rooflab.reference.sample import settings
 from rooflab.reference.spec import get_scheme
 from rooflab.reference.speculative_verify import SPEC
 
@@ -57,13 +58,8 @@ def test_tokens_follow_the_target_law_where_sample_drew_the_drafts():
     count = 40_000
     p, q = torch.tensor([[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]]), torch.tensor([[0.7, 0.01, 0.29]])
     inputs = _many(count, target=p, draft=q)
-    whole = {
-        name: torch.full((count,), value) for name, value in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0))
-    }
-    drafts = sample(
-        q[0].log().repeat(count, 1), whole["temperature"], torch.zeros(count, dtype=torch.int32), whole["top_p"],
-        whole["min_p"], inputs["seed"], inputs["position"],
-    )  # fmt: skip
+    own = settings([(1.0, 0, 1.0, 0.0)] * count, CPU, 0) | {name: inputs[name] for name in ("seed", "position")}
+    drafts = sample(q[0].log().repeat(count, 1), **own)
     inputs["draft_tokens"] = drafts[:, None]
     assert chi_square(drafts, q[0].double()).passed
     tokens, accepted = naive(**inputs)
