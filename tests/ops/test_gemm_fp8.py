@@ -1,19 +1,16 @@
-"""gemm_fp8: quantisation, what DeepGEMM is given, and why sums are promoted."""
+"""gemm_fp8: quantisation, and why sums are promoted."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, python_without_interpreter
+from op_kernels import python_without_interpreter
 
-from rooflab.kernels.registry import get_kernel
-from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8
-from rooflab.reference.spec import SCHEMES, Case
+from rooflab.reference.gemm_fp8 import dequantize_fp8, quantize_fp8
+from rooflab.reference.spec import SCHEMES
 
 E4M3, FP8 = torch.float8_e4m3fn, SCHEMES["fp8_e4m3"]
 
@@ -38,19 +35,6 @@ def test_each_group_is_scaled_by_its_own_largest_value():
     torch.testing.assert_close(scale, torch.tensor([[1.0, 1 / 448], [1 / 448, 7 / 448]]))
     assert values[0, :128].float().abs().max() == 0 and (values[1].float() == 448).all()
     assert quantize_fp8(torch.empty(3, 0))[1].item() == 1.0
-
-
-def test_deep_gemm_is_given_its_own_form(monkeypatch):
-    given = []
-    monkeypatch.setitem(sys.modules, "deep_gemm", SimpleNamespace(fp8_gemm_nt=lambda *args: given.extend(args)))
-    case = Case(M=130, N=144, K=400, scales="block", bias=False)
-    inputs = SPEC.make_inputs(case, FP8, CPU, 0)
-    out = get_kernel("gemm_fp8", "deep_gemm").fn(**inputs)
-    (a, a_scale), (weight, b_scale), result = given
-    assert result is out and a is inputs["a"] and weight.shape == (144, 400) and weight.is_contiguous()
-    assert a_scale.shape == (130, 4) and a_scale.stride() == (1, 130)
-    assert b_scale.shape == (2, 4) and b_scale.is_contiguous()
-    assert {(case["N"], case["K"]) for case in SPEC.cases["deepseek_v3"]} == set(DEEPSEEK_V3)
 
 
 @pytest.mark.more

@@ -71,13 +71,6 @@ def test_packed_goes_by_blocks_of_channels(monkeypatch: pytest.MonkeyPatch, bias
         assert ((found.double() - oracle).abs() <= 4 * 2.0**-24 * 128**0.5 * walk + 2.0**-8 * oracle.abs()).all()
 
 
-def test_packing_copies_only_what_lies_otherwise() -> None:
-    b = inputs_of()["b"]
-    assert packed.pack(b).data_ptr() == b.data_ptr() and packed.pack(b.to("meta")).is_meta
-    odd = torch.zeros(32 * 64 + 1, dtype=torch.int8)[1:].view(32, 64).mT
-    assert packed.pack(odd).data_ptr() % 16 == 0 and packed.pack(b.contiguous()).mT.is_contiguous()
-
-
 @NEEDS_ONEDNN
 def test_packed_multiplies_many_rows_block_by_block_and_few_as_the_library_does():
     many, few = (calls("gemm_w8a16", f"M={M},N=256,K=4096,bias=false", "packed").names for M in (64, 4))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from op_kernels import is_right, refuses
+from op_kernels import CPU, is_right, refuses
 
 from rooflab.kernels.sample.naive import naive as sample
 from rooflab.kernels.speculative_verify.fused import fused
