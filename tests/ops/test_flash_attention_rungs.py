@@ -74,16 +74,14 @@ def test_every_tile_is_somebodys_once_and_work_is_shared(tiles_m, heads, section
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    "name",
+    ("op", "name"),
     [
-        "flash_attention/persistent",
-        "flash_attention_varlen/online",
-        *(slow(f"flash_attention/{name}") for name in ("masked_tiles", "online", "packed_gqa", "tma", "ping_pong")),
+        ("flash_attention", "persistent"), ("flash_attention_varlen", "online"),
+        *(slow("flash_attention", name) for name in ("masked_tiles", "online", "packed_gqa", "tma", "ping_pong")),
     ],
-)
-def test_one_code_serves_every_length(name):
+)  # fmt: skip
+def test_one_code_serves_every_length(op, name):
     """Lengths of 1, of whole 16s and odd ones are not compiled anew; the launcher's own choices may differ by them."""
-    op, name = name.split("/")
     config = get_kernel(op, name).tuning.heuristic(Case(B=1, T=64, S=64, H=3, H_kv=1, D=64), BF16)
     more = {} if name == "online" else {"lse": True}
     cases = [Case(B=B, T=T, S=S, H=3, H_kv=1, D=64, causal=True, **more) for B, T, S in ((1, 1, 33), (16, 2048, 2048))]

@@ -21,20 +21,21 @@ BF16 = SCHEMES["bf16"]
 
 
 @pytest.mark.parametrize("name", ["one_thread", "shared_tiles"])
-def test_any_strides(name: str) -> None:
-    """Views whose every other element is NaN, and an out in a wider buffer."""
+@pytest.mark.parametrize("first", [3, 4])
+def test_any_strides(name: str, first: int) -> None:
+    """Views whose every other element is NaN, a residual and an out in wider buffers, at an odd address or a whole."""
     a = torch.full((34, 66), torch.nan)[::2, ::2]
     b = torch.full((66, 38), torch.nan)[::2, ::2]
     a.copy_(torch.randn(17, 33))
     b.copy_(torch.randn(33, 19))
-    buffer = torch.full((19, 24), 7.0)
-    launch = get_kernel("gemm", name).fn
-    with emulating_cuda(lambda *of: emulate(*of)):
-        out = launch(a, b, out=buffer[1:18, 3:22])
+    residual, buffer = torch.randn(17, 30)[:, 5:24], torch.full((19, 24), 7.0)
+    launch, races = get_kernel("gemm", name).fn, []
+    with emulating_cuda(lambda *of: races.extend(emulate(*of).races)):
+        out = launch(a, b, residual=residual, out=buffer[1:18, first : first + 19])
         found = launch(torch.ones(2, 0), torch.ones(0, 8), torch.ones(8), residual=torch.ones(2, 8))
-    torch.testing.assert_close(out, (a.double() @ b.double()).float())
+    torch.testing.assert_close(out, (a.double() @ b.double() + residual).float())
     assert int((buffer == 7.0).sum()) == 19 * 24 - 17 * 19
-    assert found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
+    assert races == [] and found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
 
 
 def case_of(M: int, N: int, K: int, **more: bool) -> Case:

@@ -39,10 +39,12 @@ def run(inputs, **more):
     return found, grids
 
 
-@pytest.mark.sampled(1)
+MORE = [(96, 4, 2, 24, FP8), (192, 16, 1, 8, BF16), (256, 9, 1, 1, FP8), (128, 1, 1, 128, BF16)]
+
+
 @pytest.mark.parametrize(
     ("D", "H", "H_kv", "block_size", "scheme"),
-    [(80, 7, 1, 16, BF16), (96, 4, 2, 24, FP8), (192, 16, 1, 8, BF16), (256, 9, 1, 1, FP8), (128, 1, 1, 128, BF16)],
+    [(80, 7, 1, 16, FP8), *(pytest.param(*heads, marks=pytest.mark.more) for heads in MORE)],
 )
 def test_heads_groups_and_pages_of_every_size(D, H, H_kv, block_size, scheme):
     inputs = SPEC.make_inputs(case_of(1, 70, H, H_kv, D, block_size), scheme, CPU, 0)

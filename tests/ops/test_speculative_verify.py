@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
-from op_kernels import CPU, is_right, refuses
+from op_kernels import CPU, assert_right, is_right, refuses
 
 from rooflab.kernels.sample.naive import naive as sample
 from rooflab.kernels.speculative_verify.fused import fused
 from rooflab.kernels.speculative_verify.naive import naive
 from rooflab.reference.distribution import chi_square
 from rooflab.reference.sample import settings
-from rooflab.reference.spec import get_scheme
+from rooflab.reference.spec import Case, get_scheme
 from rooflab.reference.speculative_verify import SPEC
 
 FP32 = get_scheme("fp32")
@@ -90,14 +90,20 @@ def test_a_certain_target_gives_the_greedy_tokens(kernel, ngram):
         assert count == right and tokens[row].tolist() == greedy[: right + 1].tolist() + [-1] * (2 - right)
 
 
-def test_all_kernels_say_the_same_and_rows_are_their_own():
-    inputs = _many(40)
-    inputs["num_drafts"] = torch.arange(40, dtype=torch.int32) % 3
-    wanted, order = SPEC.oracle(inputs), torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    turned = {name: value[order] for name, value in inputs.items()}
-    for kernel in (naive, fused):
-        assert all(map(torch.equal, kernel(**inputs), wanted)), kernel.__name__
-        assert all(map(torch.equal, kernel(**turned), (x[order] for x in wanted))), kernel.__name__
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tokens_are_the_reference_s_and_rows_are_their_own(kernel):
+    inputs = SPEC.make_inputs(Case(B=40, K=3, V=60), FP32, CPU, 0)
+    found, order = kernel(**inputs), torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    assert_right(SPEC, found, inputs, FP32)
+    turned = kernel(**{name: value[order] for name, value in inputs.items()})
+    assert all(torch.equal(one, other[order]) for one, other in zip(turned, found, strict=True))
+
+
+def test_every_draft_behind_the_last_is_padding():
+    case = Case(B=40, K=3, V=60)
+    inputs = dict(SPEC.planted(case, FP32, CPU, 0))["uneven rows: drafts behind the last are padding"]
+    assert torch.equal((inputs["draft_tokens"] >= 0).sum(1), inputs["num_drafts"])
+    assert torch.equal(inputs["draft_probs"].isfinite().all(2).sum(1), inputs["num_drafts"])
 
 
 BAD = [
