@@ -39,7 +39,7 @@ def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint
     """Needs of stream_k's first launch, where each CTA takes a share of all steps.
 
     A tile from tensor cores passes through more shared memory when it is stored, in parts or whole (read in the
-    compiled kernels; tests/ops/test_gemm_hopper.py compares them).
+    compiled kernels; tests/ops/test_gemm_ladder.py compares them).
     """
     needs, outputs = tile_needs(config, case, scheme), config.block_m * config.block_n
     steps = needs.ctas * tile_steps(int(case["K"]), config)

@@ -76,15 +76,6 @@ def sampled(kernel: Kernel, scheme: str) -> list[KernelCase]:
     return [item._replace(config=config) for config in configs]
 
 
-def stack_bytes(requests: list[KernelCase]) -> dict[str, int]:
-    """Bytes of stack a thread, by config.  Fails where one does not compile."""
-    found = {}
-    for request, result in zip(requests, compile_kernels(requests, Store()), strict=True):
-        assert not isinstance(result, CompileFailure), f"{request.config}: {result}"
-        found[label(request.config)] = max(info.stack_bytes for info in result)
-    return found
-
-
 TRIED = [
     pytest.param(kernel, scheme, id=f"{kernel.id} {scheme}")
     for op, spec in ops().items()
@@ -103,7 +94,10 @@ def test_legal_configs_compile_and_spill_no_more_than_is_known(kernel, scheme):
     if not requests:
         assert not known, "it takes no case of llama3_8b in this dtype any more"
         return
-    found = stack_bytes(requests)
+    found = {}
+    for request, result in zip(requests, compile_kernels(requests, Store()), strict=True):
+        assert not isinstance(result, CompileFailure), f"{request.config}: {result}"
+        found[label(request.config)] = max(info.stack_bytes for info in result)
     assert max(found.values()) <= known, {config: size for config, size in found.items() if size > known}
     assert max(found.values()) == known, "the figure is no longer true"
 

@@ -7,25 +7,22 @@ import torch
 from bars import chain as dependent
 from bars import one_token as bars
 from test_bars import record
-from test_microkernels import Recorded
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import compile_kernels
-from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.core import record_files
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.predict.chip import chip_of, span_cycles
 from rooflab.bench.suite.entries import Context
-from rooflab.kernels import _cuda
-from rooflab.kernels._cuda import compile_cubin, load
-from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.kernels._cuda import load
+from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device
 
-ENTRY, *OTHERS = bars.BARS
+ENTRY = bars.BARS[0]
 OP = ENTRY.arguments["op"]
 SPEC = get_op(OP)
 DEVICE = get_device("h100-sxm")
@@ -64,49 +61,17 @@ def waits_for_loads(code):
     return max((longer - shorter) / LONG for shorter, longer in spans)
 
 
-def compiled(**changes):
-    case = Case(**{**Case.parse(ENTRY.arguments["case"]), **changes})
-    (found,) = compile_kernels([KernelCase(OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
-    return parse_code(found[0].sass)
-
-
-def recorded(depth):
-    kernels = []
-
-    def keep(source, name, *, options=()):
-        kernels.append(Recorded(source, name, options))
-        return kernels[-1]
-
-    dependent.chain(keep, torch.device("cpu"), depth).launch(1)
-    return kernels[0]
-
-
 @pytest.mark.more
-def test_the_floor_is_as_deep_as_the_fused_rung():
-    """Of its ways, q's and those of k and v, the longest; a slot that is asked for late would be a third load."""
-    for interleaved in [False, True]:
-        depth = waits_for_loads(compiled(interleaved=interleaved))
-        assert depth == pytest.approx(bars.DEPTHS[OP], abs=0.01) and ENTRY.arguments["depth"] == bars.DEPTHS[OP]
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("entry", OTHERS, ids=lambda entry: entry.id)
-def test_a_rung_over_rows_waits_once(entry):
-    """For its row, and the weight with it."""
+@pytest.mark.parametrize("entry", bars.BARS, ids=lambda entry: entry.id)
+def test_the_floor_is_as_deep_as_the_rungs(entry):
+    """Of a rotation a position, then its angles; of a norm the row and the weight together."""
     op, case = entry.arguments["op"], Case.parse(entry.arguments["case"])
-    requests = [KernelCase(op, name, case, get_scheme("bf16")) for name in ("fused", "cluster")]
-    for (found,) in compile_kernels(requests):
-        assert waits_for_loads(parse_code(found.sass)) == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
-
-
-@pytest.mark.more
-def test_the_chain_waits_for_every_load():
-    for depth in [1, bars.DEPTHS[OP], 5]:
-        kernel = recorded(depth)
-        (grid, threads, _, shared_bytes) = kernel.launches[0]
-        found = read_cubin(compile_cubin(kernel.source, options=kernel.options), kernel.name)
-        assert waits_for_loads(parse_code(found.sass)) == pytest.approx(depth, abs=0.01)
-        assert (grid, threads, shared_bytes) == (1, dependent.CHAIN_THREADS, 0) and found.stack_bytes == 0
+    names = ("fused",) if op == OP else ("fused", "cluster")
+    asked = [KernelCase(op, name, get_op(op).check_case(case), get_scheme("bf16")) for name in names]
+    for (found,) in compile_kernels(asked):
+        depth = waits_for_loads(parse_code(found.sass))
+        assert depth == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
+    assert entry.arguments["depth"] == bars.DEPTHS[op]
 
 
 def test_the_chain_is_right_in_the_emulator_and_loads_nothing_twice():
@@ -131,79 +96,31 @@ def test_the_chain_finds_out_a_load_that_is_left_out():
             assert dependent.chain(change, torch.device("cpu"), 4).wrong(1)
 
 
-@pytest.fixture
-def judged(monkeypatch, tmp_path):
-    """`judged(kernel_us, floor_us, **changes)`: what the bar says of such times."""
-
-    def run(kernel_us, floor_us, dry_run=False, faults=(), status="OK", floors_l2="cold", chain=None):
-        one = (
-            record("fused", "T=1", 1.0, op=OP, bound_ms=1e-3)
-            if status == "OK"
-            else record("fused", "T=1", None, op=OP, status=status, reason="wrong", basis="bound")
-        )
-        times = {"fused": kernel_us, bars.FLOOR: floor_us}
-        samples = {
-            name: Samples(
-                (us * 1e-6,) * 5,
-                "cuda events",
-                floors_l2 if name == bars.FLOOR else "cold",
-                fault="a clock was replaced" if name in faults else "",
-            )
-            for name, us in times.items()
-            if us is not None
-        }
-        asked = []
-        monkeypatch.setattr(bars, "measure", lambda *args: asked.append(args) or ([one], False))
-        monkeypatch.setattr(
-            dependent, "chain", chain or (lambda *of: SimpleNamespace(wrong=lambda _: "", launch=print))
-        )
-        monkeypatch.setattr(bars.Rotation, "copies", lambda *args: [])
-        failed = SimpleNamespace(reason="it broke off")
-        left_out = {name: failed for name, us in times.items() if us is None}
-        monkeypatch.setattr(bars, "time_together", lambda ready, *args: (samples, left_out, None))
-        context = Context(tmp_path, "cpu", dry_run, 10.0)
-        found = bars.one_token(context, **ENTRY.arguments)
-        assert {kernel.role for kernel in asked[0][2]} == {"naive" if dry_run else "optimized"}
-        return found
-
-    return run
-
-
-@pytest.mark.parametrize(("us", "bar"), [(3.5, "MET"), (3.7, "MISSED")])
-def test_the_time_is_held_against_the_chains(judged, us, bar, tmp_path):
-    found = judged(us, 3.0)
-    assert found.bar == bar and found.figures["time over floor"] == pytest.approx(us / 3.0)
-    assert found.figures["kernel"] == "fused" and found.figures["floor_us"] == pytest.approx(3.0)
-    assert found.needed == "at most 1.20 times one CTA of 2 dependent loads and a store"
-    (kept,) = record_files.read(tmp_path)
-    assert kept.latency_median_ms == pytest.approx(us * 1e-3) and kept.metrics["chain_median_ms"] == pytest.approx(3e-3)
-    assert kept.bound_fraction == pytest.approx(1 / us) and kept.l2_state == "cold" and len(kept.samples_s) == 5
-
-
-def test_what_was_not_read_is_not_judged(judged):
-    assert judged(3.5, 3.0, dry_run=True).bar == "UNMEASURED"
-    for found, reason in [
-        (judged(3.5, 3.0, faults=("fused",)), "fused: a clock was replaced"),
-        (judged(3.5, 3.0, faults=(bars.FLOOR,)), "chain: a clock was replaced"),
-        (judged(3.5, None), "chain: it broke off"),
-        (judged(3.5, 3.0, floors_l2="warm"), "fused: timed with L2 cold, the floor with L2 warm"),
-        (judged(3.5, 3.0, status="INCORRECT"), "rope_and_cache/fused: INCORRECT: wrong"),
-    ]:
-        assert found.bar == "UNMEASURED" and reason in found.reason and not found.figures
-
-
-def test_without_cupy_or_a_gpu_the_floor_says_why(monkeypatch, judged):
-    def fails(*args, **options):
-        raise ValueError("cupy: expected the package")
-
-    monkeypatch.setattr(_cuda, "load", fails)
-    found = judged(3.5, 3.0, chain=dependent.chain)
-    assert found.bar == "UNMEASURED" and found.reason == "the floor: cupy: expected the package"
-
-
-@pytest.mark.more
-def test_the_dry_run_takes_the_whole_way(tmp_path):
-    found = bars.one_token(Context(tmp_path, "cpu", True, 10.0), **ENTRY.arguments)
-    assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run")
-    assert found.figures["kernel"] == "naive" and found.figures["floor_us"] > 0
-    assert get_kernel(OP, "fused").role == "optimized" and not (tmp_path / "running.json").exists()
+@pytest.mark.parametrize(
+    ("kernel_us", "floors_l2", "fault", "bar", "reason"),
+    [
+        (3.5, "cold", "", "MET", ""),
+        (3.7, "cold", "", "MISSED", ""),
+        (3.5, "cold", "a clock was replaced", "UNMEASURED", "fused: a clock was replaced"),
+        (3.5, "warm", "", "UNMEASURED", "fused: timed with L2 cold, the floor with L2 warm"),
+    ],
+)
+def test_the_time_is_held_against_the_chains(monkeypatch, tmp_path, kernel_us, floors_l2, fault, bar, reason):
+    one = record("fused", "T=1", 1.0, op=OP, bound_ms=1e-3)
+    floor = SimpleNamespace(wrong=lambda _: "", launch=print)
+    samples = {
+        "fused": Samples((kernel_us * 1e-6,) * 5, "cuda events", "cold", fault=fault),
+        bars.FLOOR: Samples((3.0e-6,) * 5, "cuda events", floors_l2),
+    }
+    monkeypatch.setattr(bars, "measure", lambda *args: ([one], False))
+    monkeypatch.setattr(dependent, "chain", lambda *of: floor)
+    monkeypatch.setattr(bars.Rotation, "copies", lambda *args: [])
+    monkeypatch.setattr(bars, "time_together", lambda ready, *args: (samples, {}, None))
+    found = bars.one_token(Context(tmp_path, "cpu", False, 10.0), **ENTRY.arguments)
+    assert found.bar == bar and reason in found.reason
+    if bar != "UNMEASURED":
+        assert found.figures["time over floor"] == pytest.approx(kernel_us / 3.0)
+        (kept,) = record_files.read(tmp_path)
+        assert kept.latency_median_ms == pytest.approx(kernel_us * 1e-3)
+        assert kept.metrics["chain_median_ms"] == pytest.approx(3e-3)
+        assert kept.bound_fraction == pytest.approx(1 / kernel_us)

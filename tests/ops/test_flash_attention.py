@@ -1,4 +1,4 @@
-"""flash_attention: scales, nothing to see, refusals, what the tolerance must reject, and what peers are given."""
+"""flash_attention: scales, nothing to see, intermediates in 16 bits, and what a peer is given."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from low_precision import attention
-from op_kernels import CPU, META, assert_right, each, here, is_right, refuses
+from op_kernels import CPU, assert_right, each, here, is_right
 
-from rooflab.kernels.flash_attention import masked_tiles, naive, online, packed_gqa, persistent, tma
+from rooflab.kernels.flash_attention import masked_tiles, online, packed_gqa, persistent, tma
 from rooflab.kernels.registry import get_kernel, kernels
 from rooflab.reference.flash_attention import SPEC
-from rooflab.reference.spec import SCHEMES, Case, Inputs, get_scheme
+from rooflab.reference.spec import SCHEMES, Case, get_scheme
 
 OWN = [kernel for kernel in kernels("flash_attention").values() if kernel.role != "peer" and kernel.name != "fp8"]
 SMALL = {
@@ -26,15 +25,6 @@ SMALL = {
     "persistent": persistent.PersistentConfig(64, 32, 4, 2, 1),
 }
 FP32 = get_scheme("fp32")
-CASE = Case(B=1, T=5, S=5, H=2, H_kv=1, D=64, causal=True)
-
-
-def _inputs(**changes):
-    return SPEC.make_inputs(CASE.but(**changes), FP32, CPU, 0)
-
-
-def _passes(out, inputs):
-    return is_right(SPEC, out, inputs, FP32)
 
 
 @each([kernel for kernel in OWN if kernel in here("flash_attention")])
@@ -48,7 +38,8 @@ def test_any_scale_is_taken(kernel):
 
 
 def test_the_reference_does_not_hear_a_value_that_a_query_does_not_see():
-    inputs = _inputs(T=300, S=300)
+    case = Case(B=1, T=300, S=300, H=2, H_kv=1, D=64, causal=True)
+    inputs = SPEC.make_inputs(case, FP32, CPU, 0)
     wanted, spoilt = SPEC.oracle(inputs)[0], {**inputs, "v": inputs["v"].clone()}
     spoilt["v"][0, 299, 0, 5], spoilt["v"][0, 299, 0, 6] = math.inf, math.nan
     (found,) = oracle = SPEC.oracle(spoilt)
@@ -74,92 +65,36 @@ def test_nothing_to_see_is_zero_and_the_sinks_alone(kernel):
         torch.testing.assert_close(lse, sinks.expand(1, 5, 4))
 
 
-@each(OWN)
-def test_bad_input_is_refused_in_one_sentence(kernel):
-    half = lambda *shape: torch.zeros(shape).half()
-    changes = [
-        ({"k": half(1, 5, 3, 64), "v": half(1, 5, 3, 64)}, "k: expected a number of heads that divides"),
-        ({"window": 3, "causal": False}, "window: expected at least 1, and causal=True"),
-        ({"out": half(1, 5, 2, 64), "return_lse": True}, "out: expected 2 tensors, got 1"),
-    ]
-    refuses(kernel.fn, lambda: SPEC.make_inputs(CASE, SCHEMES["fp16"], CPU, 0), changes)
+def attention(rounded, q, k, v, causal=False):
+    """In fp32, but for `rounded` in the dtype of the inputs: wrong, and hard to see.  Sums are rounded after each tile
+    of 64 keys, as a kernel rounds them that keeps them in 16 bits."""
+    keep = {name: (lambda x: x.to(q.dtype).float()) if name == rounded else (lambda x: x) for name in ROUNDED}
+    queries = q.transpose(1, 2).float()
+    keys, values = (x.transpose(1, 2).float().repeat_interleave(q.shape[2] // x.shape[2], 1) for x in (k, v))
+    scores = keep["scores"](queries @ keys.mT * q.shape[-1] ** -0.5)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    total, acc = torch.zeros_like(weights[..., :1]), torch.zeros_like(queries)
+    for start in range(0, k.shape[1], 64):
+        tile = weights[..., start : start + 64]
+        total = keep["denominator"](total + tile.sum(-1, keepdim=True))
+        acc = keep["accumulator"](acc + tile.to(q.dtype).float() @ values[:, :, start : start + 64])
+    return (acc / total).transpose(1, 2).to(q.dtype).contiguous()
 
 
-def test_online_refuses_a_head_dim_that_it_has_no_tile_for():
-    inputs = _inputs(D=96)
-    with pytest.raises(ValueError, match="q: expected D of 16, 32, 64, 128 or 256, got 96"):
-        online.online(**inputs)
+ROUNDED = ("scores", "accumulator", "denominator")
 
 
-WRONG = {
-    "drops the last key": lambda q, k, v, causal: naive.naive(q, k[:, :-1], v[:, :-1], False),
-    "drops key 16": lambda q, k, v, causal: naive.naive(
-        q, torch.cat((k[:, :16], k[:, 17:]), 1), torch.cat((v[:, :16], v[:, 17:]), 1), False
-    ),
-    "ten bits of mantissa": lambda q, k, v, causal: naive.naive(q.half().float(), k.half().float(), v, causal),
-    "scale off by 1e-4": lambda q, k, v, causal: naive.naive(q, k, v, causal, 0.125 * 1.0001),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_kernel_is_rejected(wrong):
-    case = Case(B=1, T=4, S=200, H=2, H_kv=1, D=64, causal=False)
-    runs = [SPEC.make_inputs(case, FP32, CPU, 0), *(inputs for _, inputs in SPEC.planted(case, FP32, CPU, 0))]
-    assert not all(_passes(WRONG[wrong](**inputs), inputs) for inputs in runs)
-
-
-@pytest.mark.parametrize("diagonal", [3, 1, 0], ids=["one key too many", "one key too few", "top left"])
-def test_another_diagonal_than_that_of_the_last_keys_is_rejected_even_in_bf16(diagonal):
-    case, bf16 = Case(B=1, T=4, S=6, H=2, H_kv=1, D=64, causal=True), get_scheme("bf16")
-    inputs = SPEC.make_inputs(case, bf16, CPU, 0)
-    mask = torch.ones(4, 6, dtype=torch.bool).tril(diagonal)
-    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
-    assert not is_right(SPEC, out, inputs, bf16)
-
-
-def test_planted_keys_cover_tile_edges_the_end_and_the_diagonal():
-    case = Case(B=1, T=40, S=150, H=1, H_kv=1, D=64, causal=True)
-    labels = [label for label, _ in SPEC.planted(case, FP32, CPU, 0)]
-    assert {"key 0", "key 63", "key 64", "key 127", "key 128", "key 149", "diagonal of query 20"} <= set(labels)
-
-
-def test_cost_counts_visible_pairs_only():
-    cost = SPEC.cost_of(_inputs(B=2, T=2, S=3, H=4, H_kv=2))
-    pairs = 2 * 4 * (2 + 3)
-    assert cost.tensor_flops == {"fp32": 4 * 64 * pairs} and cost.sfu_ops == pairs
-    assert cost.read_bytes == 4 * 64 * (2 * 2 * 4 + 2 * 2 * 3 * 2) and cost.write_bytes == 4 * 64 * 2 * 2 * 4
-    blind = SPEC.cost_of(_inputs(T=5, S=2, H=1))
-    assert blind.sfu_ops == 3 and blind.read_bytes == 4 * 64 * (2 + 2 * 2)
-
-
-def test_a_case_too_big_to_allocate_is_priced_on_meta():
-    case = Case(B=64, T=131072, S=131072, H=32, H_kv=8, D=128, causal=True)
-    inputs = SPEC.make_inputs(case, get_scheme("bf16"), META, 0)
-    assert SPEC.cost_of(inputs).sfu_ops == 64 * 32 * 131072 * 131073 / 2
-    fused, steps = (get_kernel("flash_attention", name).traffic_of(inputs) for name in ("online", "naive"))
-    assert steps.bytes > 100 * fused.bytes and steps.launches > fused.launches == 1
-
-
-@pytest.mark.parametrize("rounded", ["scores", "accumulator", "denominator", None])
+@pytest.mark.parametrize("rounded", [*ROUNDED, None])
 @pytest.mark.parametrize("S", [512, 2048])
 def test_an_intermediate_in_16_bits_is_seen_by_the_planted_inputs(rounded, S):
     """Random data lets some of these pass: the rounding of the weights hides them."""
-    kernel, bf16 = attention(rounded), get_scheme("bf16")
+    bf16 = get_scheme("bf16")
     case = Case(B=1, T=16, S=S, H=2, H_kv=1, D=128, causal=False)
     wrong = []
     for label, inputs in SPEC.planted(case, bf16, CPU, 0):
         if label in ("values of one sign", "a large score shared by all keys"):
-            (stats,) = SPEC.judge((kernel(**inputs),), SPEC.oracle(inputs), inputs, bf16)
-            wrong += [] if stats.passed else [label]
+            wrong += [] if is_right(SPEC, attention(rounded, **inputs), inputs, bf16) else [label]
     assert bool(wrong) is (rounded is not None)
-
-
-FP8_CASE = Case(B=2, T=20, S=40, H=4, H_kv=2, D=64, causal=True)
-
-
-def _in_fp8(**changes) -> Inputs:
-    return SPEC.make_inputs(FP8_CASE.but(**changes), SCHEMES["fp8_e4m3"], CPU, 0)
 
 
 def test_flash_attention_3_is_given_descales(monkeypatch):
@@ -167,40 +102,16 @@ def test_flash_attention_3_is_given_descales(monkeypatch):
     package = SimpleNamespace(flash_attn_func=lambda *args, **named: given.update(named) or torch.zeros(1))
     monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
     peer = get_kernel("flash_attention", "flash_attention_3")
-    inputs = _in_fp8()
-    assert "q_scale: expected one scale for the query heads of a group" in str(peer.why_not_args(inputs))
-    with pytest.raises(ValueError, match="q_scale: expected one scale"):
+    case = Case(B=2, T=20, S=40, H=4, H_kv=2, D=64, causal=True)
+    inputs = SPEC.make_inputs(case, SCHEMES["fp8_e4m3"], CPU, 0)
+    with pytest.raises(ValueError, match="q_scale: expected one scale for the query heads of a group"):
         peer.fn(**inputs)
     one = inputs | {"q_scale": torch.rand(2, 1).expand(2, 4)}
-    assert peer.why_not_args(one) is None
     peer.fn(**one)
     assert torch.equal(given["q_descale"], one["q_scale"][:, :2]) and given["v_descale"] is one["v_scale"]
-    each = _in_fp8(H=4, H_kv=4, v_columns=True)
-    assert peer.why_not_args(each) is None
+    each = SPEC.make_inputs(case.but(H_kv=4, v_columns=True), SCHEMES["fp8_e4m3"], CPU, 0)
     peer.fn(**each)
     assert torch.equal(given["q_descale"], each["q_scale"]) and given["k_descale"] is each["k_scale"]
     given.clear()
-    peer.fn(**SPEC.make_inputs(FP8_CASE, SCHEMES["bf16"], CPU, 0))
+    peer.fn(**SPEC.make_inputs(case, SCHEMES["bf16"], CPU, 0))
     assert "q_descale" not in given
-    assert "q: expected D in multiples of 16 in fp8, got D=72, itemsize=1" in str(peer.why_not_args(_in_fp8(D=72)))
-
-
-Q = torch.ones(1, 4, 2, 64).half()
-
-
-@pytest.mark.parametrize("name", ["sdpa_flash", "sdpa_cudnn", "sdpa_efficient"])
-def test_a_backend_of_torch_refuses_bad_input_by_name(name: str) -> None:
-    for q, k, causal, message in [
-        (Q.float(), Q.float(), False, "q: expected torch.float16 or torch.bfloat16, got torch.float32"),
-        (Q[0], Q[0], False, r"q: expected .* got \(4, 2, 64\)"),
-        (Q, Q[0], False, r"k: expected .* got \(4, 2, 64\)"),
-        (Q, Q.bfloat16(), False, "k: expected torch.float16, got torch.bfloat16"),
-        (Q, Q[:, :3], True, "q: expected as many queries as keys, .* got T=4, S=3, causal=True; .*/library"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            get_kernel("flash_attention", name).fn(q, k, k, causal)
-
-
-def test_the_efficient_backend_groups_no_heads() -> None:
-    with pytest.raises(ValueError, match="k: expected q's heads, as this backend takes no groups, got H_kv=1, H=2"):
-        get_kernel("flash_attention", "sdpa_efficient").fn(Q, Q[:, :, :1], Q[:, :, :1])

@@ -1,21 +1,19 @@
-"""The rungs of flash_attention over online: mask edges, options, what TMA refuses, tiles, races, and what they need."""
+"""The rungs of flash_attention over online: mask edges, what is not heard, tiles, and one code for every length."""
 
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
-from compiled_sizes import assert_is_its_footprint, compiled
-from op_kernels import CPU, is_right, refuses, slow
+from compiled_sizes import compiled
+from op_kernels import CPU, assert_right, slow
 from test_flash_attention import SMALL
-from test_ptx_mutants import asked
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
 from rooflab.kernels.registry import get_kernel
-from rooflab.reference.flash_attention import SPEC, reference
+from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 RUNGS = {module.__name__.split(".")[-1]: module for module in (masked_tiles, tma, packed_gqa, persistent)}
@@ -27,8 +25,11 @@ def _inputs(T=5, S=9, H=4, H_kv=2, D=16, B=1, causal=True, scheme="fp16", **more
     return SPEC.make_inputs(Case(B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal, **more), SCHEMES[scheme], CPU, 0)
 
 
-def _passes(found, inputs, scheme="fp16"):
-    return is_right(SPEC, found, inputs, SCHEMES[scheme])
+def _right(name, inputs, scheme="fp16"):
+    """What the rung gives in small tiles, once it is judged."""
+    found = getattr(RUNGS[name], name)(**inputs, config=SMALL[name])
+    assert_right(SPEC, found, inputs, SCHEMES[scheme])
+    return found
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 15), (16, 16), (17, 33), (33, 64), (40, 31), (50, 3)])
@@ -36,73 +37,24 @@ def _passes(found, inputs, scheme="fp16"):
 def test_every_cut_of_a_tile_is_masked(T, S, window):
     """Of 16 by 16 tiles: the diagonal, both ends, windows narrower and wider than a tile and than all keys."""
     inputs = _inputs(T, S, H=1, H_kv=1, scheme="fp32", window=window, lse=True)
-    assert _passes(masked_tiles.masked_tiles(**inputs, config=SMALL["masked_tiles"]), inputs, "fp32")
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("name", BY_TMA)
-def test_tiles_by_tma(name):
-    for options in [
-        {"T": 70, "S": 100, "window": 33, "lse": True},
-        {"T": 70, "S": 40, "lse": True, "sinks": True},
-        {"T": 20, "S": 97, "causal": False, "softcap": 5.0, "B": 2},
-        {"T": 33, "S": 65, "H": 7, "H_kv": 1, "D": 40, "window": 1},
-        {"T": 3, "S": 65, "H": 6, "H_kv": 2, "softcap": 3.0, "sinks": True, "window": 40, "lse": True},
-    ]:
-        inputs = _inputs(**options)
-        assert _passes(getattr(RUNGS[name], name)(**inputs, config=SMALL[name]), inputs)
+    _right("masked_tiles", inputs, "fp32")
 
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_keys_before_every_window_and_past_the_end_are_never_heard(name):
     whole = _inputs(T=20, S=75, window=30)
     inputs = whole | {"k": whole["k"][:, :70], "v": whole["v"][:, :70]}
-    plain = getattr(RUNGS[name], name)(**inputs, config=SMALL[name])
-    assert _passes(plain, inputs)
+    plain = _right(name, inputs)
     for x in ("k", "v"):
         whole[x][:, :21] = math.nan  # the first query, at key 50, sees 30 back from there
         whole[x][:, 70:] = math.nan
     assert torch.equal(getattr(RUNGS[name], name)(**inputs, config=SMALL[name]), plain)
 
 
-def _wide(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.ones(shape, dtype=dtype)
-
-
-@pytest.mark.parametrize("name", [*BY_TMA, "ping_pong"])
-def test_what_tma_cannot_take_is_said(name):
-    kernel, own = get_kernel("flash_attention", name), name == "ping_pong"
-    inputs = _inputs(D=64)
-    heads = "D of at most 256 in multiples of 8" if own else "D of 16 to 256 in multiples of 8"
-    mapped = "stride 1 in dimension 3, and an address and other"
-    changes = [
-        ({x: _wide(1, 5, 2, 64, dtype=torch.float32) for x in "qkv"}, "q: expected torch.float16 or .* takes it"),
-        ({x: _wide(1, 5, 2, 60) for x in "qkv"}, f"q: expected {heads}, got 60"),
-        ({x: _wide(1, 5, 2, 264) for x in "qkv"}, f"q: expected {heads}, got 264"),
-        ({"k": _wide(1, 9, 2, 68)[..., :64]}, f"k: expected {mapped} .* 272, 136"),
-        ({"v": _wide(1, 9, 1, 64).expand(1, 9, 2, 64)}, f"v: expected {mapped} .* takes"),
-    ]
-    if own:
-        changes.append(({"softmax_scale": -0.5}, "softmax_scale: expected 0 or more, .*, got -0.5; .* takes it"))
-        changes.append(({"q": _wide(1, 5, 4, 68)[..., 4:]}, "q: expected stride 1 in .* takes it"))
-    for change, message in changes:
-        assert re.search(message, kernel.why_not_args(inputs | change).reason)
-    out = (
-        {"out": _wide(1, 5, 4, 68)[..., :64]},
-        "out: expected stride 1 in dimension 3, and an address and other strides of whole 16 bytes",
-    )
-    refuses(kernel.fn, lambda: inputs, [*changes, *([out] if own else [])])
-
-
-def test_queries_by_pointers_may_lie_anywhere():
-    odd = torch.randn(1, 5, 4, 17).half()[..., 1:]
-    inputs = _inputs() | {"q": odd}
-    assert (
-        "q: expected stride 1 in dimension 3, and an address"
-        in get_kernel("flash_attention", "tma").why_not_args(inputs).reason
-    )
-    for name in ("packed_gqa", "masked_tiles"):
-        assert _passes(getattr(RUNGS[name], name)(**inputs, config=SMALL[name]), inputs)
+@pytest.mark.parametrize("name", ["packed_gqa", "masked_tiles"])
+def test_queries_by_pointers_may_lie_anywhere_and_a_window_may_be_wider_than_32_bits(name):
+    inputs = _inputs() | {"q": torch.randn(1, 5, 4, 17).half()[..., 1:]}
+    assert torch.equal(_right(name, inputs | {"window": 2**40}), _right(name, inputs))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -120,76 +72,18 @@ def test_every_tile_is_somebodys_once_and_work_is_shared(tiles_m, heads, section
     assert max(work) - min(work) <= 1.5 * tiles_m
 
 
-SHAPE = {"block_m": 64, "block_n": 32, "num_warps": 4}
-RACES = [
-    ("persistent", "B=1,T=130,S=200,H=1,H_kv=1,D=64,causal=true,window=100", "bf16",
-     {**SHAPE, "num_stages": 2, "ctas_per_sm": 1}),
-    ("ping_pong", "B=1,T=140,S=330,H=2,H_kv=1,D=64,causal=true,lse=true", "bf16",
-     {"block_n": 64, "stages": 2, "consumers": 2}),
-    ("ping_pong", "B=1,T=210,S=350,H=2,H_kv=1,D=64,causal=true,window=190,softcap=20.0,sinks=true,lse=true", "bf16",
-     {"block_n": 64, "stages": 2, "consumers": 3}),
-]  # fmt: skip
-LONG_RACES = [
-    ("packed_gqa", "B=1,T=20,S=230,H=3,H_kv=1,D=64,causal=true", "bf16", {**SHAPE, "num_stages": 3}),
-    ("ping_pong", "B=2,T=60,S=200,H=2,H_kv=2,D=256,causal=false", "fp16", {"block_n": 64, "stages": 2, "consumers": 2}),
-    ("ping_pong", "B=1,T=200,S=300,H=1,H_kv=1,D=64,causal=true,window=90,softcap=20.0,sinks=true", "bf16",
-     {"block_n": 64, "stages": 3, "consumers": 2}),
-    ("ping_pong", "B=2,T=60,S=300,H=3,H_kv=3,D=40,causal=false", "fp16", {"block_n": 128, "stages": 2, "consumers": 3}),
-]  # fmt: skip
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(("name", "case", "scheme", "config"), [*RACES, *(slow(*race) for race in LONG_RACES)])
-def test_no_race_whatever_the_order_of_warps(name, case, scheme, config):
-    """All tiles on one SM, the rings round several times, in the order of the program and in a drawn one."""
-    request = {"op": "flash_attention", "kernel": name, "cases": [case], "scheme": scheme, "config": config}
-    sms = 132 if name == "packed_gqa" else 1
-    found = asked({**request, "sms": sms, "seeds": [], "clean_seeds": [0, 1], "only": []})
-    assert found == {"clean": [], "mutants": []}
-
-
 @pytest.mark.more
 @pytest.mark.parametrize(
-    "heads",
+    ("op", "name"),
     [
-        [("persistent", 64, True), ("ping_pong", 128, True), ("ping_pong", 256, False)],
-        slow([*((name, 128, True) for name in RUNGS), ("persistent", 256, True)]),
+        ("flash_attention", "persistent"), ("flash_attention_varlen", "online"),
+        *(slow("flash_attention", name) for name in ("masked_tiles", "online", "packed_gqa", "tma", "ping_pong")),
     ],
-)
-def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_says(heads):
-    requests = [
-        KernelCase("flash_attention", name, Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=D, causal=causal), BF16)
-        for name, D, causal in heads
-    ]
-    for request, info in compiled(requests):
-        assert_is_its_footprint(request, info)
-        assert request.case["D"] > 64 or info.registers <= 128, "two CTAs an SM"
-        assert request.kernel != "ping_pong" or info.registers == 168
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    "name",
-    [
-        "flash_attention/persistent",
-        "flash_attention_varlen/online",
-        *(slow(f"flash_attention/{name}") for name in ("masked_tiles", "online", "packed_gqa", "tma", "ping_pong")),
-    ],
-)
-def test_one_code_serves_every_length(name):
+)  # fmt: skip
+def test_one_code_serves_every_length(op, name):
     """Lengths of 1, of whole 16s and odd ones are not compiled anew; the launcher's own choices may differ by them."""
-    op, name = name.split("/")
     config = get_kernel(op, name).tuning.heuristic(Case(B=1, T=64, S=64, H=3, H_kv=1, D=64), BF16)
     more = {} if name == "online" else {"lse": True}
     cases = [Case(B=B, T=T, S=S, H=3, H_kv=1, D=64, causal=True, **more) for B, T, S in ((1, 1, 33), (16, 2048, 2048))]
     found = compiled([KernelCase(op, name, case, BF16, config=config) for case in cases])
     assert len({info.code_hash for _, info in found}) == 1
-
-
-def test_a_window_that_reaches_no_further_than_all_keys_moves_less():
-    inputs = _inputs(T=10, S=100)
-    moved = lambda window: get_kernel("flash_attention", "masked_tiles").traffic_of({**inputs, "window": window}).bytes
-    assert moved(11) < moved(None) == moved(500)
-    assert torch.equal(reference(**inputs, window=500), reference(**inputs))
-    found = masked_tiles.masked_tiles(**inputs, window=2**40, config=SMALL["masked_tiles"])
-    assert torch.equal(found, masked_tiles.masked_tiles(**inputs, config=SMALL["masked_tiles"]))

@@ -1,17 +1,18 @@
-"""The rungs of both weight-only products: the packed form, and that no weight is rounded before it is multiplied."""
+"""Weight-only products: the formula by hand, packed forms, and that no weight is rounded before it is multiplied."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META
+from op_kernels import CPU
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.calls import call
 from rooflab.kernels.gemm_w4a16 import _packed as packed_w4
+from rooflab.kernels.gemm_w4a16 import library
 from rooflab.kernels.gemm_w8a16 import _packed as packed_w8
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.gemm_w4a16 import group_size
+from rooflab.reference.gemm_w4a16 import SPEC, gemm_w4a16, group_size
 from rooflab.reference.quantization import dequantize_int4, dequantize_int8, pack_int4
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -32,6 +33,24 @@ def test_packing_is_a_permutation_within_16_bytes() -> None:
             k = 4 * count * (at // 4) + 16 * s + 8 * h + 2 * (at % 4) + e
             found = (words[n][at] >> bits * place) & 2**bits - 1
             assert len(words[n]) == 12 and found == (values[n][k] & 2**bits - 1 if k < K else 0)
+
+
+def test_the_reference_by_hand() -> None:
+    """Two groups of one row, of which the second is short: (code - zero) scale, low half first."""
+    a = torch.ones(1, 34, dtype=torch.bfloat16)
+    codes = torch.zeros(1, 34, dtype=torch.uint8)
+    codes[0, 33] = 15
+    scale, zero = torch.tensor([[1.0, 100.0]]), torch.tensor([[0, 1]], dtype=torch.uint8)
+    assert gemm_w4a16(a, pack_int4(codes), scale).tolist() == [[-8.0 * 32 - 800 + 700]]
+    assert gemm_w4a16(a, pack_int4(codes), scale, zero).tolist() == [[-100.0 + 1400]]
+
+
+def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
+    inputs = SPEC.make_inputs(Case(M=4, N=32, K=256, zeros=False, bias=False), SCHEMES["w4a16_g32"], CPU, 0)
+    weight = library.pack(inputs["b"], inputs["scale"], None)
+    assert weight.shape == (32, 128) and weight.nbytes == 32 * 128 + 2 * inputs["scale"].nbytes
+    with pytest.raises(ValueError, match="b: expected N in multiples of 16, as torch packs it here, got 31"):
+        library.pack(torch.zeros((31, 64), dtype=torch.uint8), torch.ones(31, 4), None)
 
 
 @pytest.mark.more
@@ -60,11 +79,3 @@ def test_rungs_round_no_weight(op, name, case, scheme, tmp_path) -> None:
     assert ((found.double() - oracle).abs() <= limit).all()
     naive = get_kernel(op, "naive")(**inputs)
     assert ((naive.double() - oracle).abs() > limit).any()
-
-
-@pytest.mark.parametrize(("op", "pack"), [("gemm_w4a16", packed_w4.pack), ("gemm_w8a16", packed_w8.pack)])
-def test_rungs_share_a_packed_form_of_the_same_size(op, pack) -> None:
-    assert get_kernel(op, "gemv").prepare is get_kernel(op, "dequant_dot").prepare
-    spec = get_op(op)
-    b = spec.make_inputs(spec.cases["smoke"][0], SCHEMES[spec.schemes[0]], CPU, 0)["b"]
-    assert pack(b).nbytes == b.nbytes and pack(b.to(META)).is_meta

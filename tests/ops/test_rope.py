@@ -1,13 +1,11 @@
-"""rope: head counts, precision, positions outside the tables, refusals, cost."""
+"""rope: head counts, precision, and positions outside the tables."""
 
 from typing import Any
 
 import torch
-from op_kernels import META, each, here, refuses
+from op_kernels import each, here
 
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.rope import SPEC
-from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = here("rope")
 TRITON = here("rope", "triton")
@@ -49,18 +47,3 @@ def test_a_position_outside_the_tables_reads_nothing(kernel: Kernel) -> None:
     q, _ = kernel(**made)
     assert q[0, 0].tolist() == [0.0] * 4
     assert q[1, 0].tolist() == [-2.0, -2.0, 4.0, 6.0]
-
-
-@each(KERNELS)
-def test_heads_of_an_odd_size_are_refused(kernel: Kernel) -> None:
-    odd = {"q": torch.ones(2, 1, 3), "k": torch.ones(2, 1, 3), "cos": torch.ones(2, 1), "sin": torch.ones(2, 1)}
-    refuses(kernel, inputs, [(odd, "q: expected an even head_dim, got 3")])
-
-
-def test_cost_reads_a_shared_position_once() -> None:
-    case = Case(T=4, H=8, H_kv=2, D=64, max_position=100, interleaved=False)
-    made = SPEC.make_inputs(case, SCHEMES["bf16"], META, 0)
-    cost = SPEC.cost_of({**made, "positions": torch.tensor([5, 5, 5, 6])})
-    values = 4 * 10 * 64
-    assert cost.read_bytes == 2 * values + 4 * 8 + 2 * (2 * 32 * 4)
-    assert cost.write_bytes == 2 * values

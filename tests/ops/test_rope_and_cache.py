@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,15 +9,14 @@ import torch
 from op_kernels import CPU
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.compile.static import CompileFailure, compile_kernels
+from rooflab.bench.compile.static import compile_kernels
 from rooflab.kernels.rope_and_cache.fused import fused
 from rooflab.kernels.rope_and_cache.naive import naive
-from rooflab.reference.rope_and_cache import SPEC, reference
+from rooflab.reference.rope_and_cache import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = pytest.mark.parametrize("kernel", [naive, fused], ids=["naive", "fused"])
 CASE = Case.parse("T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,block_size=4,skipped=2,interleaved=false")
-NORMED = CASE.but(norm_eps=0.01)
 
 
 def given(case: Case = CASE, scheme: str = "fp32") -> dict[str, Any]:
@@ -44,28 +42,18 @@ def test_fp8_keeps_nan_on_a_card() -> None:
 
 
 @KERNELS
-def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
-    for name, value, message in [
-        ("k_scale", torch.ones(2), "v_scale: expected both scales or none, got one"),
-        ("q_norm", torch.ones(16), "k_norm: expected both norms or none, got one"),
-        ("cos", torch.zeros(50, 8, device="meta"), "cos: expected a tensor on cpu, got one on meta"),
-        ("positions", torch.zeros(6, device="meta").long(), "positions: expected a tensor on cpu, got one on meta"),
+def test_half_of_a_pair_and_tables_wider_than_a_head_are_refused_and_change_nothing(kernel: Any) -> None:
+    wide = torch.zeros(50, 9)
+    for change, words in [
+        ({"k_scale": torch.ones(2)}, "v_scale: expected both scales or none"),
+        ({"q_norm": torch.ones(16)}, "k_norm: expected both norms or none"),
+        ({"cos": wide, "sin": wide}, "cos: expected at most 8 columns, half of q's head_dim, got 9"),
     ]:
-        inputs = given() | {name: value}
-        there = {
-            key: tensor for key, tensor in inputs.items() if isinstance(tensor, torch.Tensor) and not tensor.is_meta
-        }
-        before = {key: tensor.clone() for key, tensor in there.items()}
-        with pytest.raises(ValueError, match=message):
-            kernel(**inputs)
-        assert all(inputs[key].equal(tensor) for key, tensor in before.items())
-
-
-@KERNELS
-def test_tables_wider_than_a_head_are_refused(kernel: Any) -> None:
-    inputs = given() | {"cos": torch.zeros(50, 9), "sin": torch.zeros(50, 9)}
-    with pytest.raises(ValueError, match="cos: expected at most 8 columns, half of q's head_dim, got 9"):
-        kernel(**inputs)
+        inputs = given()
+        before = {name: inputs[name].clone() for name in ("k_cache", "v_cache", "q")}
+        with pytest.raises(ValueError, match=words):
+            kernel(**inputs | change)
+        assert all(inputs[name].equal(x) for name, x in before.items())
 
 
 def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
@@ -76,52 +64,3 @@ def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
     fused(**inputs)
     assert inputs["k_cache"].equal(caches[0]) and inputs["v_cache"].equal(caches[1])
     assert not inputs["q_out"][0].any() and inputs["q_out"][1].any()
-
-
-ONES = torch.ones(16, dtype=torch.bfloat16)
-WRONG: dict[str, tuple[Case, str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "other pairing": (CASE, "bf16", lambda inputs: {"interleaved": True}),
-    "tail rotated": (CASE, "bf16", lambda inputs: {name: given(CASE, "bf16")[name] for name in ("cos", "sin")}),
-    "k unrotated": (CASE, "bf16", lambda inputs: {}),
-    "scale multiplied": (CASE, "kv_fp8", lambda inputs: {name: 1 / inputs[name] for name in ("k_scale", "v_scale")}),
-    "slot + 1": (CASE, "bf16", lambda inputs: {"slot_mapping": _next(inputs["slot_mapping"])}),
-    "no eps": (NORMED, "bf16", lambda inputs: {"norm_eps": 0.0}),
-    "q's norm for k": (NORMED, "bf16", lambda inputs: {"k_norm": inputs["q_norm"]}),
-    "normed after the rotation": (NORMED, "bf16", lambda inputs: dict.fromkeys(("q_norm", "k_norm"), ONES)),
-    "q not normed": (NORMED, "bf16", lambda inputs: {}),
-}
-
-
-def _next(slots: torch.Tensor) -> torch.Tensor:
-    return torch.where(slots >= 0, (slots + 1) % 12, -1)
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_the_judge_refuses(wrong: str) -> None:
-    case, scheme, change = WRONG[wrong]
-    inputs = given(case.but(rotary=8), scheme)
-    oracle = SPEC.oracle(inputs)
-    found = list(reference(**inputs | change(inputs)))
-    if wrong == "k unrotated":
-        plain = reference(**inputs | {"cos": torch.ones_like(inputs["cos"]), "sin": torch.zeros_like(inputs["sin"])})
-        found[1] = plain[1]
-    if wrong == "q not normed":
-        found[0] = reference(**inputs | {"q_norm": None, "k_norm": None})[0]
-    if wrong == "normed after the rotation":  # the weight meets the other value of a pair too
-        found[0] *= inputs["q_norm"].double()
-    stored = tuple(out.to(inputs[name].dtype) for name, out in zip(SPEC.outputs, found, strict=True))
-    right = tuple(out.to(inputs[name].dtype) for name, out in zip(SPEC.outputs, oracle, strict=True))
-    assert all(verdict.passed for verdict in SPEC.judge(right, oracle, inputs, SCHEMES[scheme]))
-    assert not all(verdict.passed for verdict in SPEC.judge(stored, oracle, inputs, SCHEMES[scheme]))
-
-
-def test_offsets_past_2_31_are_64_bits_wide() -> None:
-    case = Case.parse(
-        "T=4,H=32,H_kv=8,D=128,rotary=128,max_position=64,num_blocks=262144,block_size=16,skipped=0,interleaved=false"
-    )
-    request = KernelCase("rope_and_cache", "fused", case, SCHEMES["bf16"])
-    (found,) = compile_kernels([request])
-    assert not isinstance(found, CompileFailure)
-    ptx = found[0].ptx
-    # slot * H_kv * D and token * stride: products of 64 bits.
-    assert "mul.lo.s64" in ptx or "mad.lo.s64" in ptx

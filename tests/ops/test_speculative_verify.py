@@ -1,15 +1,16 @@
-"""speculative_verify: the law of every token by enumeration, identical and certain drafts, refusals, wrong kernels."""
+"""speculative_verify: the law of every token, identical and certain drafts, and what is refused."""
 
 import math
 
 import pytest
 import torch
-from op_kernels import CPU, is_right, refuses
+from op_kernels import CPU, assert_right, is_right, refuses
 
 from rooflab.kernels.sample.naive import naive as sample
 from rooflab.kernels.speculative_verify.fused import fused
 from rooflab.kernels.speculative_verify.naive import naive
 from rooflab.reference.distribution import chi_square
+from rooflab.reference.sample import settings
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.reference.speculative_verify import SPEC
 
@@ -33,10 +34,6 @@ def _many(count, target=TARGET, draft=DRAFT, seed=0):
     }
 
 
-def _passes(found, inputs):
-    return is_right(SPEC, found, inputs, FP32)
-
-
 @pytest.mark.parametrize("ngram", [False, True])
 def test_tokens_follow_the_target_law_whatever_the_draft(ngram):
     """The first two tokens together: the second one is drawn by this call, or would be by the next one."""
@@ -48,15 +45,10 @@ def test_tokens_follow_the_target_law_whatever_the_draft(ngram):
     first = tokens[:, 0]
     found = chi_square(first, TARGET[0].double())
     assert found.passed and found.smallest_effect < 0.02, found
-    law = torch.bincount(first, minlength=4) / count
-    assert float((law - TARGET[0]).abs().sum() / 2) < 4 * math.sqrt(4 / count)
     # Among those whose first draft was accepted, the second token has its own law, whatever the first one was.
-    for token in range(4):
-        second = tokens[(accepted >= 1) & (first == token), 1]
-        if len(second):
-            assert chi_square(second, TARGET[1].double()).passed, token
-    third = tokens[accepted == 2, 2]
-    assert chi_square(third, TARGET[2].double()).passed
+    after = [second for token in range(4) if len(second := tokens[(accepted >= 1) & (first == token), 1])]
+    assert all(chi_square(second, TARGET[1].double()).passed for second in after)
+    assert chi_square(tokens[accepted == 2, 2], TARGET[2].double()).passed
     rate = float(torch.minimum(TARGET[0], DRAFT[0]).sum()) if not ngram else float(TARGET[0, 1])
     assert float((accepted >= 1).double().mean()) == pytest.approx(rate, abs=5 * math.sqrt(0.25 / count))
 
@@ -66,13 +58,8 @@ def test_tokens_follow_the_target_law_where_sample_drew_the_drafts():
     count = 40_000
     p, q = torch.tensor([[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]]), torch.tensor([[0.7, 0.01, 0.29]])
     inputs = _many(count, target=p, draft=q)
-    whole = {
-        name: torch.full((count,), value) for name, value in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0))
-    }
-    drafts = sample(
-        q[0].log().repeat(count, 1), whole["temperature"], torch.zeros(count, dtype=torch.int32), whole["top_p"],
-        whole["min_p"], inputs["seed"], inputs["position"],
-    )  # fmt: skip
+    own = settings([(1.0, 0, 1.0, 0.0)] * count, CPU, 0) | {name: inputs[name] for name in ("seed", "position")}
+    drafts = sample(q[0].log().repeat(count, 1), **own)
     inputs["draft_tokens"] = drafts[:, None]
     assert chi_square(drafts, q[0].double()).passed
     tokens, accepted = naive(**inputs)
@@ -80,21 +67,11 @@ def test_tokens_follow_the_target_law_where_sample_drew_the_drafts():
     assert chi_square(tokens[accepted == 1, 1], p[1].double()).passed
 
 
-def test_the_first_token_s_law_by_enumeration_of_every_draft():
-    """Each draft token is verified as often as the next one, and its answers count by its probability."""
-    count, V = 50_000, 4
-    inputs = _many(count * V)
-    inputs["draft_tokens"][:, 0] = torch.arange(V).repeat_interleave(count)
-    tokens = naive(**inputs)[0][:, 0].view(V, count)
-    each = torch.stack([torch.bincount(drawn, minlength=V) / count for drawn in tokens])
-    assert float((DRAFT[0] @ each - TARGET[0]).abs().sum() / 2) < 4 * math.sqrt(V / count) / 2
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_identical_draft_is_accepted_whole(kernel):
-    inputs = _many(60, draft=TARGET[:2])
+    inputs = _many(30, draft=TARGET[:2])
     tokens, accepted = kernel(**inputs)
-    assert accepted.tolist() == [2] * 60 and torch.equal(tokens[:, :2], inputs["draft_tokens"])
+    assert accepted.tolist() == [2] * 30 and torch.equal(tokens[:, :2], inputs["draft_tokens"])
     assert ((tokens[:, 2] >= 0) & (tokens[:, 2] < 4)).all() and len(tokens[:, 2].unique()) == 4
 
 
@@ -113,59 +90,35 @@ def test_a_certain_target_gives_the_greedy_tokens(kernel, ngram):
         assert count == right and tokens[row].tolist() == greedy[: right + 1].tolist() + [-1] * (2 - right)
 
 
-def test_all_kernels_say_the_same_and_rows_are_their_own():
-    inputs = _many(40)
-    inputs["num_drafts"] = torch.arange(40, dtype=torch.int32) % 3
-    wanted = SPEC.oracle(inputs)
-    for kernel in (naive, fused):
-        found = kernel(**inputs)
-        assert all(map(torch.equal, found, wanted)), kernel.__name__
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    turned = naive(**{name: value[order] for name, value in inputs.items()})
-    assert all(torch.equal(one, other[order]) for one, other in zip(turned, wanted, strict=True))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tokens_are_the_reference_s_and_rows_are_their_own(kernel):
+    inputs = SPEC.make_inputs(Case(B=40, K=3, V=60), FP32, CPU, 0)
+    found, order = kernel(**inputs), torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    assert_right(SPEC, found, inputs, FP32)
+    turned = kernel(**{name: value[order] for name, value in inputs.items()})
+    assert all(torch.equal(one, other[order]) for one, other in zip(turned, found, strict=True))
 
 
-def _wrong(change):
-    return lambda inputs: naive(**{**inputs, **change(inputs)})
-
-
-def _one_less(inputs):
-    tokens, accepted = naive(**inputs)
-    return tokens, (accepted - 1).clamp(min=0)
-
-
-WRONG = {
-    "no residual": _wrong(lambda inputs: {"draft_probs": inputs["draft_probs"] * 0.5}),
-    "accepts nothing": _wrong(lambda inputs: {"num_drafts": torch.zeros_like(inputs["num_drafts"])}),
-    "another stream": _wrong(lambda inputs: {"seed": inputs["seed"] + 1}),
-    "the position of the drafts alone": _wrong(lambda inputs: {"position": inputs["position"] + 1}),
-    "counts one less": _one_less,
-    "no padding": lambda inputs: (naive(**inputs)[0].clamp(min=0), SPEC.oracle(inputs)[1]),
-}
-
-
-def test_a_wrong_kernel_is_rejected():
-    inputs = SPEC.make_inputs(Case(B=24, K=3, V=60), FP32, CPU, 0)
-    assert _passes(naive(**inputs), inputs)
-    assert [name for name, wrong in WRONG.items() if _passes(wrong(inputs), inputs)] == []
+def test_every_draft_behind_the_last_is_padding():
+    case = Case(B=40, K=3, V=60)
+    inputs = dict(SPEC.planted(case, FP32, CPU, 0))["uneven rows: drafts behind the last are padding"]
+    assert torch.equal((inputs["draft_tokens"] >= 0).sum(1), inputs["num_drafts"])
+    assert torch.equal(inputs["draft_probs"].isfinite().all(2).sum(1), inputs["num_drafts"])
 
 
 BAD = [
-    ({"target_probs": torch.zeros(3, 3, 4)}, "target_probs: expected finite values >= 0, and one > 0.*row 0"),
-    ({"target_probs": torch.rand(3, 3, 4) - 2 * torch.eye(3)[1, :, None, None]}, "target_probs: expected .*row 1"),
-    ({"target_probs": torch.ones(3, 3, 4) / torch.tensor([1, 1, 0])[:, None, None]}, "target_probs: expected .*row 2"),
-    (
-        {"target_probs": torch.zeros(3, 3, 0), "draft_probs": torch.zeros(3, 2, 0)},
-        "target_probs: expected at least one token, got 0",
-    ),
-    ({"draft_probs": torch.full((3, 2, 4), math.nan)}, "draft_probs: expected finite values.*row 0"),
-    ({"num_drafts": torch.tensor([0, 3, 1], dtype=torch.int32)}, "num_drafts: expected 0 to 2, got .* row 1"),
-    ({"draft_tokens": torch.tensor([[0, 0], [0, 0], [0, 4]])}, "draft_tokens: expected 0 to 3, got .* row 2"),
+    ({"target_probs": torch.zeros(3, 3, 4)}, "target_probs: .*row 0"),
+    ({"target_probs": torch.rand(3, 3, 4) - 2 * torch.eye(3)[1, :, None, None]}, "target_probs: .*row 1"),
+    ({"target_probs": torch.ones(3, 3, 4) / torch.tensor([1, 1, 0])[:, None, None]}, "target_probs: .*row 2"),
+    ({"target_probs": torch.zeros(3, 3, 0), "draft_probs": torch.zeros(3, 2, 0)}, "target_probs: "),
+    ({"draft_probs": torch.full((3, 2, 4), math.nan)}, "draft_probs: .*row 0"),
+    ({"num_drafts": torch.tensor([0, 3, 1], dtype=torch.int32)}, "num_drafts: .* row 1"),
+    ({"draft_tokens": torch.tensor([[0, 0], [0, 0], [0, 4]])}, "draft_tokens: .* row 2"),
 ]
 
 
 @pytest.mark.parametrize("kernel", [SPEC.reference, *KERNELS])
-def test_bad_input_is_refused_in_one_sentence(kernel):
+def test_laws_counts_and_tokens_that_cannot_be_are_refused_with_their_row(kernel):
     refuses(kernel, lambda: _many(3), BAD)
 
 
@@ -174,5 +127,5 @@ def test_the_comparison_excuses_only_what_fp32_may_decide():
     tokens, accepted = SPEC.oracle(inputs)
     other = tokens.clone()
     other[0, int(accepted)] = (int(tokens[0, int(accepted)]) + 1) % 4
-    assert not _passes((other, accepted), inputs)
+    assert not is_right(SPEC, (other, accepted), inputs, FP32)
     assert not SPEC.judge((tokens.int(), accepted), (tokens, accepted), inputs, FP32)[0].passed
