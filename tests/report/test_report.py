@@ -237,9 +237,10 @@ ROOFS["tensor_flops_per_s"] = {"bf16": 1e12}
 
 
 def test_a_kernel_whose_work_nobody_knows_is_named_beside_the_roofline(tmp_path):
+    """Also one that was timed in a smaller case than the one that is drawn."""
     given = {"ceilings": ROOFS, "bound_ms": 0.1, "least_bytes": 8.0}
-    placed = bench(1, 1.0, metrics={"cost_read_bytes": 8.0, "cost_vector_flops": 8.0}, **given, **FUSED)
-    (drawing,) = content(tmp_path, placed, bench(2, 1.0, **given, **LIBRARY)).rooflines
+    placed = bench(1, 1.0, flops=8.0, metrics={"cost_read_bytes": 8.0, "cost_vector_flops": 8.0}, **given, **FUSED)
+    (drawing,) = content(tmp_path, placed, bench(2, 1.0, case="n=0", **given, **LIBRARY)).rooflines
     assert [point.label for point in drawing.points] == ["fused"]
     assert [name.partition(":")[0] for name in drawing.unplaced] == ["my_op/library"]
 
