@@ -25,7 +25,6 @@ from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record_files import read, result_folder, write
 from rooflab.kernels import registry
-from rooflab.kernels._native import compiler
 from rooflab.roofline.numbers import counted
 
 REFUSED = {
@@ -33,38 +32,27 @@ REFUSED = {
     "check gemm --shape M=3": "--shape: gemm takes the keys of M=",
     "check gemm --case M=x,N=1,K=1,layout=NT,bias=false": "case: expected M like '32', got 'x'",
     "check gemm --seconds 0": "--seconds: expected seconds above 0, got 0.0",
-    "check gemm --seconds 3 --all": "seconds: expected none with --all",
     "check gemm --suite big": "suite: expected one of smoke, edge, ",
     "check gemm --scheme fp12": "scheme: expected one of fp32, fp16, bf16",
-    "check --kernel fast gemm": "--kernel: gemm has naive, ",
     "bench gemm --choose --device cpu": "choose: expected --device cuda",
     "roofline": "records: no local run yet; run `rooflab bench` first",
-    "roofline --gpu h100 --case M=1": "gpu: expected no --case with it",
     "roofline --gpu h100 --out x.gif": "out: expected a folder, or a file ",
     "generate caf\udce9": r"prompt: expected text in UTF-8, got '\udce9' in it",
     "generate x --top-p 0": "--top-p: expected a number above 0",
-    "generate x --temperature -1": "temperature: expected a number in ",
     "generate x --top-k 99999999999": "--top-k: expected an integer in ",
-    "generate x --max-model-len 1": "--max-model-len: expected an integer of at least 2",
     "generate x --swap gemm": "--swap: expected OP=KERNEL, each op once, got 'gemm'",
     "profile gemm naive --gpu a100": "--gpu: expected a Hopper GPU",
-    "whatif --kernel rope=0.9x": "--kernel: the engine uses embedding, ",
     "ledger --swap gemm=fast": "--swap: gemm has naive, ",
     "ledger smollm2-135m --dummy --context 9999": "--context: expected at most 8192",
     "simulate --gpus 3": "--gpus: expected one of 1, 2, 4, 8",
-    "simulate --against none": "trace: expected a file, or a folder with one, got 'none'",
     "load --dataset none": "--dataset: expected a JSON file in ShareGPT's format, got 'none'",
     "list --ladder": "op: expected one with --ladder, got none",
-    "ab gemm --markdown .": "markdown: expected a file, got the folder '.'",
 }
 WRITING = (
     "bench gemm --out", "sweep --out", "report --out", "lab --out", "generate x --out", "ab gemm --junit",
     "static --compare HEAD --markdown", "suite --archive", "load --vllm-json", "export csv x --to",
 )  # fmt: skip
-NAMING = (
-    "check", "bench", "ab", "list", "emulate", "tune", "static", "check gemm --kernel", "history --op",
-    "roofline --kernel", "roofline --gpu", "bench gemm --case",
-)  # fmt: skip
+NAMING = ("check", "ab", "emulate", "check gemm --kernel", "history --op", "roofline --gpu", "bench gemm --case")
 
 
 @pytest.mark.parametrize(
@@ -152,16 +140,6 @@ def test_a_ladder_says_what_each_rung_changes_and_where_its_code_is(rooflab):
     assert rungs["pipelined"]["code"] == "kernels/gemm/tensor_core.py", "a switch of that file"
 
 
-@pytest.mark.more
-def test_check_passes_and_says_so(rooflab):
-    status, out, _ = rooflab("check", "rmsnorm", "--suite", "smoke", "--scheme", "bf16", "--json")
-    rows = json.loads(out)
-    assert status == 0 and {row["status"] for row in rows if row["kernel"] in ("naive", "library", "fused")} == {"OK"}
-    assert {row["status"] for row in rows} <= {"OK", "UNSUPPORTED", "UNAVAILABLE"}, "peers need a GPU"
-    native = {"cpu"} if compiler() else set()
-    assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "emulator"} | native
-
-
 class Made(Checkers):
     """Makes the checks of the first kernels at once, one after the other, each with its status."""
 
@@ -187,7 +165,6 @@ class Made(Checkers):
     [
         ({}, 13, "not checked at all: rmsnorm/naive, rmsnorm/library, rmsnorm/native"),
         ({"naive": "OK", "library": "UNSUPPORTED"}, 12, "not checked at all: rmsnorm/library, rmsnorm/native"),
-        ({"naive": "OK", "library": "INVALID"}, 13, "not checked at all: rmsnorm/native"),
         ({"naive": "OK", "library": "INCORRECT"}, 11, "not checked at all: rmsnorm/native"),
         ({"naive": "OK", "library": "UNAVAILABLE", "native": "OK"}, 0, "seed 3"),
         ({"naive": "OK", "library": KeyboardInterrupt()}, 130, "interrupted: "),
@@ -264,20 +241,6 @@ def test_a_ledger_without_a_batch_is_of_one_sequence(rooflab):
     assert status == 0 and "decode of 1 x 2048 tokens" in " ".join(out.split())
 
 
-def test_estimate_says_which_h100_it_means(rooflab):
-    status, out, err = rooflab("estimate", "--model", "llama-3.1-70b", "--gpu", "h100", "--json")
-    result = json.loads(out)
-    assert status == 0 and result["gpu"] == "h100-sxm" and "h100 is taken as h100-sxm" in err
-    assert result["kv_bytes"] == 8192 * result["kv_bytes_per_token"] and result["gpus_needed"] >= 2
-
-
-def test_roofline_of_a_gpu_that_is_not_here_has_bounds_and_no_times(rooflab, tmp_path):
-    status, out, _ = rooflab("roofline", "--gpu", "h200", "--op", "rmsnorm", "--out", tmp_path, "--json")
-    points = json.loads(out)["points"]
-    assert status == 0 and {point["op"] for point in points} == {"rmsnorm"}
-    assert all((point["seconds"] is None) != point["published"] and point["bound_s"] > 0 for point in points)
-
-
 def test_generate_with_random_weights(rooflab, tmp_path):
     config = write_config(tmp_path / "tiny")
     command = ("generate", "hello", "--model", config, "--dummy", "--max-tokens", 8, "--ignore-eos", "--device", "cpu")
@@ -335,8 +298,6 @@ def test_a_file_of_the_tree_that_does_not_import_is_one_sentence(rooflab, monkey
     "words, variable",
     [
         ("generate hello", "ROOFLAB_CACHE"),
-        ("check softmax --kernel naive --suite smoke", "ROOFLAB_CACHE"),
-        ("bench softmax", "ROOFLAB_CACHE"),
         ("ceilings --device cpu --refresh", "ROOFLAB_CACHE"),
         ("static softmax --no-cache", "ROOFLAB_CACHE"),
         ("ab softmax --kernel naive --kernel library", "ROOFLAB_CACHE"),
