@@ -236,11 +236,6 @@ def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path
     assert sorted(path.suffix for path in out.iterdir() if path.suffix) == [".jsonl", ".png", ".svg"]
 
 
-def test_a_ledger_without_a_batch_is_of_one_sequence(rooflab):
-    status, out, _ = rooflab("ledger", "llama-3.1-8b", "--gpu", "h100", "--context", "2048")
-    assert status == 0 and "decode of 1 x 2048 tokens" in " ".join(out.split())
-
-
 def test_generate_with_random_weights(rooflab, tmp_path):
     config = write_config(tmp_path / "tiny")
     command = ("generate", "hello", "--model", config, "--dummy", "--max-tokens", 8, "--ignore-eos", "--device", "cpu")

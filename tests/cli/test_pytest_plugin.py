@@ -86,13 +86,6 @@ def test_without_the_option_only_our_benchmarks_are_skipped_and_who_wants_result
     result.stdout.fnmatch_lines(["rooflab: 3 kernel benchmarks were not run: add --benchmark"])
 
 
-def test_benchmark_only_runs_kernel_benchmarks(project, pytester):
-    result = project("--benchmark-only", "--benchmark-json=out.json", "-k", "plain or right")
-    result.assert_outcomes(passed=1, skipped=1, deselected=3)
-    right = saved(pytester)[0]["test_right"]
-    assert right["options"]["timer"] == "rooflab_samples" and right["extra_info"]["status"] == "OK"
-
-
 def test_with_the_option_only_benchmarks_run_and_wrong_kernels_fail(project, pytester):
     columns = ["--benchmark-columns=median,rounds", "--benchmark-group-by=func"]
     result = project("--benchmark", "--benchmark-json=out.json", "--benchmark-save=base", *columns)
@@ -169,27 +162,6 @@ def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, m
     after = ("--benchmark-compare=0002", "--benchmark-compare-fail=median:1%", "-k", "nap")
     before = "rooflab: test_mine.py::test_sleeps[nap]: its baseline 0002_b.json is NOISY: busy"
     assert run(1e-4, 1e-4, *after) == (13, [before, left_out])
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("how", "why"), [(("-n", "1"), "xdist runs tests side by side*"), (("--benchmark-disable",), "--benchmark-disable")]
-)
-def test_where_they_are_not_timed_kernels_are_checked_and_the_header_says_why(project, pytester, how, why):
-    asked = ["--benchmark", "-k", "right or wrong", "--benchmark-json=out.json", *how]
-    result = pytester.runpytest_inprocess(*asked, *(QUICK[2:] if how[0] == "-n" else QUICK))
-    assert {name: result.parseoutcomes()[name] for name in ("passed", "failed")} == {"passed": 1, "failed": 1}
-    result.stdout.fnmatch_lines([f"rooflab: benchmarks are checked and not timed: {why}"])
-    assert not (pytester.path / "out.json").exists()
-
-
-def test_without_pytest_benchmark_the_option_is_refused_and_nothing_else_changes(project, pytester):
-    pytester.makepyfile(test_mine=KERNELS.replace("benchmark.pedantic(len, args=([],), rounds=3)", "pass"))
-    off = ["-p", "no:benchmark", "-p", "no:cacheprovider", *QUICK]
-    result = pytester.runpytest_inprocess("--benchmark", *off)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--benchmark: needs the plugin pytest-benchmark*"])
-    pytester.runpytest_inprocess("-k", "not theirs", *off).assert_outcomes(passed=1, skipped=3, deselected=1)
 
 
 @pytest.mark.parametrize("option", ["--benchmark", "--benchmark-only"])
@@ -294,29 +266,6 @@ def test_a_test_has_one_result_and_the_second_timing_is_refused_before_it_is_mad
     result.assert_outcomes(failed=2)
     assert "\n".join(result.outlines).count("\nkernel_benchmark: expected one timing in a test, got a second") == 2
     assert saved(pytester)[0] == {}
-
-
-def test_keyword_arguments_go_to_both_functions_and_a_cost_is_no_dictionary(project, pytester):
-    pytester.makepyfile(
-        test_mine="""
-        import torch
-
-        def scaled(x, *, by, out):
-            return torch.mul(x, by, out=out)
-
-        def test_named(kernel_benchmark):
-            out = torch.zeros(4)
-            reference = lambda x, by, out: x * by
-            assert kernel_benchmark(scaled, torch.ones(4), by=3.0, out=out, reference=reference).sum() == 12
-            assert out.sum() == 0, "it was a copy"
-
-        def test_dict(kernel_benchmark):
-            kernel_benchmark(torch.neg, torch.ones(4), cost={"read_bytes": 16})
-    """
-    )
-    result = project("--benchmark")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["cost: expected a rooflab.roofline.model.Cost, got {'read_bytes': 16}"])
 
 
 def test_a_whole_pytest_run_without_kernels_imports_nothing_heavy(pytester):

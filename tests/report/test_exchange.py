@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict, fields
 
 import pandas as pd
@@ -66,18 +64,6 @@ def test_pytest_benchmark_json_keeps_medians_and_samples_bit_for_bit(tmp_path):
         assert other.environment["machine_key"] == one.environment["machine_key"]
 
 
-def test_pytest_benchmark_compare_reads_the_json(tmp_path):
-    for number, factor in ((1, 1), (2, 2)):
-        scaled = [sampled(samples=Record.packed([factor * sample for sample in SAMPLES])), sampled(1, kernel="naive")]
-        write_pytest_benchmark(scaled, tmp_path / "machine" / f"000{number}_run.json")
-    storage = ("--storage", str(tmp_path), "compare", "--columns=median,rounds", "--group-by=group,param:kernel")
-    command = [sys.executable, "-m", "pytest_benchmark", *storage]
-    done = subprocess.run([*command, "0001", "0002"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert all(f"'gemm M=64 bf16 kernel={name}': 2 tests" in done.stdout for name in ("packed", "naive"))
-    assert "4.4000 (2.00)" in done.stdout, "the second run is twice as slow, in us"
-
-
 def test_an_export_has_each_name_once_and_lists_what_it_has_no_place_for(tmp_path):
     searched = [sampled(3, config={"BLOCK": size}, latency_median_ms=ms) for size, ms in ((1, 3.0), (2, 1.0), (3, 2.0))]
     older, newer = [sampled(number, scheme="fp16", latency_median_ms=float(number)) for number in (1, 2)]
@@ -87,25 +73,6 @@ def test_an_export_has_each_name_once_and_lists_what_it_has_no_place_for(tmp_pat
     assert sorted({each.reason.partition(":")[0] for each in skipped}) == [
         *("INCORRECT", "another run or config of its name is written", "it has no samples", "of kind engine, not bench")
     ]
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        (every_kind()[2:3], "records: expected a bench record with a latency, got none among 1"),
-        (
-            [sampled(), sampled(1, environment={"machine_key": "another"})],
-            "machine: expected records of one, .*another",
-        ),
-        ([sampled(), sampled(1, device="cpu")], r"machine: expected records of one, .* \(cpu\)"),
-    ],
-)
-def test_an_export_of_nothing_or_of_two_machines_is_refused(tmp_path, records, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        write_pytest_benchmark(records, tmp_path / "none")
-    with pytest.raises(ValueError, match="^records: expected at least one, got none"):
-        write_csv([], tmp_path / "none")
-    assert not (tmp_path / "none").exists()
 
 
 def named(fullname, median_s=2e-3, group=None, stats=None, **params):
@@ -265,15 +232,6 @@ def test_a_roofline_and_a_report_are_drawn_of_the_json_of_ones_own_tests(rooflab
     assert status == 0 and ", 1 roofline" in out and (tmp_path / "r.html").read_text().count("<img ") == 1, err
 
 
-def test_a_roofline_of_another_gpu_has_bounds_and_one_without_a_cost_is_refused(rooflab, tmp_path):
-    written(tmp_path / "other.json", on_gpu(priced("test_copy", MOVING, 1e-3), gpu="NVIDIA A100"))
-    status, out, err = rooflab("roofline", "other.json", "--gpu", "h100", "--out", "y.png", "--json")
-    assert status == 0 and json.loads(out)["points"][0]["seconds"] is None
-    assert "(its records name NVIDIA A100), so these are bounds" in err
-    status, _, err = rooflab("roofline", written(tmp_path / "plain.json", foreign()), "--gpu", "h100")
-    assert status == 2 and "expected records of the emulator, or benchmarks with a cost" in err
-
-
 def of_one_name(changes):
     """Eight benchmarks whose names are six, whose texts are three, and whose objects and groups are of this run."""
     at = f"UNSERIALIZABLE[<Kernel at {id(changes):#x}>]"
@@ -324,15 +282,3 @@ def test_a_time_that_is_none_makes_one_benchmark_invalid_and_not_the_file(taken,
     assert second.status == "OK" and (third.samples is None or "nan" not in third.to_json())
     if median_s:
         assert third.status == "INVALID" and third.reason.startswith("a sample of ")
-
-
-def test_names_groups_and_parameters_of_an_import_come_back_in_an_export(taken, tmp_path):
-    odd = named("t.py::A::test_x[k0-1]", k="UNSERIALIZABLE[<Kernel at 0x7f>]", n=1)
-    benchmarks = [odd, named("t.py::y", group="g")]
-    found = taken(*benchmarks)
-    assert write_pytest_benchmark(found, tmp_path / "b.json") == []
-    again = json.loads((tmp_path / "b.json").read_text())["benchmarks"]
-    names = ("group", "name", "fullname", "params", "param")
-    assert [[each[name] for name in names] for each in again] == [[each[name] for name in names] for each in benchmarks]
-    back = read_pytest_benchmark(tmp_path / "b.json").records
-    assert [(each.op, each.kernel, each.case_id) for each in back] == [(e.op, e.kernel, e.case_id) for e in found]

@@ -38,16 +38,6 @@ def test_nvbench_has_seconds_and_reaches_a_roofline(rooflab, tmp_path):
     assert status == 2 and "my_gemm/my_gemm: its op is not registered here" in " ".join(err.split())
 
 
-def test_what_is_wrong_in_a_file_of_nvbench_is_named_and_the_rest_is_imported(tmp_path):
-    two = nvbench() | {"benchmarks": nvbench()["benchmarks"] + nvbench(axis_values=None)["benchmarks"]}
-    found = read("nvbench", [written(tmp_path / "n.json", two)], None, ("op==gemm",))
-    reasons = [one.reason.split(",")[0] for one in found.skipped]
-    assert reasons == ["case: gemm takes the keys of M=32", "too large", "too large"], "`scheme` is no key of a case"
-    assert [record.case_id for record in found.records] == [""]
-    with pytest.raises(ValueError, match="^n.json: expected the JSON of NVBench: "):
-        read("nvbench", [written(tmp_path / "n.json", nvbench(summaries={"old": 1}))])
-
-
 CSV = "what,time_us,work\nfast,10,2\nslow,40,2\n"
 MAP = ("kernel=what", "latency=time_us:us", "flops=work:gflop", "bytes==1:MB", "op==mine", "scheme==bf16")
 

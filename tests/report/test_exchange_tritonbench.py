@@ -108,8 +108,3 @@ def test_keys_of_the_json_become_records_of_its_environment(tmp_path):
 def test_a_malformed_csv_is_one_sentence_with_its_place(csv, text, message):
     with pytest.raises(ValueError, match=f"^op_gemm_a.csv{message}"):
         csv(text)
-
-
-def test_a_key_that_is_none_of_tritonbench_is_named(tmp_path):
-    with pytest.raises(ValueError, match="^result.json, 'latency': expected tritonbench_<op>_<mode>"):
-        read_tritonbench(written(tmp_path / "result.json", {"latency": 1.0}))

@@ -7,7 +7,7 @@ import torch
 
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import write
-from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of
+from rooflab.bench.report.figures import bounds_on, drawings, points_of
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
 from rooflab.roofline.device import get_device
@@ -81,11 +81,6 @@ def test_the_command_draws_a_figure_for_each_machine_or_one_across_them(rooflab,
     assert status == 2 and "--out: expected a folder or --across-devices, for 2 figures, got 'x.svg'" in err
     status, out, err = rooflab("roofline", "two", "--across-devices", "--fixed-axes", "--out", "x.svg")
     assert status == 0 and "epyc-64c" in (tmp_path / "x.svg").read_text() and "4 points" in out, err
-
-
-def test_rows_have_the_units_they_name():
-    row = bench_row(timed(2, 1, "naive", 9.0, flops_per_s=5e8))
-    assert row["latency_ms"] == 9.0 and row["gflops_per_s"] == 0.5
 
 
 def test_bounds_on_a_gpu_take_each_ops_largest_case_and_the_kernels_that_it_can_run(monkeypatch):

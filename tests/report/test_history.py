@@ -1,6 +1,5 @@
 """`rooflab history`: what becomes a point, in which order, where steps lie, and what the last point says."""
 
-import itertools
 import json
 import math
 import random
@@ -82,11 +81,6 @@ def test_what_cannot_be_compared_is_another_trend(tmp_path, changes, environment
     assert sorted(len(trend.frame) for trend in trends) == [1, 3]
 
 
-def test_calls_per_sample_are_no_other_method(tmp_path):
-    records = [record(i, 1.0, timer=f"cpu perf_counter, {i + 2} calls per sample") for i in range(4)]
-    assert times_of(tmp_path, records) == [1.0] * 4
-
-
 def test_a_run_is_one_point_the_fastest_config_s_and_so_is_each_import(tmp_path):
     thrice = [replace(record(n, latency), run_id="r") for n, latency in enumerate((1.0, 2.0, 3.0))]
     assert times_of(tmp_path / "own", thrice) == [2.0]
@@ -160,11 +154,6 @@ def test_one_slow_point_is_suspect_and_a_second_one_confirms(tmp_path, tail, sta
     assert trend.state == state
 
 
-def test_a_short_history_says_nothing(tmp_path):
-    ((trend,), _) = trends_of(tmp_path, records_of([1.0, 1.0, 1.0, 1.0, 5.0]))
-    assert trend.state == "SHORT" and trend.z is None
-
-
 def test_levels_restart_at_marks_and_a_step_there_has_another_cause(tmp_path):
     values = noisy(8) + noisy(8, seed=1, level=0.9)
     records = [record(i, value, {"triton": "3.6.0" if i < 8 else "3.7.1"}) for i, value in enumerate(values)]
@@ -173,16 +162,6 @@ def test_levels_restart_at_marks_and_a_step_there_has_another_cause(tmp_path):
     assert trend.marks == {8: step.cause} == {8: "triton 3.6.0 -> 3.7.1"} and step.point == 8 and abs(trend.z) < 4
     ((trend,), _) = trends_of(tmp_path / "new", records[:13])
     assert trend.z is None, "the old level is no measure of the new one"
-
-
-def test_a_choice_of_nothing_names_what_there_is(tmp_path):
-    with pytest.raises(ValueError, match="none of 1 records is chosen; their ops are gemm"):
-        trends_of(tmp_path, [record(0, 1.0)], ops=("rope",))
-    assert len(trends_of(tmp_path, [], machines=("h200",))[0]) == 1
-    with pytest.raises(ValueError, match="^records: expected a file or folder"):
-        read_points([tmp_path / "none"])
-    with pytest.raises(ValueError, match="^last: expected at least 5 points, got 1"):
-        trends_of(tmp_path, [], last=1)
 
 
 def test_the_command_line_shows_a_row_for_each_kernel_or_each_case(rooflab, tmp_path):
@@ -205,29 +184,6 @@ def test_the_command_line_shows_a_row_for_each_kernel_or_each_case(rooflab, tmp_
 
 SERIES = 100
 FIVE_PERCENT = math.log(1.05)
-
-
-def cost_of(values, starts):
-    edges = [0, *starts, len(values)]
-    return sum(np.abs(values[a:b] - np.median(values[a:b])).sum() for a, b in itertools.pairwise(edges))
-
-
-def test_the_partition_is_the_cheapest_of_all():
-    rng = np.random.default_rng(1)
-    every = [
-        starts
-        for count in range(4)
-        for starts in itertools.combinations(range(2, 8), count)
-        if all(b - a >= 2 for a, b in itertools.pairwise([0, *starts, 9]))
-    ]
-    for height in (2.0, 4.0, 8.0) * 20:
-        values = rng.normal(size=9) + np.repeat(rng.normal(0, height, 3), 3)
-        scaled = values / (np.abs(np.diff(values)).mean() * math.sqrt(math.pi) / 2)
-        price = 4 + 1.5 * math.log(9)
-        cheapest = min(cost_of(scaled, starts) + price * len(starts) for starts in every)
-        found = find_steps(values.tolist())
-        assert cost_of(scaled, found) + price * len(found) == pytest.approx(cheapest)
-        assert all(b - a >= 2 for a, b in itertools.pairwise([0, *found, 9]))
 
 
 @pytest.mark.parametrize(("spikes", "most"), [(0.0, 0.01), (0.1, 0.03)])

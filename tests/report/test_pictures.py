@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable
 
 import pytest
 import torch
-from commands_in_process import run_command
-from matplotlib.text import Text
 
-from rooflab.bench.core import record_files
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.report.pictures import figures, schedule
-from rooflab.bench.report.pictures.figures import draw_levels, panels_of
 from rooflab.bench.report.pictures.levels import Moved, bytes_of, move
 from rooflab.bench.report.pictures.schedule import planned
 from rooflab.kernels.registry import get_kernel, get_op
@@ -95,24 +89,6 @@ def test_levels_are_the_emulators_totals(moved):
     assert record.traffic_bytes == record.least_bytes and record.checked_by == "emulator"
 
 
-@pytest.mark.more
-def test_the_figure_of_levels_says_what_it_has(moved, tmp_path):
-    _, l2, shared, turns = panels_of(moved)
-    assert len(turns.texts) == 2 and shared.texts[0].startswith("not seen")
-    assert not any(values[0] for values in shared.parts.values())
-    assert l2.parts["read, modelled"][0] > 0 == l2.parts["read, modelled"][1]
-    both = sum(moved[1].metrics[f"moved_l2_{way}_bytes"] for way in ("read", "write"))
-    assert sum(values[1] for values in l2.parts.values()) == pytest.approx(both / 1e6)
-    conflicts = {**moved[1].metrics, "moved_shared_wavefronts": 3e3, "moved_shared_wavefronts_least": 2e3}
-    *_, turns = panels_of([dataclasses.replace(moved[1], metrics=conflicts)])
-    assert turns.texts == ["3 thousand, 1 of them lost to bank conflicts"] and list(turns.parts.values()) == [[2], [1]]
-    drawn = draw_levels(moved, tmp_path).read_bytes()
-    assert drawn.startswith(b"\x89PNG")
-    assert drawn == draw_levels(moved, tmp_path / "again").read_bytes(), "it changes only with its numbers"
-    with pytest.raises(ValueError, match="expected those of one op, case and scheme, got 0"):
-        draw_levels([], tmp_path)
-
-
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("shape", ["B=2,T=1000,S=1000,H=6,H_kv=2,D=128", "B=1,T=200,S=900,H=4,H_kv=1,D=64"])
 def test_every_tile_is_planned_once_and_no_place_has_two_at_once(name, shape):
@@ -147,39 +123,3 @@ def test_work_is_balanced_where_made_for_a_causal_mask_and_drawn(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="case: flash_attention/tma: "):
         planned("tma", case(SMALL), get_scheme("fp8_e4m3"))
-
-
-@pytest.mark.more
-def test_the_commands_write_pictures_and_their_numbers(tmp_path):
-    words = ("--case", SMALL, "--out", str(tmp_path), "--json")
-    status, value, errors = run_command(
-        ("picture", "schedule", OP, "--kernel", "tma", "--kernel", "persistent", *words)
-    )
-    assert status == 0, errors
-    kept = json.loads((tmp_path / "schedule-flash_attention.json").read_text())
-    assert [row["kernel"] for row in value["kernels"]] == [row["kernel"] for row in kept["schedules"]]
-    assert value["kernels"][0]["basis"] == "schedule" and (tmp_path / "schedule-flash_attention.png").is_file()
-    status, value, errors = run_command(("picture", "bytes", OP, "--kernel", "naive", "--kernel", "tma", *words))
-    assert status == 0 and (tmp_path / "bytes-flash_attention.png").is_file(), errors
-    _, tma = record_files.read(tmp_path)
-    assert value["kernels"][1]["moved_hbm_read_bytes"] == tma.metrics["moved_hbm_read_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (("schedule", "gemm", "--kernel", "tma"), "op: expected flash_attention"),
-        (("schedule", OP, "--kernel", "online"), "kernel: expected one of tma, persistent, ping_pong, got 'online'"),
-    ],
-)
-def test_a_picture_that_cannot_be_is_refused(tmp_path, bad, message):
-    status, _, errors = run_command(("picture", *bad, "--case", SMALL, "--out", str(tmp_path)))
-    assert status == 2 and message in " ".join(errors.split())
-
-
-def test_the_powers_of_ten_of_an_axis_are_drawn_as_powers(tmp_path):
-    figure = figures.new_figure(4, 3)
-    figure.subplots().loglog([1, 1000], [1, 1000])
-    figures.save(figure, tmp_path / "x.png")
-    powers = [text for text in figure.findobj(Text) if "mathdefault" in text.get_text()]
-    assert powers and all(text.get_parse_math() for text in powers)

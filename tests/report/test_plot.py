@@ -13,9 +13,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from rooflab.roofline.model import Ceilings
-from rooflab.roofline.numbers import si, three_digits
 from rooflab.roofline.plot import roofline_figure, roofline_files
-from rooflab.roofline.points import Point, arrows, numbered, place_labels, plotted_flops_per_s, that_matter
+from rooflab.roofline.points import Point, arrows, place_labels, plotted_flops_per_s, that_matter
 
 SHEET = Ceilings("toy", "datasheet", 100.0, {"bf16": 1000.0}, 50.0)
 MEASURED = Ceilings("toy", "measured", 80.0, {"bf16": 800.0}, 40.0)
@@ -73,15 +72,6 @@ def test_what_was_not_timed_is_a_cross_on_the_roof_and_called_a_bound() -> None:
     assert (3.0, 40.0) in markers(axes), "under the measured ceiling where there is one"
 
 
-def test_the_legend_says_only_what_is_drawn() -> None:
-    star = replace(LIBRARY, published=True)
-    shown = legend_of(roofline_figure([star, UNTIMED], [SHEET]).axes[0])
-    assert "published by others" in shown and "hollow: bytes modelled" not in shown
-    assert legend_of(roofline_figure([NAIVE, FUSED], [SHEET]).axes[0]) == [
-        *("naive", "optimized", "filled: bytes counted", "naive to optimized", "ceiling, data sheet")
-    ]
-
-
 def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
     slow = replace(FUSED, label="slow", seconds=9.0)
     assert arrows([NAIVE, LIBRARY, slow, FUSED, replace(FUSED, case="M=9")]) == [(NAIVE, FUSED)]
@@ -127,13 +117,6 @@ def test_every_roof_is_drawn_and_named() -> None:
     assert {line.get_linestyle() for line in roofs} == {"--", "-"}
 
 
-def test_a_dtype_that_one_machine_has_no_rate_for_has_a_roof_on_the_others() -> None:
-    other = replace(MEASURED, device="other", tensor_flops_per_s={"fp8_e4m3": 1600.0})
-    points = [replace(NAIVE, device="toy"), replace(FUSED, dtype="fp8_e4m3", device="other")]
-    names = {text.get_text() for text in roofline_figure(points, [MEASURED, other], None, True).axes[0].texts}
-    assert {name.split(", ")[0] for name in names if "FLOP/s" in name} == {"bf16 800 FLOP/s", "fp8_e4m3 1.6 kFLOP/s"}
-
-
 @pytest.mark.parametrize("intensity", [1.0, 30.0])
 def test_a_roofs_name_lies_neither_under_the_legend_nor_across_an_axis(intensity: float) -> None:
     """Points of high intensity move the frame to the right, and three kinds of roofs make names and legend long."""
@@ -167,17 +150,6 @@ def test_several_devices_have_letters_and_roofs_of_their_own_and_no_arrow_betwee
     assert markers(bars).keys() == {(0.4, 0.0), (0.4, 1.0)}, "each over its own bandwidth"
 
 
-def test_fixed_axes_are_those_of_the_roofs() -> None:
-    others = [replace(LIBRARY, traffic_bytes=900.0), UNTIMED]
-    one, same, free = (
-        roofline_figure(points, [SHEET], None, fixed).axes[0]
-        for points, fixed in (([NAIVE, FUSED], True), (others, True), (others, False))
-    )
-    assert (one.get_xlim(), one.get_ylim()) == (same.get_xlim(), same.get_ylim()) != (free.get_xlim(), free.get_ylim())
-    beyond = roofline_figure([replace(NAIVE, seconds=1e9)], [SHEET], None, True).axes[0].get_ylim()
-    assert beyond == (1e-6, one.get_ylim()[1]), "wider by whole decades"
-
-
 def test_the_users_settings_of_matplotlib_do_not_reach_a_figure() -> None:
     points = [NAIVE, replace(FUSED, label="a_$x$ $"), UNTIMED, MOVING]
     ours = roofline_files(points, [SHEET])
@@ -190,14 +162,6 @@ def test_the_users_settings_of_matplotlib_do_not_reach_a_figure() -> None:
         text = file.read_text()
         draws = re.search(r"\bnew_figure\(|[ =]Figure\(", text.replace("def new_figure", ""))
         assert not draws or "@own_settings" in text, file
-
-
-def test_the_list_gives_intensity_rate_and_fraction_of_the_bound_by_op_case_and_role() -> None:
-    shown = words(roofline_figure([NAIVE, FUSED, MOVING], [SHEET], title="a title"))
-    assert {"a title", "gemm", "M=8", "fused (optimized)", "250 FLOP/s", "50%", "40 B/s", "none"} <= shown
-    second = replace(NAIVE, case="M=9")
-    order = [point for _, point in numbered([FUSED, UNTIMED, second, LIBRARY, NAIVE])]
-    assert order == [NAIVE, LIBRARY, FUSED, second, UNTIMED]
 
 
 def test_thirty_numbers_on_one_spot_do_not_cover_each_other() -> None:
@@ -224,10 +188,3 @@ def test_bad_figures_and_points_are_refused() -> None:
     for field in ("traffic_bytes", "seconds"):
         with pytest.raises(ValueError, match=f"^{field}: expected above 0"):
             replace(NAIVE, **{field: 0.0})
-
-
-def test_numbers_have_prefixes_or_are_written_out() -> None:
-    values = {989.4e12: "989 T", 3.35e12: "3.35 T", 999.7e9: "1 T", 46e9: "46 G", 1e15: "1 P", 12.0: "12 "}
-    values |= {1e18: "1 E", 2e21: "2,000 E"}
-    assert [si(value) for value in values] == list(values.values())
-    assert [three_digits(value) for value in (0.18751, 341.2, 999.6, 2275.6)] == ["0.188", "341", "1,000", "2,276"]

@@ -68,13 +68,3 @@ def test_it_opens_what_is_asked_for_and_never_scrolls_sideways(visit, device):
     assert drawn == [True] * 3
     small = "all => Math.min(...all.map(one => parseFloat(getComputedStyle(one).fontSize)))"
     assert page.locator("main p, main td, main th").evaluate_all(small) >= 12
-
-
-def test_the_dark_page_is_dark_and_paper_is_white(visit):
-    page, _ = visit(**DESKTOP)
-    colour = "one => getComputedStyle(one).{}.match(/\\d+/g).slice(0, 3).map(Number)"
-    page.emulate_media(color_scheme="dark")
-    assert max(page.locator("body").evaluate(colour.format("backgroundColor"))) < 50
-    page.emulate_media(media="print", color_scheme="dark")
-    assert max(page.locator("body").evaluate(colour.format("color"))) == 0
-    assert page.locator("figure img").first.is_visible() and not page.locator("nav").is_visible()

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from synthetic import KEY, SCRIPT, benches, others, write_synthetic
+from synthetic import KEY, SCRIPT, benches, write_synthetic
 
 from rooflab.bench.core.record_files import write
 from rooflab.bench.report.page import write_report
@@ -126,12 +126,6 @@ def test_the_command_reads_what_bench_wrote_writes_a_file_and_says_the_same_as_j
     assert content["files"][0]["name"] == ".rooflab/deep/made.jsonl"
     assert content["records"] == content["files"][0]["records"] and content["standings"][0]["machine"] == KEY
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"], "no temporary file is left"
-
-
-def test_the_command_names_what_is_wrong(rooflab, tmp_path):
-    write(tmp_path / "made.jsonl", *others())
-    status, text, _ = rooflab("report", "made.jsonl")
-    assert status == 0 and "report.html" in text and "gemm/hangs" in text and "TIMEOUT" in text
 
 
 @pytest.mark.parametrize(
