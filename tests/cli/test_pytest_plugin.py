@@ -142,7 +142,7 @@ def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, m
         return found.ret, [line for line in found.outlines if line.startswith("rooflab: ")]
 
     fail = ("--benchmark-compare=0001", "--benchmark-compare-fail=median:1000%")
-    assert run(1e-4, 1e-4, "--benchmark-save=a") == (0, [])
+    assert run(1e-4, 1e-5, "--benchmark-save=a") == (0, [])
     noisy = "rooflab: test_mine.py::test_sleeps[nap]: NOISY: busy"
     left_out = "rooflab: NOISY readings are left out of --benchmark-compare-fail: 1"
     assert run(0.02, 1e-4, *fail, "--benchmark-save=b") == (0, [noisy, left_out])
@@ -159,6 +159,7 @@ def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, m
     assert run(1.04e-4, 1e-4, *tight) == (0, [small.format("4 us (4%)")])
     assert run(1.29e-4, 1e-4, *tight) == (0, [small.format("29 us (29%)")])
     assert run(1.31e-4, 1e-4, *tight)[0] == pytest.ExitCode.INTERNAL_ERROR
+    assert run(1e-4, 1.7e-5, *tight[:2])[0] == pytest.ExitCode.INTERNAL_ERROR, "7 us are more than processes differ by"
     after = ("--benchmark-compare=0002", "--benchmark-compare-fail=median:1%", "-k", "nap")
     before = "rooflab: test_mine.py::test_sleeps[nap]: its baseline 0002_b.json is NOISY: busy"
     assert run(1e-4, 1e-4, *after) == (13, [before, left_out])

@@ -99,10 +99,3 @@ def test_an_amount_that_counts_no_work_is_refused_where_it_enters(name, bad):
             kind(**amounts)
     with pytest.raises(ValueError, match=r"^tensor_flops\['fp32'\]: expected a finite number"):
         Cost(1, 1, {"fp32": bad})
-
-
-def test_roofs_that_are_not_known_say_so(monkeypatch, info):
-    assert "no rate for fp8" in info(2e-6, Cost(512, 256, {"fp8": 1024.0}))["roof"]
-    assert "roof" not in info(2e-6, None)
-    monkeypatch.setattr(measure, "ceilings_for", lambda device: None)
-    assert info(2e-6)["roof"] == "unknown: no data sheet of this device is in the table"

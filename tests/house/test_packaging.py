@@ -74,16 +74,6 @@ def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, 
     assert folder.startswith(str(fresh.parent)) and int(count) == len(tables) - 2, done.stderr
 
 
-@pytest.mark.more
-def test_the_plugin_leaves_the_modules_of_other_projects_alone(fresh, tmp_path):
-    """pytest marks for rewriting what a plugin's wheel holds, and warns where a marked name is imported already."""
-    (tmp_path / "model.py").write_text("def double(x):\n    return 2 * x\n")
-    (tmp_path / "test_it.py").write_text("import model\ndef test_it():\n    assert model.double(2) == 4\n")
-    main = "import sys, model, pytest; sys.exit(pytest.main(['-W', 'error', '-p', 'no:cacheprovider', 'test_it.py']))"
-    done = subprocess.run([fresh / "python", "-c", main], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "rooflab-" in done.stdout, done.stdout + done.stderr
-
-
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 GPU = yaml.safe_load((ROOT / ".github" / "workflows" / "gpu.yml").read_text())
 

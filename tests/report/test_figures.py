@@ -2,14 +2,10 @@
 
 from dataclasses import asdict, replace
 
-import pytest
-import torch
-
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import write
 from rooflab.bench.report.figures import bounds_on, drawings, points_of
 from rooflab.kernels import registry
-from rooflab.reference.spec import SCHEMES
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.plot import roofline_files
@@ -99,13 +95,3 @@ def test_bounds_on_a_gpu_take_each_ops_largest_case_and_the_kernels_that_it_can_
     assert {point.op for point in found} == {"flash_attention"}, "it has no fp8"
     older = {point.label for point in found}
     assert "online" in older and "ping_pong" not in older, "it needs sm90"
-
-
-@pytest.mark.parametrize("op", ["flash_attention", "paged_attention"])
-def test_traffic_is_that_of_the_device_the_record_is_of(op):
-    """torch expands grouped fp32 heads on CUDA and not on a CPU, and gathers the whole block table only on CUDA."""
-    spec, kernel = registry.get_op(op), registry.get_kernel(op, "library")
-    inputs = spec.make_inputs(spec.cases["smollm2_135m"][0], SCHEMES["fp32"], torch.device("meta"), 0)
-    on_cpu, on_cuda = (kernel.traffic_of(inputs, device).bytes for device in ("cpu", "cuda"))
-    assert spec.cost_of(inputs).bytes * 0.999 <= on_cpu < on_cuda
-    assert op != "flash_attention" or on_cpu == spec.cost_of(inputs).bytes

@@ -177,11 +177,11 @@ def test_thirty_numbers_on_one_spot_do_not_cover_each_other() -> None:
 
 
 def test_bad_figures_and_points_are_refused() -> None:
+    other, fp8 = replace(MEASURED, device="other"), replace(NAIVE, dtype="fp8_e4m3")
     for points, ceilings, message in (
         ([], [SHEET], "points: expected at least one"),
-        ([NAIVE], [], "ceilings: expected one device's"),
-        ([NAIVE], [SHEET, replace(MEASURED, device="other")], "ceilings: expected one device's"),
-        ([replace(NAIVE, dtype="fp8_e4m3")], [SHEET], "toy has no datasheet matrix rate for 'fp8_e4m3'"),
+        ([NAIVE], [SHEET, other], "ceilings: expected one device's"),
+        ([fp8], [SHEET], "toy has no datasheet matrix rate for 'fp8_e4m3'"),
     ):
         with pytest.raises(ValueError, match=message):
             roofline_figure(points, ceilings)
