@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from op_kernels import own_registry  # noqa: F401
+from fake_tools import tool
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
@@ -23,6 +23,7 @@ from rooflab.bench.report.sources import Located, Source, choose
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
+assert tool  # a fixture
 CASE = Case(T=16, H=4096, eps=1e-5)
 TARGET = KernelCase("rmsnorm", "library", CASE, get_scheme("bf16"))
 COMMAND = ("profile", "rmsnorm", "library", "--case", CASE.id, "--gpu", "h100")
