@@ -44,6 +44,7 @@ REFUSED = {
     "ledger --swap gemm=fast": "--swap: gemm has naive, ",
     "ledger smollm2-135m --dummy --context 9999": "--context: expected at most 8192",
     "simulate --gpus 3": "--gpus: expected one of 1, 2, 4, 8",
+    "simulate --against none": "trace: expected a file, or a folder with one, got 'none'",
     "load --dataset none": "--dataset: expected a JSON file in ShareGPT's format, got 'none'",
     "list --ladder": "op: expected one with --ladder, got none",
 }
@@ -239,6 +240,8 @@ def test_generate_with_random_weights(rooflab, tmp_path):
     assert status == 0 and len(result["token_ids"]) == 8 and result["prompt_tokens"] == 5, err
     (record,) = read(tmp_path / "out")
     assert record.kind == "engine" and record.metrics["itl_p50_ms"] == result["itl_p50_ms"] > 0
+    text = rooflab(*command)[1]
+    assert "TTFT" in text and "ITL p50 / p90 / p99" in text
     for limit, words in ((4, "fewer tokens than max_model_len, which is 4, got 5"), (6, "")):
         status, out, err = rooflab(*command, "--max-model-len", limit, "--json")
         assert words in err and (status == 2 if words else len(json.loads(out)["token_ids"]) == 1), err
