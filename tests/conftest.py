@@ -6,7 +6,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,11 +117,3 @@ def rooflab(monkeypatch, capfd, tmp_path) -> Callable[..., tuple[int, str, str]]
         return stopped.value.code or 0, captured.out, captured.err
 
     return call
-
-
-@pytest.fixture
-def tool(monkeypatch, tmp_path) -> Callable[[str, str], Path]:
-    """Puts stand-ins for NVIDIA's tools on a PATH that holds nothing else; see `fake_tools.py`."""
-    from fake_tools import fake_tools
-
-    return fake_tools(monkeypatch, tmp_path)

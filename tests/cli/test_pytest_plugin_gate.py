@@ -1,8 +1,6 @@
 """The gate of the fixture `kernel_benchmark`, and what it says of a reading."""
 
 import math
-import threading
-import time
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from rooflab.bench.core import functions as fixture
 from rooflab.bench.core import measure
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record import unpack_samples
-from rooflab.bench.core.timers import Observed, tampered
+from rooflab.bench.core.timers import Observed
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.roofline.model import Ceilings, Cost, Traffic
 
@@ -27,16 +25,10 @@ X = torch.tensor([1.0, -2.0, 0.0])
         ((X * 1.01).bfloat16(), X.double(), True),
         ((X * 1.1).bfloat16(), X.double(), False),
         (X * math.nan, X * math.nan, False),
-        (X / 0, X / 0, False),
         (torch.tensor([math.inf, 1.0]), torch.tensor([math.inf, 1.0]), True),
         (torch.tensor([1e30, 1.0]), torch.tensor([math.inf, 1.0]), False),
-        (torch.tensor([math.inf, 1.0]), torch.tensor([1.0, 1.0]), False),
-        (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
         (torch.tensor([1, 3]), torch.tensor([1, 2]), False),
-        (torch.tensor([True]), torch.tensor([False]), False),
         (torch.zeros(3, 1), torch.zeros(1, 3), False),
-        (torch.zeros(0), torch.zeros(0), True),
-        (torch.zeros(3), X, False),
         ((X, X), (X, X + 1), False),
         ((X, X), [X, X], True),
     ],
@@ -61,50 +53,6 @@ def test_neither_side_of_the_gate_changes_the_callers_tensors():
     checked = fixture.Checked.of(lambda x: x.add_(1), [x], lambda x: x.add_(1))
     assert torch.equal(x, torch.ones(4)) and torch.equal(checked.result, torch.full((4,), 2.0))
     assert checked.fault == "" and not checked.interpreted
-
-
-def _late(x):
-    def write() -> None:
-        for _ in range(50):  # for as long as a busy machine takes to look
-            time.sleep(0.01)
-            y.add_(x)
-
-    y = torch.zeros_like(x)
-    threading.Thread(target=write).start()
-    return y
-
-
-def _patches(x):
-    time.perf_counter = lambda: 0.0
-    return x.clone()
-
-
-def test_the_gate_names_what_shows_of_a_cheat():
-    for fn, words in (
-        (_late, "a thread that finishes later"),
-        (_patches, "INVALID: time.perf_counter was replaced (test_pytest_plugin_gate.py:"),
-    ):
-        checked = fixture.Checked.of(fn, [torch.ones(4)], None)
-        assert words in checked.fault
-        assert tampered() is None
-
-
-def _time(fn, x, reference):
-    checked = fixture.Checked.of(fn, [x], reference)
-    assert not checked.fault
-    return plugin_timing.time_kernel(checked, budget_s=1e-4, min_samples=5)
-
-
-def test_results_of_timed_calls_are_judged():
-    calls = []
-
-    def tires(x):
-        calls.append(1)
-        return x * 2 if len(calls) < 12 else x * 0
-
-    assert "output 0: 4 of 4 elements off" in str(_time(tires, torch.ones(4), lambda x: x * 2).wrong)
-    assert _time(lambda x: x * 2, torch.ones(4), lambda x: x * 2).wrong == ""
-    assert _time(lambda x: x.mul_(2), torch.ones(4), lambda x: x * 2).wrong == "", "it changes its input, and may"
 
 
 CEILINGS = Ceilings("this", "datasheet", 1e9, {"fp32": 1e9}, 1e9)
@@ -143,18 +91,11 @@ def test_a_reading_has_its_roofs_its_clocks_its_samples_and_the_devices_kernels(
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
-def test_an_amount_that_counts_no_work_is_refused_where_it_enters(bad):
-    for name in ("read_bytes", "write_bytes", "vector_flops", "sfu_ops", "launches"):
-        amounts = {"read_bytes": 1, "write_bytes": 0, name: bad}
-        for kind in (Cost, Traffic) if name not in ("vector_flops", "sfu_ops") else (Cost,):
-            with pytest.raises(ValueError, match=f"^{name}: expected a finite number from 0 on, got {bad}$"):
-                kind(**amounts)
+@pytest.mark.parametrize("name", ["read_bytes", "write_bytes", "launches"])
+def test_an_amount_that_counts_no_work_is_refused_where_it_enters(name, bad):
+    amounts = {"read_bytes": 1, "write_bytes": 0, name: bad}
+    for kind in (Cost, Traffic):
+        with pytest.raises(ValueError, match=f"^{name}: expected a finite number from 0 on, got {bad}$"):
+            kind(**amounts)
     with pytest.raises(ValueError, match=r"^tensor_flops\['fp32'\]: expected a finite number"):
         Cost(1, 1, {"fp32": bad})
-
-
-def test_roofs_that_are_not_known_say_so(monkeypatch, info):
-    assert "no rate for fp8" in info(2e-6, Cost(512, 256, {"fp8": 1024.0}))["roof"]
-    assert "roof" not in info(2e-6, None)
-    monkeypatch.setattr(measure, "ceilings_for", lambda device: None)
-    assert info(2e-6)["roof"] == "unknown: no data sheet of this device is in the table"

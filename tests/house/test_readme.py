@@ -44,22 +44,20 @@ def test_pages_are_short():
 
 
 @pytest.mark.parametrize("file", ["mine.py", "squared_relu.py"])
-@pytest.mark.parametrize("words", [["list"], ["explain", "--gpu", "h100"], ["roofline", "--gpu", "h100"]], ids=" ".join)
+@pytest.mark.parametrize("words", ["list", "explain --gpu h100"])
 @pytest.mark.usefixtures("own_registry")
 def test_a_file_tells_its_op(words, file, folder, rooflab, monkeypatch):
-    monkeypatch.setattr("rooflab.bench.report.figures.draw", lambda *of: [folder])
     monkeypatch.setitem(SCHEMES, "fp16_fp32", None)  # taken out again
-    status, out, err = rooflab(*words, "--kernel", file)
-    assert status == 0 and ("point" if words[0] == "roofline" else "mine" if file == "mine.py" else "naive") in out, err
+    status, out, err = rooflab(*words.split(), "--kernel", file)
+    assert status == 0 and ("mine" if file == "mine.py" else "naive") in out, err
 
 
-@pytest.mark.parametrize("right, wrong", [("x.double()", "x.doubled()"), ("scheme.unit_roundoff", "scheme.rounding")])
 @pytest.mark.usefixtures("own_registry")
-def test_an_error_in_what_a_file_gives_its_op_is_one_sentence_with_its_line(right, wrong, folder, rooflab, monkeypatch):
+def test_an_error_in_what_a_file_gives_its_op_is_one_sentence_with_its_line(folder, rooflab, monkeypatch):
     monkeypatch.setitem(SCHEMES, "fp16_fp32", None)
-    text = (folder / "squared_relu.py").read_text().replace(right, wrong)
+    text = (folder / "squared_relu.py").read_text().replace("x.double()", "x.doubled()")
     (folder / "typo.py").write_text(text)
-    line = text[: text.index(wrong)].count("\n") + 1
+    line = text[: text.index("x.doubled()")].count("\n") + 1
     status, _, err = rooflab("check", "--kernel", "typo.py", "--case", "T=5,H=33", "--scheme", "fp32")
     assert status == 2 and f"rooflab: typo.py:{line}: AttributeError: " in err and "Traceback" not in err
 
@@ -79,14 +77,6 @@ def test_the_comparison_it_shows_runs(monkeypatch, capfd):
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
     said = capfd.readouterr()
     assert "my_softmax against reference: UNRESOLVED: " in said.out and "pair 1 of 1, side B" in said.err
-
-
-@pytest.mark.slow  # test_engine_oracle.py asks the same of the same model
-def test_the_python_it_shows_runs(capfd):
-    block = next(block for block in PYTHON if "LLM(" in block)
-    assert "max_tokens=32" in block
-    exec(compile(block.replace("max_tokens=32", "max_tokens=9"), "README.md", "exec"), {})  # its answer, and no more
-    assert "The capital of France is Paris." in capfd.readouterr().out
 
 
 def test_every_file_and_target_that_the_documents_name_is_there():

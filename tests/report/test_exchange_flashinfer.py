@@ -1,12 +1,13 @@
 """flashinfer-bench's folders: definitions and the ops that compute them, traces as records, and faults of files."""
 
-import copy
 import json
 import re
 
 import pytest
-from test_exchange import METRICS, foreign
+from test_exchange import foreign
+from test_exchange_tritonbench import METRICS
 
+from rooflab.bench.exchange.commands import read
 from rooflab.bench.exchange.flashinfer import definitions_in, read_dataset
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
@@ -34,8 +35,6 @@ def definitions():
     paged = {"q": "T H D", "k_cache": "P B G D", "v_cache": "P B G D", "kv_indptr": "L", "kv_indices": "I"}
     pages = {**heads, "P": None, "B": 16, "I": None}
     ragged = {"q": "T H D", "k": "S G D", "v": "S G D", "qo_indptr": "L", "kv_indptr": "L", "sm_scale": ""}
-    mla = {"q_nope": "T H D", "q_pe": "T H G", "ckv_cache": "P B D", "kpe_cache": "P B G", "kv_indptr": "L"}
-    mla["kv_indices"] = "I"
     rope = {"q": "T H D", "k": "T G D", "cos_sin_cache": "S D", "positions": "T"}
     return [
         define("gemm_n48_k32", "gemm", dtype="float16", **gemm),
@@ -47,7 +46,6 @@ def definitions():
         define("top_k_sampling", "sampling", {"T": None, "V": 97}, "float32", probs="T V", top_k="T"),
         define("rope_neox", "rope", heads, "float32", **rope),
         define("silu_and_mul", "activation", {"T": None, "H": 64}, "float16", input="T H"),
-        define("mla_paged_decode_h16", "mla_paged", pages, "bfloat16", **mla, sm_scale=""),
         define("dsa_paged_decode", "dsa_paged", {"T": None}, "bfloat16", q_nope="T"),
     ]
 
@@ -85,53 +83,52 @@ def root(tmp_path):
     return root
 
 
-def edited(root, name, change):
+def edited(root, definition, inputs=(), **changes):
     """The data set with one definition changed."""
-    (path,) = root.rglob(f"{name}.json")
-    values = json.loads(path.read_text())
-    change(values)
+    (path,) = root.rglob(f"{definition}.json")
+    values = json.loads(path.read_text()) | changes
+    values["inputs"] |= dict(inputs)
     path.write_text(json.dumps(values))
     return read_dataset(root)
 
 
 def test_every_definition_is_mapped_or_has_a_reason(root, rooflab):
     rows = {row["definition"]: row for row in read_dataset(root).definitions}
-    assert len(rows) == len(definitions())
-    assert {name: row["op"] for name, row in rows.items() if row["op"]} == {
+    assert {
+        name: row["op"] or row["reason"].partition(":")[0].rpartition(" are ")[0] for name, row in rows.items()
+    } == {
         "gemm_n48_k32": "gemm",
+        "gemm_fp8": "its dtypes",
         "rmsnorm_h64": "rmsnorm",
         "fused_add_rmsnorm_h64": "fused_add_rmsnorm",
         "gqa_paged_decode": "paged_attention",
         "gqa_ragged_prefill_causal": "flash_attention",
-        "mla_paged_decode_h16": "mla_decode",
         "top_k_sampling": "sample",
         "rope_neox": "rope",
         "silu_and_mul": "silu_and_mul",
+        "dsa_paged_decode": "",
     }
     assert rows["dsa_paged_decode"]["reason"] == "no op here computes 'dsa_paged'"
-    assert rows["gemm_fp8"]["reason"].startswith("its dtypes are float8_e4m3fn")
-    assert all(bool(row["op"]) != bool(row["reason"]) for row in rows.values())
     assert (rows["gemm_n48_k32"]["scheme"], rows["gemm_n48_k32"]["traces"]) == ("fp16", 3)
     status, out, _ = rooflab("import", "flashinfer", root, "--json")
-    found = json.loads(out)
-    assert status == 0 and len(found["definitions"]) == len(definitions()) and len(found["rows"]) == 4
+    assert status == 0 and len(json.loads(out)["definitions"]) == len(rows) and len(json.loads(out)["rows"]) == 4
     assert rooflab("import", "flashinfer", root, "--op", "rope")[1].count("rope_neox") == 1
+    with pytest.raises(ValueError, match="^path: expected one, got 2"):
+        read("flashinfer", [root, root])
 
 
-def test_what_a_definition_does_not_say_is_not_guessed(root):
-    texts = {path: path.read_text() for path in root.rglob("*.json")}
-    for name, change, reason in (
-        ("rmsnorm_h64", lambda values: values["inputs"].update(bias=values["inputs"]["weight"]), "its inputs are"),
-        ("rmsnorm_h64", lambda values: values["inputs"]["weight"].update(dtype="float4_e2m1"), "float32, float4_e2m1"),
-        ("rmsnorm_h64", lambda values: values["inputs"]["hidden_states"].update(shape=["H"]), "has two axes"),
-        ("silu_and_mul", lambda values: values.update(name="gelu_and_mul"), "gelu_and_mul is not silu_and_mul"),
-        ("gemm_n48_k32", lambda values: values["inputs"]["A"].update(shape=["M"]), r"A \['M'\] and B"),
-        ("gemm_n48_k32", lambda values: values["inputs"]["A"].update(shape=["M", "M"]), r"A \['M', 'M'\] and B"),
-    ):
-        reasons = [row["reason"] for row in edited(root, name, change).definitions]
-        assert any(re.search(reason, each) for each in reasons), reasons
-        for path, text in texts.items():
-            path.write_text(text)
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("rmsnorm_h64", {"inputs": {"bias": tensor("float32", "H")}}, "its inputs are"),
+        ("rmsnorm_h64", {"inputs": {"weight": tensor("float4_e2m1", "H")}}, "float32, float4_e2m1"),
+        ("silu_and_mul", {"name": "gelu_and_mul"}, "gelu_and_mul is not silu_and_mul"),
+        ("gemm_n48_k32", {"inputs": {"A": tensor("float16", "M")}}, r"A \['M'\] and B"),
+    ],
+)
+def test_what_a_definition_does_not_say_is_not_guessed(root, name, change, reason):
+    reasons = [row["reason"] for row in edited(root, name, **change).definitions]
+    assert any(re.search(reason, each) for each in reasons), reasons
 
 
 def test_traces_become_records_that_can_be_compared_with_ours(root):
@@ -144,7 +141,7 @@ def test_traces_become_records_that_can_be_compared_with_ours(root):
     assert (wrong.status, wrong.latency_median_ms) == ("INCORRECT", None) and "INCORRECT_NUMERICAL" in wrong.reason
     assert (norm.op, norm.case_id) == ("fused_add_rmsnorm", "T=5,H=64,eps=1e-05")
     assert paged.op == "paged_attention" and paged.case_id.startswith("definition=gqa_paged_decode,T=3,")
-    assert {each.checked_by for each in found.records} == {"none"} and {each.commit for each in found.records} == {None}
+    assert {(each.checked_by, each.commit) for each in found.records} == {("none", None)}
     assert [each.reason for each in found.skipped] == [
         "no definition called 'absent' is there",
         "its workload has no P",
@@ -153,61 +150,40 @@ def test_traces_become_records_that_can_be_compared_with_ours(root):
     ]
 
 
-def test_workloads_of_equal_sizes_are_cases_of_their_own_and_no_time_is_one_records_fault(root):
-    other, zero = trace("gemm_n48_k32", {"M": 7}, "fast_v1"), trace("fused_add_rmsnorm_h64", {"T": 5}, "norm")
-    other["workload"]["uuid"] = "b=7"
-    zero["evaluation"]["performance"]["latency_ms"] = 0
-    (root / "traces" / "more.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (other, zero)))
-    records = read_dataset(root).records
-    cases = {each.case_id.partition("bias=false")[2] for each in records if each.op == "gemm"}
-    assert cases == {",workload=gemm_n48_k32-0", ",workload=b%3D7"}
-    norms = {(each.case_id, each.status, each.latency_median_ms) for each in records if each.kernel == "norm"}
-    assert norms == {("T=5,H=64,eps=1e-05", "OK", 0.25), ("T=5,H=64,eps=1e-05", "INVALID", None)}
+@pytest.mark.parametrize(
+    ("name", "change", "case"),
+    [
+        ("rmsnorm_h64", {"reference": "x = 1 / 0\neps = 1e-3\ndef run(): 1"}, {"eps": 1e-3}),
+        ("rmsnorm_h64", {"reference": "eps = 1e-3\neps = 1e-5"}, {"definition": "rmsnorm_h64"}),
+        ("fused_add_rmsnorm_h64", {"name": "gemma_fused_add"}, {"weight_offset": 1.0}),
+        ("gemm_n48_k32", {"inputs": {"B": tensor("float16", "K", "N")}}, {"layout": "NN", "N": 48, "K": 32}),
+    ],
+)
+def test_an_epsilon_is_read_from_the_text_and_not_run_and_a_matrix_by_its_axes(root, name, change, case):
+    edited(root, name, **change)
+    found = dict(definitions_in(root)[change.get("name", name)].case({"T": 2, "M": 7}))
+    assert found.items() >= case.items()
 
 
-def test_an_epsilon_is_read_from_the_text_and_not_run_and_a_matrix_by_its_axes(root):
-    edited(root, "rmsnorm_h64", lambda values: values.update(reference="x = 1 / 0\neps = 1e-3\ndef run(): 1"))
-    assert definitions_in(root)["rmsnorm_h64"].case({"T": 2})["eps"] == 1e-3
-    edited(root, "rmsnorm_h64", lambda values: values.update(reference="eps = 1e-3\neps = 1e-5"))
-    assert "definition" in dict(definitions_in(root)["rmsnorm_h64"].case({"T": 2})), "it names no one epsilon"
-    edited(root, "fused_add_rmsnorm_h64", lambda values: values.update(name="gemma_fused_add"))
-    assert definitions_in(root)["gemma_fused_add"].case({"T": 2})["weight_offset"] == 1.0
-    edited(root, "gemm_n48_k32", lambda values: values["inputs"]["B"].update(shape=["K", "N"]))
-    assert definitions_in(root)["gemm_n48_k32"].case({"M": 7}).id == "M=7,N=48,K=32,layout=NN,bias=false"
-
-
-def nodes(value, path=()):
-    """The path of every value within a value."""
-    yield path
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in inside:
-        yield from nodes(item, (*path, key))
-
-
-def put(value, path, item):
-    if not path:
-        return item
-    value = copy.deepcopy(value)
-    inner = value
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = item
-    return value
+def spoilt(value):
+    """The value with each part of it in turn of another type."""
+    yield from (None, [], {"a": 1}, "x", -1, True)
+    if isinstance(value, dict):
+        yield from ({**value, key: bad} for key, item in value.items() for bad in spoilt(item))
+    elif isinstance(value, list):
+        yield from ([*value[:n], bad, *value[n + 1 :]] for n, item in enumerate(value) for bad in spoilt(item))
 
 
 def refusals(read, path, values):
     """How often `read` refuses `values`, each part in turn of a wrong type, by one sentence with its file."""
     refused = 0
-    for number, place in enumerate(nodes(values)):
-        wrong = (None, [], {}, "x", -1, True, [1], {"a": 1})
-        for item in (wrong[number % len(wrong)], wrong[(number + 3) % len(wrong)]):
-            spoilt = put(values, place, item)
-            path.write_text(json.dumps(spoilt) + "\n")
-            try:
-                read()
-            except ValueError as error:
-                refused += 1
-                assert str(error).startswith(path.name), f"{error} for {spoilt}"
+    for wrong in spoilt(values):
+        path.write_text(json.dumps(wrong) + "\n")
+        try:
+            read()
+        except ValueError as error:
+            refused += 1
+            assert str(error).startswith(path.name), f"{error} for {wrong}"
     return refused
 
 
@@ -229,19 +205,14 @@ def test_whatever_is_wrong_in_a_file_is_one_sentence_with_its_name(tmp_path, rea
     assert refusals(lambda: reader(path), path, values) > 3
 
 
-def test_a_malformed_file_is_named(root):
-    for file, text, message in (
-        ("definitions/gemm/gemm_n48_k32.json", "{", "^gemm_n48_k32.json, column 2: not JSON"),
-        ("traces/a.jsonl", "\n\n[]\n", "^a.jsonl, line 3: expected an object, got list"),
-        ("traces/a.jsonl", "nonsense\n", "^a.jsonl, line 1, column 1: not JSON"),
-    ):
-        path = root / file
-        before = path.read_text() if path.exists() else ""
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            read_dataset(root)
-        path.write_text(before)
-    with pytest.raises(ValueError, match="^gemm_n48_k32.json, reference, line 1: not Python"):
-        edited(root, "gemm_n48_k32", lambda values: values.update(reference="def run(:"))
+def test_a_line_of_a_trace_that_is_none_is_named_by_its_number(root):
+    (root / "traces" / "a.jsonl").write_text("\n\n[]\n")
+    with pytest.raises(ValueError, match="^a.jsonl, line 3: expected an object, got list"):
+        read_dataset(root)
+
+
+def test_a_folder_without_definitions_and_a_text_that_is_no_python_are_named(root):
     with pytest.raises(ValueError, match="^flashinfer: expected a folder with definitions/"):
         read_dataset(root / "definitions")
+    with pytest.raises(ValueError, match="^gemm_n48_k32.json, reference, line 1: not Python"):
+        edited(root, "gemm_n48_k32", reference="def run(:")

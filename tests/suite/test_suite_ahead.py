@@ -12,7 +12,7 @@ from rooflab.bench.suite import ahead
 from rooflab.bench.suite.plan import make_plan
 from rooflab.kernels import registry
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
 CASES = {
     "gemm": "M=64,N=256,K=128,layout=NT,bias=false",
     "rmsnorm": "T=4,H=256,eps=1e-05",
