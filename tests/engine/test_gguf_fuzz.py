@@ -1,4 +1,4 @@
-"""Generated headers of GGUF files: each is the model that its keys say, or is refused by a sentence that names a key;
+"""Headers of GGUF files: each is the model that its keys say, or is refused by a sentence that names a key;
 and values of other types in every file of a model.
 
 What each key means is said here a second time, as the change of a config.json whose logits `test_config_fuzz.py`
@@ -12,6 +12,8 @@ import random
 import re
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from rooflab.engine.llm import open_model
 from rooflab.engine.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
-COUNT = 300
 U32, I32, F32, BOOL, TEXT, ARRAY, U64, F64 = 4, 5, 6, 7, 8, 9, 10, 12
 FORMS = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q", F64: "<d"}
 REFUSED = None
@@ -59,27 +60,20 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 VALUES: list[tuple[list[Key], dict[str, Any] | None]] = [
     ([("general.architecture", TEXT, "qwen2")], REFUSED),
     ([("general.architecture", TEXT, "mamba")], REFUSED),
-    ([("general.architecture", U32, 1)], REFUSED),
     ([("general.name", TEXT, "Löwe")], {}),
     ([("general.alignment", U32, 64)], {}),
     ([("general.alignment", U32, 0)], REFUSED),
     ([("llama.block_count", U64, 2)], {}),
     ([("llama.block_count", U32, 0)], REFUSED),
-    ([("llama.block_count", F32, 2.0)], REFUSED),
     ([("llama.context_length", U32, 64)], {"max_position_embeddings": 64}),
-    ([("llama.context_length", TEXT, "256")], REFUSED),
     ([("llama.context_length", I32, -1)], REFUSED),
     ([("llama.embedding_length", U32, 96)], {"hidden_size": 96}),
-    ([("llama.embedding_length", ARRAY, [192])], REFUSED),
     ([("llama.attention.head_count", U32, 12)], {"num_attention_heads": 12}),
     ([("llama.attention.head_count", U32, 0)], REFUSED),
-    ([("llama.attention.head_count", ARRAY, [6, 6])], REFUSED),
     ([("llama.attention.head_count_kv", U32, 5)], REFUSED),
     ([("llama.attention.head_count_kv", ARRAY, [2, 2])], REFUSED),
-    ([("llama.attention.head_count_kv", BOOL, True)], REFUSED),
     ([("llama.attention.key_length", U32, 32)], {"head_dim": 32}),
     ([("llama.attention.key_length", U32, 0)], REFUSED),
-    ([("llama.attention.key_length", F32, 32.0)], REFUSED),
     ([("llama.attention.value_length", U32, 8)], REFUSED),
     ([("llama.attention.causal", BOOL, True)], {}),
     ([("llama.attention.causal", BOOL, False)], REFUSED),
@@ -90,23 +84,19 @@ VALUES: list[tuple[list[Key], dict[str, Any] | None]] = [
     ([("llama.attention.layer_norm_rms_epsilon", F32, 1e-5)], {"rms_norm_eps": 1e-5}),
     ([("llama.attention.layer_norm_rms_epsilon", F64, 0.5)], {"rms_norm_eps": 0.5}),
     ([("llama.attention.layer_norm_rms_epsilon", F32, 0.0)], REFUSED),
-    ([("llama.attention.layer_norm_rms_epsilon", TEXT, "x")], REFUSED),
     ([("llama.rope.freq_base", F32, 77.0)], {"rope_theta": 77.0}),
     ([("llama.rope.freq_base", U32, 77)], {"rope_theta": 77.0}),
     ([("llama.rope.freq_base", F32, 0.0)], REFUSED),
     ([("llama.rope.freq_base", F32, float("nan"))], REFUSED),
-    ([("llama.rope.freq_base", TEXT, "x")], REFUSED),
     ([("llama.rope.freq_base_swa", F32, 77.0)], REFUSED),
     ([("llama.rope.dimension_count", U32, 8)], REFUSED),
     ([("llama.rope.scale_linear", F32, 4.0)], {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     ([("llama.rope.scale_linear", F32, 1.0)], {}),
     ([("llama.rope.scaling.factor", F32, 3.0)], {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
     ([("llama.rope.scaling.factor", F32, -3.0)], REFUSED),
-    ([("llama.rope.scaling.factor", TEXT, "3")], REFUSED),
     ([("llama.rope.scaling.factor", F32, float("inf"))], REFUSED),
     ([("llama.rope.scaling.type", TEXT, "none"), ("llama.rope.scaling.factor", F32, 3.0)], {}),
     ([("llama.rope.scaling.type", TEXT, "longrope"), ("llama.rope.scaling.factor", F32, 3.0)], REFUSED),
-    ([("llama.rope.scaling.type", U32, 2)], REFUSED),
     ([("llama.rope.scaling.type", TEXT, "yarn"), ("llama.rope.scaling.factor", F32, 4.0)], {"rope_scaling": YARN}),
     ([("llama.rope.scaling.type", TEXT, "yarn")], REFUSED),
     ([("llama.rope.scaling.type", TEXT, "yarn"), ("llama.rope.scaling.factor", F32, 4.0),
@@ -128,60 +118,41 @@ VALUES: list[tuple[list[Key], dict[str, Any] | None]] = [
 ]  # fmt: skip
 
 
-def test_a_generated_header_is_the_model_of_its_keys_or_is_refused_by_name(tmp_path: Path, seed: int = 1) -> None:
-    draw, path, loaded = random.Random(seed), tmp_path / "tiny.gguf", 0
-    alone = [({name: (name, *own) for name, own in BASE.items()} | {key[0]: key for key in found}, found, change)
-             for found, change in VALUES]  # fmt: skip
-    each = [([*keys.values()], change or {}, [] if change is not REFUSED else [key[0] for key in found])
-            for keys, found, change in alone]  # fmt: skip
-    for number, (keys, changes, refused) in enumerate((*each, *(generated(draw) for _ in range(COUNT)))):
-        write(path, keys)
-        expected = None
-        if not refused:
-            config = {**AS_CONFIG, **changes}
-            try:
-                expected = Architecture.from_config(config, name="tiny")
-            except ValueError:
-                refused = list(changes)  # each value alone is lawful, but not both
-        if expected is None:
-            with pytest.raises(ValueError) as error:
-                open_checkpoint(path)
-            names = [name.rpartition(".")[2] for name in refused]
-            names += [OURS[name] for name in names if name in OURS]
-            assert any(name in str(error.value) for name in names), (number, keys, str(error.value))
-        else:
-            checkpoint = open_checkpoint(path)
-            assert checkpoint.architecture == expected, (number, keys)
+def headers() -> Iterable[tuple[dict[str, list[Key]], list[str], dict[str, Any] | None]]:
+    """Headers by their keys, with those that are other than in `BASE`, and what they change in a config."""
+    base: dict[str, list[Key]] = {name: [(name, *value)] for name, value in BASE.items()}
+    for keys, change in VALUES:
+        yield base | {key[0]: [key] for key in keys}, [key[0] for key in keys], change
+    for name in BASE:
+        yield base | {name: []}, [name], DROPPED[name]
+        yield base | {name: base[name] * 2}, [name], REFUSED
+    for one, other in combinations(VALUES, 2):
+        if one[1] and other[1] and len({key[0] for key in one[0] + other[0]}) == len(one[0] + other[0]):
+            keys = one[0] + other[0]
+            yield base | {key[0]: [key] for key in keys}, [key[0] for key in keys], one[1] | other[1]
+
+
+def wanted(change: dict[str, Any] | None) -> Architecture | None:
+    """What the header means, or None if it is refused: each of two values may be lawful, but not both."""
+    with suppress(ValueError):
+        return None if change is REFUSED else Architecture.from_config({**AS_CONFIG, **change}, name="tiny")
+    return None
+
+
+def test_a_header_is_the_model_of_its_keys_or_is_refused_by_name(tmp_path: Path) -> None:
+    path, loaded = tmp_path / "tiny.gguf", 0
+    for keys, names, change in headers():
+        write(path, [key for own in keys.values() for key in own])
+        if (expected := wanted(change)) is not None:
+            assert open_checkpoint(path).architecture == expected, names
             loaded += 1
-    assert COUNT / 10 < loaded < COUNT * 0.9, "both happen"
-
-
-def generated(draw: random.Random) -> tuple[list[Key], dict[str, Any], list[str]]:
-    """The keys of a header with one to three changes, what they change in a config, and the keys to refuse."""
-    keys, changes, refused = {name: [(name, *value)] for name, value in BASE.items()}, {}, []
-    touched: set[str] = set()
-    for _ in range(draw.randint(1, 3)):
-        kind = draw.choice(["value"] * 8 + ["dropped", "doubled"])
-        name = draw.choice(list(BASE))
-        if kind == "value":
-            found, change = draw.choice(VALUES)
-            names = [key[0] for key in found]
-            group = {"rope.scal" if "rope.scal" in key else key for key in names}
-            if touched & group:
-                continue
-            touched |= group
-            for key in found:
-                keys[key[0]] = [key]
-        elif name in touched:
             continue
-        else:
-            touched.add(name)
-            change = DROPPED[name] if kind == "dropped" else REFUSED
-            keys[name] = [] if kind == "dropped" else [*keys[name]] * 2
-            names = [name]
-        refused += names if change is REFUSED else []
-        changes |= change or {}
-    return [key for each in keys.values() for key in each], changes, refused
+        with pytest.raises(ValueError) as error:
+            open_checkpoint(path)
+        short = [name.rpartition(".")[2] for name in names]
+        short += [OURS[name] for name in short if name in OURS] + list(change or ())
+        assert any(name in str(error.value) for name in short), (names, str(error.value))
+    assert loaded > 40
 
 
 def write(path: Path, keys: Iterable[Key]) -> None:
