@@ -109,19 +109,18 @@ def test_a_step_starts_before_the_tokens_before_are_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("overlap", [False, True])
 @torch.inference_mode()
 def test_trap_39_a_graph_gives_the_eager_logits_at_every_batch_size_and_table_width(tmp_path, overlap):
-    sizes, logits, caches = [], [], []
+    sizes, logits = set(), []
     for graph in (False, True):
         llm = poisoned(tiny_llm(tmp_path, block_size=4, max_num_seqs=19, num_kv_blocks=200, overlap=overlap, **LIBRARY))
         if graph:
             with_graphs(llm)
         for cache in (*llm.runner.cache.keys, *llm.runner.cache.values):
             cache.fill_(torch.nan)
-        compute, found = llm.runner.logits, []
 
-        def noted(step, compute=compute, found=found):
+        def noted(step, compute=llm.runner.logits, found=(own := [])):
             found.append(compute(step).clone())
             if not step.chunks:
-                sizes.append(step.num_decodes)
+                sizes.add(step.num_decodes)
             return found[-1]
 
         llm.runner.logits = noted
@@ -129,12 +128,9 @@ def test_trap_39_a_graph_gives_the_eager_logits_at_every_batch_size_and_table_wi
         for length in (60, 3):
             params = [replace(GREEDY, max_tokens=2 + number) for number in range(19)]
             llm.generate([[(5 * i + n) % 1000 for n in range(length + i)] for i in range(19)], params)
-        logits.append(found)
-        caches.append([torch.nan_to_num(cache) for cache in (*llm.runner.cache.keys, *llm.runner.cache.values)])
-    assert set(sizes) == set(range(1, 20)) and len(logits[0]) == len(logits[1])
-    for eager, graph in zip(*logits, strict=True):
-        assert eager.shape == graph.shape and (eager - graph).abs().max() < 1e-5
-    assert all(torch.allclose(eager, graph, atol=1e-5) for eager, graph in zip(*caches, strict=True))
+        logits.append(own)
+    assert sizes == set(range(1, 20))
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
 
 
 def test_every_batch_size_has_a_graph_of_at_most_15_rows_more():
@@ -182,25 +178,19 @@ def test_the_rehearsal_of_the_largest_step_writes_no_page(tmp_path):
 
 
 def test_the_pool_leaves_free_what_the_largest_step_took(monkeypatch, tmp_path):
+    """On a card of which 1,000,000 bytes are free, and a tenth stays so."""
     taken = []
     cuda = SimpleNamespace(
-        reset_peak_memory_stats=lambda device: taken.clear(),
-        memory_allocated=lambda device: 1000,
-        synchronize=lambda device: None,
-        max_memory_allocated=lambda device: 1000 + sum(taken),
-        empty_cache=lambda: None,
-    )
-    arch = tiny_llm(tmp_path).arch
+        reset_peak_memory_stats=lambda device: taken.clear(), memory_allocated=lambda device: 1000,
+        max_memory_allocated=lambda device: 1000 + sum(taken), synchronize=lambda device: None,
+        empty_cache=lambda: None, mem_get_info=lambda device: (1_000_000, 9_000_000),
+    )  # fmt: skip
     limits = SimpleNamespace(
-        arch=arch, max_model_len=64, block_size=16, dtype=torch.float32, device=torch.device("cuda"),
-        max_rows={"decode": 80}, sequences=None,
+        arch=tiny_llm(tmp_path).arch, max_model_len=64, block_size=16, dtype=torch.float32, max_rows={"decode": 80},
+        device=torch.device("cuda"), sequences=None,
     )  # fmt: skip
     monkeypatch.setattr(memory.torch, "cuda", cuda)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1_000_000)
     page = 16 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, heads, head_dim, bytes
-    for step in (0, 100_000):
-        takes = [lambda step=step: taken.append(step)] * 2
-        assert memory.kv_cache_blocks(limits, takes) == (900_000 - 2 * step) // page
-    taken.clear()
+    assert memory.kv_cache_blocks(limits, [lambda: taken.append(100_000)] * 2) == 700_000 // page
     with pytest.raises(ValueError, match="max_model_len: 64 tokens need 0.00 GB of KV cache"):
         memory.kv_cache_blocks(limits, [lambda: taken.append(890_000)])

@@ -125,11 +125,8 @@ def unread(monkeypatch):
 
 @pytest.mark.parametrize("make, message", [
     (lambda folder: medusa(folder, hidden=96), r"0.0.linear.weight of shape \(192, 192\), got \(96, 96\)"),
-    (lambda folder: medusa(folder, vocab=99), r"expected 0.1.weight of shape \(1024, 192\), got \(99, 192\)"),
     (lambda folder: medusa(folder, heads=3), "at most the number of heads, which is 3, got 4"),
     (lambda folder: None, "draft: expected a folder of heads with speculate=medusa, got None"),
-    (lambda folder: eagle(folder, hidden_size=96, fc=(96, 192)), "expected a head with hidden_size 192, got 96"),
-    (lambda folder: eagle(folder, vocab_size=99), "expected a head with vocab_size 1024, got 99"),
     (lambda folder: eagle(folder, num_hidden_layers=2), "expected a head with num_layers 1, got 2"),
     (lambda folder: eagle(folder, max_position_embeddings=99), "expected a head for 256 tokens, got one for 99"),
     (lambda folder: eagle(folder, fc=(192, 200)), r"fc.weight of shape \(192, 384\), got \(192, 200\)"),
