@@ -212,13 +212,6 @@ def test_a_tokenizer_of_a_gguf_that_is_not_known_is_refused(tmp_path, model, fie
         in_gguf(tmp_path / "a.gguf", model, ["a", "b"], **fields)
 
 
-@pytest.mark.parametrize("content", [b"GGUF\x03\0\0\0", b"GGUF" + bytes(20), b"nothing"])
-def test_a_gguf_that_is_not_whole_has_no_tokenizer(tmp_path, content):
-    (tmp_path / "a.gguf").write_bytes(content)
-    with pytest.raises(ValueError, match="model: a.gguf is not a whole GGUF file: "):
-        Tokenizer(tmp_path / "a.gguf")
-
-
 @pytest.mark.parametrize("name, value", [
     ("tokens", [1, 2]), ("tokens", "ab"), ("merges", [1]), ("merges", ["a b", 1]), ("token_type", ["1", "1"]),
     ("bos_token_id", "0"), ("eos_token_id", True), ("unknown_token_id", [0]), ("add_bos_token", 1),
