@@ -16,9 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 from needs import skip_without
@@ -30,7 +28,6 @@ from rooflab.engine.llm import SamplingParams
 from rooflab.engine.serve.answers import CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied, Inbox
 from rooflab.engine.serve.errors import ApiError
-from rooflab.engine.serve.streams import EventStream
 from rooflab.engine.serve.texts import Numbers
 from rooflab.engine.serve.wire import Token
 from rooflab.engine.serve.work import RequestWork
@@ -93,25 +90,6 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
         await engine.stop()
 
     asyncio.run(use())
-
-
-def test_an_engine_that_ends_while_it_loads_says_its_status_which_comes_late(monkeypatch):
-    sentinel, other_end = os.pipe()
-    os.close(other_end)  # so that the sentinel is ready
-    late = SimpleNamespace(sentinel=sentinel, exitcode=None, pid=None, start=lambda: None, is_alive=lambda: False)
-    late.join = lambda seconds: setattr(late, "exitcode", -9)
-    context = SimpleNamespace(Process=lambda **options: late)
-    monkeypatch.setattr("rooflab.engine.serve.client.multiprocessing.get_context", lambda kind: context)
-
-    async def use() -> None:
-        engine = Engine({})
-        with pytest.raises(ValueError, match="the engine's process ended with status -9 while it loaded"):
-            await engine.start()
-        assert engine.why == "the engine's process ended with status -9"
-        await engine.stop()
-
-    asyncio.run(use())
-    os.close(sentinel)
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -181,16 +159,6 @@ def test_a_server_that_loads_has_its_port_alone_and_takes_its_engine_with_it(roo
         assert process.wait(WAIT_S) == -number
         engine.wait(WAIT_S)
         assert not list(folder.glob("rooflab-*"))
-
-
-def test_a_stream_that_was_never_begun_is_closed():
-    async def leave() -> list[int]:
-        closed: list[int] = []
-        receive = AsyncMock(return_value={"type": "http.disconnect"})
-        await EventStream(AsyncMock(), lambda: closed.append(1))({}, receive, lambda _: asyncio.sleep(WAIT_S))
-        return closed
-
-    assert asyncio.run(leave())
 
 
 @pytest.fixture
