@@ -73,17 +73,12 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
         ([text("a"), text(""), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
         # The token that ends the text has none.
         ([text("a"), text("b"), text("", "stop"), text(""), USAGE], [(1, 1), (2, 1)], "one each"),
-        ([text("a"), text("b", "stop")], [(1, 1), (2, 1)], "chunks"),
         ([text("aaa", "stop"), USAGE], [(1, 3)], "spread"),
         ([text("a", token_ids=[1]), text("bc", "stop", token_ids=[2, 3]), USAGE], [(1, 1), (2, 2)], "said"),
         ([text("a", logprobs={"tokens": ["a"]}), text("bc", "stop", logprobs=TWO)], [(1, 1), (2, 2)], "said"),
-        # A usage that only the last chunk has is the answer's, and not of that chunk.
-        ([text("a"), {**text("b", "stop"), "usage": {"completion_tokens": 2}}], [(1, 1), (2, 1)], "one each"),
         # One that runs along gives each chunk its difference.
         ([{**text("x", "stop" if total == 9 else None), "usage": {"completion_tokens": total}} for total in (2, 5, 9)],
          [(1, 2), (2, 3), (3, 4)], "said"),
-        ([{**text("abc"), "usage": {"completion_tokens": 3}}, {**text("", "stop"), "usage": {"completion_tokens": 6}}],
-         [(1, 3), (2, 3)], "said"),
         # One that is zero beside a text, or falls, says nothing.
         ([{**text("x", "stop"), "usage": {"completion_tokens": total}} for total in (0, 0, 3)],
          [(1, 1), (2, 1), (3, 1)], "one each"),
