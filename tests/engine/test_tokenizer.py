@@ -50,9 +50,9 @@ HALF = "caf\udce9"
 
 
 @pytest.mark.parametrize("prompt, message", [
-    ("", "empty prompt"), ([], "empty prompt"),
-    (HALF, "prompt: expected text in UTF-8"), ([{"role": "user", "content": HALF}], "prompt: expected text in UTF-8"),
-    *((one, "prompt: expected a string, chat messages or token ids") for one in ([1, "x"], [True], b"bytes", 5, [1.5])),
+    ("", "empty prompt"), ([], "empty prompt"), (HALF, "prompt: expected text in UTF-8"),
+    ([{"role": "user", "content": HALF}], "prompt: expected text in UTF-8"),
+    ([1, "x"], "prompt: expected a string, chat messages or token ids"), ([True], "or token ids"), (5, "or token ids"),
 ])  # fmt: skip
 def test_what_is_no_prompt_is_refused(tokenizer, prompt, message):
     with pytest.raises(ValueError, match=message):
@@ -149,15 +149,6 @@ def test_what_is_certain_comes_at_once_however_many_bytes_are_wrong():
     assert [push(byte) for byte in "Ҥ".encode()] == ["", "Ҥ"]
 
 
-def test_an_unknown_decoder_is_refused():
-    from tokenizers import decoders
-
-    tokenizer = of_kind("llama")
-    tokenizer.backend_tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(ValueError, match="model: a tokenizer with the decoder .*WordPiece.* is not known yet"):
-        Pieces(tokenizer)
-
-
 def in_gguf(path, model, tokens, types=None, **fields):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
@@ -175,13 +166,11 @@ def test_the_list_of_a_gguf_decides_and_a_word_that_is_a_token_is_not_cut(tmp_pa
     known = byte_characters()
     tokens = [*sorted(known, key=known.get), "ab", "abc", "<|begin|>", "<|own|>", "<unused>", "<|end|>", "<|im_end|>"]
     fields = {"token_merges": ["a b"], "bos_token_id": 258, "eos_token_id": 261, "chat_template": "{{ messages }}"}
-    types = [1] * 258 + [3, 4, 5, 3, 3]
     cut, whole = (
-        in_gguf(tmp_path / f"{pre}.gguf", "gpt2", tokens, types, tokenizer_pre=pre, **fields)
+        in_gguf(tmp_path / pre, "gpt2", tokens, [1] * 258 + [3, 4, 5, 3, 3], tokenizer_pre=pre, **fields)
         for pre in ("qwen2", "llama-bpe")
     )
-    assert cut.size == whole.size == len(tokens) and cut.eos_token_id == 261 and cut.has_chat_template
-    assert cut.turn_ends == [262]
+    assert (cut.size, cut.eos_token_id, cut.turn_ends) == (len(tokens), 261, [262]) and cut.has_chat_template
     assert cut.encode("abc") == [256, ord("c")] and whole.encode("abc") == [258, 257]
     assert cut.encode("<|own|>a<|end|>") == [259, ord("a"), 261]
     assert cut.decode([259, ord("a"), 261, 258, 256]) == "<|own|>aab"
@@ -237,6 +226,3 @@ def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path
     monkeypatch.setattr("rooflab.bench.engine.doctor.FAR", 1e-4)  # random weights hardly attend
     status, out, err = rooflab("doctor", tmp_path)
     assert status == 11 and "log-probabilities" in out and "rope_theta" in out, err
-    write_model(tmp_path, hidden_size=200, head_dim=32)  # of 6 heads; transformers' own check of sizes refuses it
-    assert rooflab("doctor", tmp_path, "--no-compare")[0] == 0
-    assert "transformers cannot load it" in rooflab("doctor", tmp_path)[2]

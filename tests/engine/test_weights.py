@@ -215,20 +215,20 @@ def test_a_truncated_gguf_is_refused(tmp_path, keep):
 
 
 def test_what_is_no_model_is_refused(tmp_path):
-    folder, file = tmp_path / "m", tmp_path / "m" / "model.safetensors"
-    config, packed = write_config(folder), json.dumps({**CONFIG, "quantization_config": {"quant_method": "gptq"}})
+    packed = json.dumps({**CONFIG, "quantization_config": {"quant_method": "gptq"}}).encode()
+    config, file = write_config(tmp_path), tmp_path / "model.safetensors"
     for path, content, message in [
         (config, None, "expected a .gguf file or a folder"),
-        (folder / "none", None, "does not exist"),
-        (folder, None, r"config.json but no \*.safetensors"),
-        (folder, (file, b"\x10\0\0\0\0\0\0\0{bad"), "model.safetensors is not a whole safetensors file"),
-        (folder, (config, packed.encode()), r"quantization_config \(gptq\) is not implemented"),
-        (folder, (config, b"{not json"), "is not JSON"),
+        (tmp_path / "none", None, "does not exist"),
+        (tmp_path, None, r"config.json but no \*.safetensors"),
+        (file, b"\x10\0\0\0\0\0\0\0{bad", "model.safetensors is not a whole safetensors file"),
+        (config, packed, r"quantization_config \(gptq\) is not implemented"),
+        (config, b"{not json", "is not JSON"),
     ]:
         if content is not None:
-            content[0].write_bytes(content[1])
+            path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            load(open_checkpoint(path).tensors())
+            load(open_checkpoint(tmp_path if content else path).tensors())
 
 
 @pytest.fixture
