@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -137,31 +136,6 @@ def test_every_batch_size_has_a_graph_of_at_most_15_rows_more():
     assert graphs.batch_sizes(1) == [1] and graphs.batch_sizes(20) == [1, 2, 4, 8, 16, 20]
     sizes = graphs.batch_sizes(250)
     assert sizes[-3:] == [224, 240, 250] and all(b - a <= 16 for a, b in zip(sizes, sizes[1:], strict=False))
-
-
-def test_a_kernel_that_waits_for_the_device_is_no_graph(monkeypatch):
-    @contextmanager
-    def capturing(graph, pool):
-        yield
-        raise AssertionError("the capture must fail")
-
-    def waits():
-        if warm:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
-
-    warm = []
-    cuda = SimpleNamespace(synchronize=lambda: warm.append(1), CUDAGraph=SimpleNamespace, graph=capturing)
-    monkeypatch.setattr(graphs.torch, "cuda", cuda)
-    with pytest.raises(ValueError, match=r"enforce_eager: .* \(operation not permitted when stream is capturing\)"):
-        graphs.record_graph((0, 0), waits)
-
-
-def test_a_request_is_dropped_while_its_last_token_is_not_read(tmp_path):
-    llm = tiny_llm(tmp_path, overlap=True, **LIBRARY)
-    number = llm.add_request([1, 2], replace(GREEDY, max_tokens=3))
-    while llm.scheduler.has_work:
-        llm.step()
-    assert llm.has_work and llm.abort(number) and not llm.has_work and llm.step() == []
 
 
 @torch.inference_mode()

@@ -132,9 +132,6 @@ TestManyEngines = pytest.mark.slow(type("TestManyEngines", (Engine,), {}).TestCa
 TestManyEngines.settings = settings(max_examples=2000, stateful_step_count=40, deadline=None)
 
 
-TestManyEngines.settings = settings(max_examples=2000, stateful_step_count=40, deadline=None)
-
-
 def chunks_of(step):
     return [(chunk.sequence.request_id, chunk.start, chunk.end) for chunk in step.chunks]
 

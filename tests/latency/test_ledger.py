@@ -15,7 +15,6 @@ from tiny_model import tiny_llm, write_config
 from rooflab.bench.core.record_files import read
 from rooflab.bench.core.select import Selection
 from rooflab.bench.latency.capture import capturing
-from rooflab.bench.latency.engine_calls import case_of
 from rooflab.bench.latency.ledger import calls_of, from_kernels, measured, stepping
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.latency.whatif import PhaseChange, scale, swap
@@ -23,7 +22,6 @@ from rooflab.bench.report.content import gather
 from rooflab.bench.report.page import render
 from rooflab.bench.report.sources import load
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.spec import get_scheme
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
@@ -37,13 +35,11 @@ OPTIONS = {"max_num_seqs": 3, "max_num_batched_tokens": 128, "prefix_caching": F
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("prefill", 1, 40)])
 def test_a_measured_ledger_has_every_call_with_its_cost(tmp_path: Path, kind: Any, batch: int, context: int) -> None:
     llm = tiny_llm(tmp_path, **OPTIONS)
-    found = measured(llm, kind, batch, context, steps=3, ceilings=CEILINGS)
-    sites, layers = ("qkv_proj", "down_proj", "lm_head", "fused_add_rmsnorm"), llm.arch.num_layers
-    calls = [sum(row.calls for row in found.rows if row.site == site) for site in sites]
-    assert calls == [layers, layers, 1, 2 * layers]
+    found, layers = measured(llm, kind, batch, context, steps=3, ceilings=CEILINGS), llm.arch.num_layers
+    for site, calls in (("qkv_proj", layers), ("lm_head", 1), ("fused_add_rmsnorm", 2 * layers)):
+        assert sum(row.calls for row in found.rows if row.site == site) == calls
     assert all(row.ms > 0 and row.least_bytes > 0 and row.bound_ms for row in found.rows)
-    assert 0 < found.ops_ms < found.ops_ms + found.host_ms and (found.itl_ms is None) == (kind == "prefill")
-    assert not llm.has_work, "nothing is left in the engine"
+    assert found.ops_ms > 0 < found.host_ms and (found.itl_ms is None) == (kind == "prefill") and not llm.has_work
 
 
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("decode", 1, 33), ("prefill", 1, 40)])
@@ -138,12 +134,6 @@ def test_torchs_operators_are_captured_as_our_cases(grad: Any) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
 
-    class SiluAndMul(torch.nn.Module):
-        """Called as vLLM's is."""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.silu(x[..., :64]) * x[..., 64:]
-
     class RotaryEmbedding(torch.nn.Module):
         """Called as vLLM's is."""
 
@@ -154,18 +144,16 @@ def test_torchs_operators_are_captured_as_our_cases(grad: Any) -> None:
             return q.cos()
 
     x, linear, biased = torch.randn(2, 7, 64), torch.nn.Linear(64, 96, bias=False), torch.nn.Linear(64, 32)
-    q, norm, mask = torch.randn(2, 4, 9, 16), OwnRMSNorm(), torch.ones(9, 9, dtype=torch.bool).tril()
-    act, rope = SiluAndMul(), RotaryEmbedding()
+    q, norm, rope, mask = torch.randn(2, 4, 9, 16), OwnRMSNorm(), RotaryEmbedding(), torch.ones(9, 9).tril().bool()
+    attend = torch.nn.functional.scaled_dot_product_attention
 
     class Program(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> None:
             linear(x), biased(x), norm(x), torch.nn.functional.embedding(torch.arange(5), linear.weight)
             torch.nn.functional.silu(x) * x
-            torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-            torch.nn.functional.scaled_dot_product_attention(q[..., :8], q[..., :8], q[..., :8], attn_mask=mask)
-            torch.nn.functional.scaled_dot_product_attention(q[0], q[0], q[0])  # no batch: none of our cases
-            x.cos(), torch.nn.functional.silu(q), act(torch.cat((x, x), -1))
-            rope(torch.arange(14), x.view(14, 64), x[..., :32].reshape(14, 32))
+            attend(q, q, q, is_causal=True), attend(q[..., :8], q[..., :8], q[..., :8], attn_mask=mask)
+            attend(q[0], q[0], q[0])  # no batch: none of our cases
+            x.cos(), torch.nn.functional.silu(q), rope(torch.arange(14), x.view(14, 64), x[..., :32].reshape(14, 32))
 
     program = Program()
     with grad(), capturing() as found:
@@ -177,32 +165,12 @@ def test_torchs_operators_are_captured_as_our_cases(grad: Any) -> None:
         ("gemm", "M=14,N=32,K=64,layout=NT,bias=true", "fp32"): 1,
         ("rmsnorm", "T=14,H=64,eps=1e-05", "fp32"): 1,
         ("embedding", "T=5,V=96,H=64", "fp32"): 1,
-        ("silu_and_mul", "T=14,I=64", "fp32"): 2,  # torch's, and the module's
+        ("silu_and_mul", "T=14,I=64", "fp32"): 1,
         ("flash_attention", "B=2,T=9,S=9,H=4,H_kv=4,D=16,causal=true", "fp32"): 1,
         ("flash_attention", "B=2,T=9,S=9,H=4,H_kv=4,D=8,causal=true", "fp32"): 1,
         ("rope", "T=14,H=4,H_kv=2,D=16,max_position=100,interleaved=false", "fp32"): 1,
     }
     assert 0 < found.explained < 1 and list(found.outside.calls.values()) == [1]
-
-
-def test_a_case_has_the_work_of_the_call() -> None:
-    """Bytes, products and masks: the case's own inputs have as many keys as the call, and its window."""
-    lens = torch.tensor([500, 500, 490], dtype=torch.int32)
-    cache, bounds = torch.empty(100, 16, 2, 64), torch.tensor([0, 500, 1000, 1490], dtype=torch.int32)
-    decode = {"q": torch.empty(3, 4, 64), "k_cache": cache, "v_cache": cache, "seq_lens": lens, "window": 33}
-    prefill = {"q": torch.empty(1490, 4, 64), "k": torch.empty(1490, 2, 64), "causal": True, "sinks": torch.empty(4)}
-    prefill |= {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
-    for op, inputs, keys, option in (
-        ("paged_attention", decode, lambda made: int(made["seq_lens"].sum()), "window=33"),
-        ("flash_attention_varlen", prefill, lambda made: len(made["k"]), "sinks=true"),
-    ):
-        found = case_of(op, inputs)
-        assert found is not None
-        spec = get_op(op)
-        case = spec.check_case(found[0])
-        made = spec.make_inputs(case, get_scheme(found[1]), torch.device("meta"), 1)
-        assert keys(made) == pytest.approx(1490, rel=0.04)  # whole pages
-        assert option in case.id
 
 
 @pytest.mark.more
@@ -220,46 +188,26 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
     assert 0 < found["explained"] <= 1 and f"{found['explained']:.0%} of" in out
     (attention,) = found["ops"]["paged_attention"]  # 10 + 13 keys, later 12 + 15: each time two sequences of a page
     assert attention["case"].startswith("B=2,context=16,") and attention["calls"] % 3 == 0
-    assert {"gemm", "paged_attention", "rope_and_cache", "sample"} <= found["ops"].keys()
     assert sum(row["calls"] for row in found["ops"]["sample"]) == 4
     chosen = Selection.of("gemm", ["library"], [str(suite)], None, ["fp32"], "cpu")
     assert {case.id for case in chosen.cases_of(get_op("gemm"))} == {row["case"] for row in found["ops"]["gemm"]}
-    status, out, _ = rooflab("bench", "fused_add_rmsnorm", "--kernel", "library", "--suite", suite, "--device", "cpu",
-                             "--budget", "0.01", "--out", tmp_path / "out")  # fmt: skip
-    assert status in (0, 13) and "T=2,H=192,eps=1e-05" in out
 
 
-@pytest.mark.more
-def test_a_program_that_fails_leaves_the_suite_as_it_was(rooflab: Any, tmp_path: Path) -> None:
+def test_wrong_words_are_named_and_leave_the_suite_as_it_was(rooflab: Any, tmp_path: Path) -> None:
     fails, suite = tmp_path / "fails", tmp_path / "mine.json"
-    fails.write_text("import sys\nsys.exit(3) if len(sys.argv) > 1 else {}['x']\n")
+    fails.write_text("{}['x']\n")
     suite.write_text("kept")
     for words, said in (
-        (["false"], "false: source code"),
-        (["./none"], "program: expected python app.py"),
-        (["python", "-m", "no.such"], "program: expected python app.py"),
-        (["python", "-m", "this"], "program: expected calls"),
-        (["python", fails], "program: expected it to end well, got KeyError: 'x'"),
-        (["python", fails, "3"], "expected it to end well, got exit status 3"),
+        (("capture", "--suite", suite, "--", "./none"), "program: expected python app.py"),
+        (("capture", "--suite", suite, "--", "ls", fails), "program: expected a program in Python"),
+        (("capture", "--suite", suite, "--", "python", fails), "program: expected it to end well, got KeyError: 'x'"),
+        (("capture", "--suite", "x.txt", "--", "python", fails), "suite: expected a file called .json"),
+        (("bench", "gemm", "--suite", "no.json"), "suite: expected a file of `rooflab capture`"),
+        (("whatif", "--kernel", "gemm=2x", "--kernel", "gemm=3x"), "each op once, got 'gemm=3x'"),
+        (("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "conv=2x"), "--kernel: the steps use embedding, "),
     ):
-        status, _, err = rooflab("capture", "--suite", suite, "--", *words)
+        status, _, err = rooflab(*words)
         assert status == 2 and said in err and suite.read_text() == "kept", err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("capture --suite x.txt -- python x.py", "suite: expected a file called .json"),
-        ("bench gemm --suite no.json", "suite: expected a file of `rooflab capture`"),
-        ("whatif --kernel gemm=x", "kernel: expected OP=0.9x, each op once, got 'gemm=x'"),
-        ("whatif --kernel gemm=2x --kernel gemm=3x", "each op once, got 'gemm=3x'"),
-        ("whatif --gpu h100 --swap gemm=library", "kernel: expected --kernel OP=0.9x, or --swap"),
-        ("whatif llama-3.1-8b --gpu h100 --kernel conv=2x", "--kernel: the steps use embedding, "),
-    ],
-)
-def test_a_wrong_option_is_named(rooflab: Any, words: str, said: str) -> None:
-    status, _, err = rooflab(*words.split())
-    assert status == 2 and said in err, err
 
 
 def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

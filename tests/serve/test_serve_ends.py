@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import os
 import random
 import re
@@ -17,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from typing import Any
 
 import pytest
 from needs import skip_without
@@ -26,12 +24,7 @@ from served import WAIT_S, Served, served
 from tiny_model import write_config
 
 from rooflab.engine.llm import SamplingParams
-from rooflab.engine.serve.answers import CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied, Inbox
-from rooflab.engine.serve.errors import ApiError
-from rooflab.engine.serve.texts import Numbers
-from rooflab.engine.serve.wire import Token
-from rooflab.engine.serve.work import RequestWork
 
 GREEDY = {"model": "tiny", "temperature": 0}
 
@@ -91,35 +84,6 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
         await engine.stop()
 
     asyncio.run(use())
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_was_up(monkeypatch, ends):
-    async def use() -> dict[str, Any]:
-        engine = Engine({})
-        work = RequestWork(
-            engine, CompletionBody(Numbers(9), "m"), asyncio.get_running_loop().time() + (WAIT_S if ends else 0)
-        )
-        opening = asyncio.create_task(work.open([[1]], SamplingParams(), 0.0, 0, None))
-        await asyncio.sleep(0)
-        (call,) = engine.calls.values()
-        call.accepted.set_result(None)
-        await opening
-        if ends:
-            monkeypatch.setattr("rooflab.engine.serve.work.SILENT_S", 0.01)
-            assert await anext(work.events(False, False)) == b": \n\n", "no stream is silent"
-        call.inbox.put((call, Token(call.key, 0, 7, None, None)))
-        if ends:
-            engine.cut()
-        try:
-            return json.loads(await asyncio.wait_for(work.whole(), WAIT_S / 2))["choices"][0]
-        except ApiError as error:
-            return {"status": error.status}
-        finally:
-            await engine.stop()
-
-    cut = {"index": 0, "text": " 7", "logprobs": None, "finish_reason": "abort"}
-    assert asyncio.run(use()) == (cut if ends else {"status": 408})
 
 
 @pytest.mark.more
