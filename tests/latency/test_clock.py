@@ -110,16 +110,6 @@ def test_a_step_of_one_kind_takes_what_the_published_times_sum_to() -> None:
     assert KernelTimes(LLAMA, H100, bounds=True).seconds(decodes) < 1e-3 * decode.ms
 
 
-def test_beyond_the_published_contexts_attention_goes_on_to_grow() -> None:
-    """The table of prompts ends at 16,384 tokens, that of 256 decoding sequences between 512 and 2,048."""
-    model = KernelTimes(LLAMA, H100)
-    chunks = [model.seconds(StepWork(0, 0, ((start, start + 2048),), 1)) for start in range(0, 2**15, 2048)]
-    assert chunks == sorted(chunks) and chunks[-1] > 2 * chunks[0]
-    steps = [model.seconds(StepWork(256, 256 * context, (), 256)) for context in (256, 512, 1024, 2048, 4096)]
-    growth = [after - before for before, after in zip(steps, steps[1:], strict=False)]
-    assert growth == pytest.approx([growth[0] * 2**n for n in range(4)], rel=0.3)
-
-
 def test_measured_steps_are_fitted_and_found_again() -> None:
     random = np.random.default_rng(0)
     rows, at = [], 0.0

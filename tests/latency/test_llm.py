@@ -37,24 +37,10 @@ def test_weights_split_over_gpus_keep_norms_on_each() -> None:
     assert 4 * weight_bytes(few, gpus=4) - weight_bytes(few) == copies + 3 * few.parameters().norms * 2
 
 
-def test_an_8_bit_model_keeps_embedding_and_head_in_bf16() -> None:
-    assert weight_bytes(LLAMA_8B, "fp8_e4m3") == pytest.approx(9.08e9, rel=2e-3)
-    head = next(op for op in steps.step_ops(LLAMA_8B, "decode", 1, 128, "fp8_e4m3") if op.site == "lm_head")
-    assert set(head.cost.tensor_flops) == {"bf16"}
-
-
 def test_activation_allowance_is_the_widest_part_of_a_layer_and_the_logits() -> None:
     assert activation_bytes(LLAMA_8B, 100, 3) == 100 * (2 * 4096 + 3 * 14336) * 2 + 3 * 128_256 * 4
     narrow = replace(LLAMA_8B, intermediate_size=1024)
     assert activation_bytes(narrow, 100, 0) == 100 * (2 * 4096 + 2 * 4096 + 2 * 1024) * 2
-
-
-def test_gemm_flops_of_a_prefill_are_two_per_parameter_and_token() -> None:
-    ops = steps.step_ops(LLAMA_8B, "prefill", 1, 512)
-    parts = LLAMA_8B.parameters()
-    gemms = sum(op.calls * op.cost.flops for op in ops if op.op == "gemm")
-    # The output head runs on one token of the 512.
-    assert gemms == 2 * 512 * (parts.attention + parts.mlp) + 2 * parts.lm_head
 
 
 def test_attention_counts_the_pairs_that_it_sees_in_a_window_too() -> None:
@@ -64,14 +50,6 @@ def test_attention_counts_the_pairs_that_it_sees_in_a_window_too() -> None:
         for kind, op, pairs in (("prefill", "flash_attention", prefill), ("decode", "paged_attention", decode)):
             (found,) = (one for one in steps.step_ops(arch, kind, 1, 1000) if one.op == op)  # type: ignore[arg-type]
             assert (found.calls, found.cost.tensor_flops) == (32, {"bf16": each_pair * pairs})
-
-
-def test_decode_reads_each_weight_once_and_the_whole_cache() -> None:
-    ops = steps.step_ops(LLAMA_8B, "decode", 4, 2048)
-    total = sum(op.calls * op.cost.bytes for op in ops)
-    parts = LLAMA_8B.parameters()
-    must = 2 * (parts.total - parts.embedding) + 4 * 2048 * kv_bytes_per_token(LLAMA_8B)
-    assert must < total < 1.01 * must
 
 
 @pytest.mark.parametrize("preset", ["llama-3.1-8b", "qwen3-0.6b"])
@@ -91,13 +69,6 @@ def test_step_bound_is_the_sum_of_the_ops_bounds_and_the_link() -> None:
     assert total.least_ms == pytest.approx((by_hand + 1e-3) * 1e3) and total.limiter == "memory"
     assert sum(op.least_ms for op in total.ops) == pytest.approx(by_hand * 1e3)
     assert steps.step_bound(ops, ceilings, all_reduce_total_s=1.0).limiter == "link"
-
-
-def test_itl_of_one_sequence_is_near_weights_over_bandwidth() -> None:
-    result = estimate(LLAMA_8B, H100, batch=1, context=128)
-    weights_ms = 15.01e9 / 3.35e12 * 1e3
-    assert weights_ms < result.least_itl_ms < 1.12 * weights_ms and result.decode.limiter == "memory"
-    assert result.most_tokens_per_s == pytest.approx(1e3 / result.least_itl_ms)
 
 
 def test_ttft_of_a_long_prompt_is_arithmetic() -> None:

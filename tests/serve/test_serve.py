@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
-from types import SimpleNamespace
 
 import aiohttp
-import httpx2
 import needs
 import openai
 import psutil
@@ -29,11 +23,6 @@ from served import Served, served
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import SamplingParams
-from rooflab.engine.pieces import TextStream
-from rooflab.engine.serve.answers import Answer, CompletionBody
-from rooflab.engine.serve.api import Service, make_app
-from rooflab.engine.serve.limits import Limits
-from rooflab.engine.serve.wire import Ready, StepLine, Token
 
 OPTIONS = ("--num-kv-blocks", "300", "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--max-queue", "80")
 GREEDY = {"model": "tiny", "temperature": 0}
@@ -218,64 +207,10 @@ def test_a_wrong_field_is_named_and_nothing_is_queued(server):
     assert server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
 
 
-def many(place: Callable[[dict[str, int]], dict[str, object]]) -> str:
-    return json.dumps({"model": "m", **place({f"a{n}": 1 for n in range(75_000)})})
-
-
-LONG = {  # bodies of 1 MiB
-    "an unknown field": many(lambda fields: fields),
-    "unknown fields of a message": many(lambda fields: {"messages": [fields]}),
-    "wrong ids": json.dumps({"model": "m", "prompt": [-1] * 300_000}),
-    "many ids": json.dumps({"model": "m", "prompt": [1] * 130_000}),
-    "a long stop text": json.dumps({"model": "m", "prompt": "x", "stop": "x" * 1_000_000}),
-    "a long message": json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 1_000_000}]}),
-}
-
-
-async def _reply(app, path: str, body: str) -> tuple[httpx2.Response, float]:
-    """A reply, and the longest time that the event loop's thread worked without another's turn."""
-    headers, longest, last = {"content-type": "application/json"}, 0.0, time.thread_time()
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
-        asking = client.request("POST" if body else "GET", path, content=body, headers=headers)
-        asked = asyncio.ensure_future(asking)
-        while not asked.done():
-            await asyncio.sleep(0)
-            longest, last = max(longest, time.thread_time() - last), time.thread_time()
-        return await asked, longest
-
-
-def test_no_request_holds_the_event_loop():
-    """At most 50 ms on a quiet machine; it was seconds, and minutes for a stop text."""
-    step = StepLine(1, 0.1, 0.2, 1, 9, 0, 0, 1, 0, 0, 1, 0, 0.0, {"gemm": 0.1})
-    info = Ready("tiny", "cpu", "float32", 1024, 100_000, 4, 10_000, 16, [])
-    engine = SimpleNamespace(info=info, steps=deque([step] * 20_000), calls={}, died=asyncio.Event(), ended=[])
-    texts = SimpleNamespace(longest=1)  # it has no `encode`
-    app = make_app(Service(engine, texts, "m", Limits(max_body_bytes=1 << 21)))
-    gc.freeze()  # as the server
-    for name, body in LONG.items():
-        path = "/v1/chat/completions" if "message" in name else "/v1/completions"
-        reply, longest_s = asyncio.run(_reply(app, path, body))
-        assert reply.status_code == 400 and longest_s < 0.2, (name, reply, longest_s)
-        assert len(reply.text) < 500 and reply.json()["error"]["param"], (name, reply.text)
-    reply, longest_s = asyncio.run(_reply(app, "/steps", ""))
-    gc.unfreeze()
-    assert reply.json()["steps"] == [asdict(step)] * 20_000 and longest_s < 0.1
-
-
 def test_tokenize(server):
     assert server.ask("/tokenize", {"prompt": "Hi"}) == (200, {"count": 2, "max_model_len": 256, "tokens": [72, 105]})
     assert server.ask("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]})[1]["count"] == 2
     assert server.ask("/tokenize", {})[0] == 400
-
-
-def test_offsets_are_those_of_the_text_whatever_is_held_back():
-    """A stop text's beginning, parts of a character, one that is broken, and a token without a text."""
-    pieces = [b"a", b"\xe2", b"\x98", b"\x83", b"", b" \xd2", b"b", b"\xe0", b"\x80", b"s", b"to", b"p"]
-    texts = SimpleNamespace(stream=lambda: TextStream(pieces.__getitem__), named=lambda token: (str(token), b""))
-    answer = Answer(CompletionBody(texts, "m"), SamplingParams(stop=("stop",), logprobs=0), 0)
-    shown = [answer.push(Token(0, 0, at, "stop" if at == 11 else None, {at: -1.0})) for at in range(12)]
-    assert "".join(piece.text for piece in shown) == b"".join(pieces[:9]).decode(errors="replace")
-    assert [piece.logprobs["text_offset"] for piece in shown] == [[n] for n in (0, 1, 1, 1, 2, 2, 4, 5, 6, 7, 8, 10)]
 
 
 def test_steps_tell_what_they_did(server):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import os
 import random
@@ -22,9 +21,6 @@ from needs import skip_without
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import WAIT_S, Served, served
 from tiny_model import write_config
-
-from rooflab.engine.llm import SamplingParams
-from rooflab.engine.serve.client import Engine, EngineDied, Inbox
 
 GREEDY = {"model": "tiny", "temperature": 0}
 
@@ -62,28 +58,6 @@ def test_a_server_whose_engine_is_killed_says_so_to_all_and_ends(tmp_path, times
             for user in users:
                 behind = [(at - killed, end) for at, end in user.result(WAIT_S) if at > killed]
                 assert behind[0][0] < 5 and {end for _, end in behind} <= {200, 503, "refused"}, behind
-
-
-def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypatch):
-    async def breaks():
-        raise KeyError("key")
-
-    async def use() -> None:
-        engine = Engine({})
-        call = asyncio.create_task(engine.submit([[1]], SamplingParams(), Inbox()))
-        await asyncio.sleep(0)
-        engine.check()  # it has work, and may take its time
-        monkeypatch.setattr("rooflab.engine.serve.client.STALLED_S", 0.0)
-        with pytest.raises(EngineDied, match="has not made a step for 0 s"):
-            engine.check()
-        engine.keep(breaks(), "receive")
-        with pytest.raises(EngineDied, match="task 'receive' ended: KeyError"):
-            await call
-        with pytest.raises(EngineDied, match="task 'receive'"):
-            engine.check()
-        await engine.stop()
-
-    asyncio.run(use())
 
 
 @pytest.mark.more
