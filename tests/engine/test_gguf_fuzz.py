@@ -15,10 +15,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
+from gguf_files import ARRAY, BASE, BOOL, F32, F64, I32, TEXT, U32, U64, Value, write
 from tiny_model import CONFIG, write_model
 
 from rooflab.engine.checkpoints import open_checkpoint
@@ -26,25 +25,12 @@ from rooflab.engine.llm import open_model
 from rooflab.engine.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
-U32, I32, F32, BOOL, TEXT, ARRAY, U64, F64 = 4, 5, 6, 7, 8, 9, 10, 12
-Value = tuple[int, Any]
 OURS = {
     "block_count": "num_layers", "head_count_kv": "num_kv_heads", "key_length": "head_dim",
     "type": "rope scaling yarn misses factor", "count": "the first of 2 files", "architecture": "qwen2.",
 }  # fmt: skip
 """Keys that are refused by the name that they have in `Architecture`, and three by what they need."""
 
-BASE: dict[str, Value] = {
-    "general.architecture": (TEXT, "llama"),
-    "llama.block_count": (U32, 2),
-    "llama.context_length": (U32, 256),
-    "llama.embedding_length": (U32, 192),
-    "llama.feed_forward_length": (U32, 384),
-    "llama.attention.head_count": (U32, 6),
-    "llama.attention.head_count_kv": (U32, 2),
-    "llama.rope.freq_base": (F32, 500.0),
-    "llama.attention.layer_norm_rms_epsilon": (F32, 0.25),
-}
 AS_CONFIG = {**CONFIG, "rope_theta": 500.0, "rms_norm_eps": 0.25}
 MAY_MISS = {
     "llama.attention.head_count_kv": {"num_key_value_heads": None},
@@ -145,21 +131,6 @@ def test_a_key_that_stands_twice_is_refused_by_name(tmp_path: Path, name: str) -
     path.write_bytes(path.read_bytes().replace(other.encode(), name.encode()))
     with pytest.raises(ValueError, match=name):
         open_checkpoint(path)
-
-
-def write(path: Path, keys: dict[str, Value]) -> None:
-    """A GGUF file with these keys and the tensors of the tiny model."""
-    writer = gguf.GGUFWriter(path, "")
-    writer.kv_data[0].clear()  # it has an architecture of its own
-    writer.data_alignment = keys.get("general.alignment", (U32, 32))[1] or 32
-    for name, (kind, value) in keys.items():
-        writer.add_key_value(name, value, gguf.GGUFValueType(kind))
-    for name, shape in (("token_embd.weight", (1024, 192)), ("output_norm.weight", (192,))):
-        writer.add_tensor(name, np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 WRONG = ["x", "", [], {}, ["x"], [[1]], [None], {"x": 1}, 0, -1, 1.5, True, None, 10**30, 10**400, float("nan")]

@@ -4,15 +4,16 @@ is fetched once, whole and checked, or names a way out.
 
 import hashlib
 import json
+import re
 import subprocess
 import zipfile
 from dataclasses import replace
 from types import SimpleNamespace
 
-import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_files import BASE, F32, TEXT, U16, U32, write
 from safetensors.torch import save_file
 from tiny_model import CONFIG, write_config
 
@@ -107,58 +108,39 @@ def test_all_files_of_a_model_without_an_index_are_read(tmp_path):
         load(open_checkpoint(tmp_path).tensors())
 
 
-def write_gguf(path, tensors, **changes):
+STORED = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+}  # fmt: skip
+"""The names of llama.cpp."""
+
+
+def write_gguf(path, tensors, kind="llama", keys=None, more=None):
     """`tensors` as llama.cpp's converter stores them: q and k rows permuted for interleaved rotation."""
-    kind = changes.get("architecture", "llama")
-    writer = gguf.GGUFWriter(path, kind)
-    for add, value in changes.get("fields", {}).items():
-        getattr(writer, add)(value)
-    for fields in changes.get("keys", ()):
-        for add, given in fields.items():
-            getattr(writer, add)(*given)
-    writer.add_block_count(ARCH.num_layers)
-    writer.add_context_length(ARCH.max_position)
-    writer.add_embedding_length(ARCH.hidden_size)
-    writer.add_feed_forward_length(ARCH.intermediate_size)
-    writer.add_head_count(ARCH.num_heads)
-    writer.add_head_count_kv(ARCH.num_kv_heads)
-    writer.add_rope_freq_base(ARCH.rope_theta)
-    writer.add_layer_norm_rms_eps(ARCH.rms_norm_eps)
-    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    inner = {
-        "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
+    stored = {}
     for name, tensor in tensors:
-        values = tensor.numpy()
-        if name not in names:
-            layer, _, rest = name.removeprefix("model.layers.").partition(".")
-            module, _, part = rest.rpartition(".")
-            short = inner[module]
-            if kind == "llama" and short in ("attn_q", "attn_k"):
-                heads = ARCH.num_heads if short == "attn_q" else ARCH.num_kv_heads
-                rows = values.reshape(heads, 2, values.shape[0] // heads // 2, -1)
-                values = rows.swapaxes(1, 2).reshape(values.shape)
-            names[name] = f"blk.{layer}.{short}.{part}"
-        if kind == "gemma" and name.endswith("norm.weight"):
+        layer, values = re.match(r"model\.layers\.(\d+)\.", name), tensor.numpy()
+        module, _, part = name[layer.end() if layer else 0 :].rpartition(".")
+        if kind == "llama" and module in ("self_attn.q_proj", "self_attn.k_proj"):
+            rows = values.reshape(-1, 2, ARCH.head_dim // 2, values.shape[1])
+            values = rows.swapaxes(1, 2).reshape(values.shape)
+        if kind == "gemma" and part == "weight" and "norm" in module:
             values = values + 1
-        writer.add_tensor(names[name], np.ascontiguousarray(values))
-    for name, values in changes.get("more", {}).items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        stored[(f"blk.{layer[1]}." if layer else "") + f"{STORED[module]}.{part}"] = values
+    own = BASE | {"general.architecture": (TEXT, kind), "llama.rope.freq_base": (F32, ARCH.rope_theta)}
+    own["llama.attention.layer_norm_rms_epsilon"] = (F32, ARCH.rms_norm_eps)
+    own = {name.replace("llama.", f"{kind}."): value for name, value in own.items()}
+    return write(path, own | (keys or {}), stored | (more or {}))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma"])
 def test_trap_12_gguf_gives_the_architecture_and_the_tensors_that_were_stored(tmp_path, kind):
     arch = Architecture.from_config({**CONFIG, "model_type": kind, "head_dim": 32}, name="tiny")  # Gemma's own is 256
     tensors = {name: tensor + torch.rand(tensor.shape) for name, tensor in dummy_tensors(arch)}
-    keys = ({"add_uint32": ("tokenizer.ggml.eot_token_id", 7)},)
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors.items(), architecture=kind, keys=keys))
+    keys = {"tokenizer.ggml.eot_token_id": (U32, 7)}
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", tensors.items(), kind, keys))
     assert checkpoint.architecture == arch
     torch.testing.assert_close(dict(checkpoint.tensors()), tensors, rtol=0, atol=1e-6 if kind == "gemma" else 0)
     assert checkpoint.ends()["tokenizer.ggml.eot_token_id"] == 7
@@ -172,28 +154,27 @@ def test_trap_13_the_frequencies_of_llama_3_are_those_of_its_gguf(tmp_path):
     angle = [torch.atan2(sin[1].double(), cos[1].double()).numpy() for cos, sin in tables]
     factors = (angle[1] / angle[0]).astype(np.float32)
     assert factors[0] == pytest.approx(1) and factors[-1] == pytest.approx(8)
-    more = lambda values: {"more": {"rope_freqs.weight": values}}
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", [*dummy_tensors(ARCH)], **more(factors)))
+    checkpoint = open_checkpoint(
+        write_gguf(tmp_path / "tiny.gguf", [*dummy_tensors(ARCH)], more={"rope_freqs.weight": factors})
+    )
     assert load(checkpoint.tensors(), checkpoint.architecture)
     torch.testing.assert_close(rotation(checkpoint.architecture, 200), tables[0], rtol=0, atol=1e-4)
-    linear = {"add_rope_scaling_type": gguf.RopeScalingType.LINEAR, "add_rope_scaling_factor": 3.0}
-    for values, fields, message in (
+    linear = {"llama.rope.scaling.type": (TEXT, "linear"), "llama.rope.scaling.factor": (F32, 3.0)}
+    for values, keys, message in (
         (factors, linear, "b.gguf has both rope_freqs.weight and rope scaling linear"),
         (factors[:3], {}, "expected 16 rope factors above 0, got "),
     ):
-        path = write_gguf(tmp_path / "b.gguf", [*dummy_tensors(ARCH)], **more(values), fields=fields)
+        path = write_gguf(tmp_path / "b.gguf", [*dummy_tensors(ARCH)], keys=keys, more={"rope_freqs.weight": values})
         with pytest.raises(ValueError, match=message):
             open_checkpoint(path)
 
 
 def test_the_files_of_a_split_gguf_are_one_model(tmp_path):
     tensors = dict(dummy_tensors(replace(ARCH, tie_word_embeddings=False)))
-    others = [(name, tensor) for name, tensor in tensors.items() if name != "lm_head.weight"]
-    head = {"output.weight": tensors["lm_head.weight"].numpy()}
+    parts = [[*tensors.items()][first:last] for first, last in ((0, 5), (5, -1), (-1, None))]
     paths = [tmp_path / f"tiny-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    for number, (path, part) in enumerate(zip(paths, (others[:5], others[5:], []), strict=True)):
-        keys = {"add_uint16": ("split.count", 3)}, {"add_uint16": ("split.no", number)}
-        write_gguf(path, part, more=head if part == [] else {}, keys=keys)
+    for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
+        write_gguf(path, part, keys={"split.count": (U16, 3), "split.no": (U16, number)})
     checkpoint = open_checkpoint(paths[0])
     assert not checkpoint.architecture.tie_word_embeddings
     torch.testing.assert_close(dict(checkpoint.tensors()), tensors, rtol=0, atol=0)
