@@ -33,11 +33,6 @@ def test_events_do_not_depend_on_the_pieces_and_their_times_are_of_their_last_by
     assert [time for time, *_ in found] == [min(end for end, _ in pieces if end >= least) for least in ends]
 
 
-def test_data_without_an_empty_line_behind_it_counts_and_nothing_is_nothing():
-    assert [data for _, data, _ in events([(1.0, b"data: a\n\ndata: b")])] == ["a", "b"]
-    assert list(events([])) == [] == list(events([(1.0, b": only a comment\n\n")]))
-
-
 def answer(*lines, status=200, error="", ends=True) -> object:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines] + ["[DONE]"] * ends
     pieces = [(float(place), f"data: {text}\n\n".encode()) for place, text in enumerate(texts, 1)]
@@ -69,8 +64,6 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
     "lines, steps, counted",
     [
         ([text("a"), text("b"), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
-        # A token whose character is not complete has no text; the usage says that the empty chunk is one.
-        ([text("a"), text(""), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
         # The token that ends the text has none.
         ([text("a"), text("b"), text("", "stop"), text(""), USAGE], [(1, 1), (2, 1)], "one each"),
         ([text("aaa", "stop"), USAGE], [(1, 3)], "spread"),
@@ -107,13 +100,10 @@ def of_two(*texts, total=None, each=None):
     "lines, steps, counted",
     [
         (of_two("a", "A", "b", "B", total=4), [[(1, 1), (3, 1)], [(2, 1), (4, 1)]], "one each"),
-        # Each answer is ended by a token without text.
-        (of_two("a", "A", "b", "B", "", "", total=6), [[(1, 1), (3, 1), (5, 1)], [(2, 1), (4, 1), (6, 1)]], "one each"),
         (of_two("ab", "AB", "cd", "CD", total=10), [[(1, 1), (3, 4)], [(2, 1), (4, 4)]], "spread"),
         # A usage that runs along with each answer, and one that counts them together and says nothing of a chunk.
         (of_two("ab", "AB", "cd", "CD", total=8, each=2), [[(1, 2), (3, 2)], [(2, 2), (4, 2)]], "said"),
         (of_two("a", "A", "b", "B", total=4, each=2), [[(1, 1), (3, 1)], [(2, 1), (4, 1)]], "one each"),
-        ([{"choices": [text("a")["choices"][0], text("A", index=1)["choices"][0]]}], [[(1, 1)], [(1, 1)]], "chunks"),
     ],
 )
 def test_each_of_several_answers_has_gaps_of_its_own(lines, steps, counted):
