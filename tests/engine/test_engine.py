@@ -1,6 +1,7 @@
 """The engine on a small model: batching, preemption, swaps, Triton in the interpreter, refusals."""
 
 import json
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -34,25 +35,48 @@ COVER = [
     {"block_size": 64, "prefill_chunk": 7, "max_num_seqs": 3, "max_num_batched_tokens": 9},
     {"block_size": 16, "prefill_chunk": 7, "prefix_caching": False, "continuous_batching": False, "max_num_seqs": 3},
     {"block_size": 4, "chunked_prefill": False, "num_kv_blocks": 16},
-    {"block_size": 1, "prefill_chunk": 3, "num_kv_blocks": 60, "prefix_caching": False},
     {"swap": NAIVE, "prefill_chunk": 5},
     {"kv_cache": False},
     {"contiguous_kv": True, "max_num_seqs": 3, "prefill_chunk": 7},
+    {"overlap": True},
+    {"overlap": True, "block_size": 1, "prefill_chunk": 3, "num_kv_blocks": 60},
+    {"overlap": True, "block_size": 3, "max_num_seqs": 3, "prefix_caching": False, "continuous_batching": False},
+    {"overlap": True, "kv_cache": False},
 ]
 
 
-@pytest.mark.sampled(3, 4)
+def ways_to_end(answers, draw):
+    """For each prompt parameters that end its answer by length or at a random token of it, and what is left then."""
+    for ids in answers:
+        cut = draw.randrange(len(ids))
+        if draw.random() < 0.5:
+            params, left = replace(GREEDY, max_tokens=cut + 1), ids[: cut + 1]
+        else:
+            params, left = replace(GREEDY, stop_token_ids=(ids[cut],)), ids[: ids.index(ids[cut]) + 1]
+        # With log-probabilities the next step must know this one's tokens.
+        yield replace(params, logprobs=draw.choice([None, None, None, None, 1])), left
+
+
+@pytest.mark.sampled(4, 4)
 @pytest.mark.parametrize("options", COVER, ids=str)
 @torch.inference_mode()
-def test_batches_chunks_pages_and_kernels_change_nothing_and_free_pages_are_not_read(tmp_path, alone, options):
+def test_trap_10_batches_chunks_pages_kernels_and_overlap_change_nothing_and_free_pages_are_not_read(
+    tmp_path, alone, options
+):
+    """With `overlap` tokens are read a step later."""
     assert all(len(ids) == 16 for ids in alone)
     assert len({tuple(ids) for ids in alone}) == len(alone), "prompts that all give one answer show nothing"
-    llm = poisoned(tiny_llm(tmp_path, **{"swap": {"gemm": "library"}, **options}))
+    llm, draw = poisoned(tiny_llm(tmp_path, **{"swap": {"gemm": "library"}, **options})), random.Random(str(options))
     assert tokens(llm.generate(prompts(), GREEDY)) == alone
-    assert tokens(llm.generate(prompts()[::-1], GREEDY)) == alone[::-1], "with prefixes that are there"
+    for _ in range(4):  # with prefixes that are there
+        params, expected = zip(*ways_to_end(alone, draw), strict=True)
+        outputs = llm.generate(prompts(), list(params))
+        assert tokens(outputs) == list(expected)
+        for output, one in zip(outputs, params, strict=True):
+            assert one.logprobs is None or len(output.outputs[0].logprobs) == len(output["token_ids"])
     pages = llm.scheduler.blocks
-    long = pages.prefix_caching and pages.block_size < 40
-    assert pages.num_free == pages.num_blocks and bool(pages.num_cached) == long
+    assert not llm.has_work and pages.num_free == pages.num_blocks
+    assert bool(pages.num_cached) == (pages.prefix_caching and pages.block_size < 40)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -139,23 +163,17 @@ def test_trap_43_stop_tokens_and_length_end_a_request(tmp_path, alone):
     assert len(output["token_ids"]) == 6 and output["finish_reason"] == "length", "the context is 256"
 
 
-def test_streams_give_the_tokens_of_generate_and_may_be_read_in_turns(tmp_path, alone):
-    llm = tiny_llm(tmp_path, swap={"gemm": "library"})
-    first, second = (llm.stream(prompts()[number], GREEDY) for number in (2, 5))
+def test_trap_6_streams_give_the_tokens_of_generate_in_turns_also_beside_abandoned_ones(tmp_path, alone):
+    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, num_kv_blocks=64)
+    abandoned, waiting, first, second = (llm.stream(prompts()[number], GREEDY) for number in (5, 6, 2, 5))
+    next(abandoned), next(abandoned)
+    abandoned.close(), waiting.close()
     for number, events in zip((2, 5), zip(*zip(first, second, strict=True), strict=True), strict=True):
         assert [(event.index, event.token_id) for event in events] == [*enumerate(alone[number])]
         *others, output = (event.output for event in events)
         assert set(others) == {None} and output["token_ids"] == alone[number]
         assert output.timeline.token_times_s == tuple(event.time_s for event in events)
-
-
-def test_trap_6_an_abandoned_stream_leaves_nothing_behind(tmp_path, alone):
-    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, num_kv_blocks=32)
-    stream, waiting = (llm.stream(prompts()[number], GREEDY) for number in (5, 6))
-    next(stream), next(stream)
-    stream.close(), waiting.close()
-    assert not llm.has_work and llm.scheduler.blocks.num_free == 32
-    assert tokens(llm.generate(prompts(), GREEDY)) == alone
+    assert not llm.has_work and llm.scheduler.blocks.num_free == 64
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Steps that start before the tokens of the step before are read, and steps that run as recorded graphs."""
 
-import random
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,45 +19,6 @@ LIBRARY = {"swap": {"gemm": "library"}}
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     return tokens(tiny_llm(tmp_path_factory.mktemp("m"), **LIBRARY).generate(prompts(), GREEDY))
-
-
-def ways_to_end(answers, draw):
-    """For each prompt parameters that end its answer by length or at a random token of it, and what is left then."""
-    params, expected = [], []
-    for ids in answers:
-        cut = draw.randrange(len(ids))
-        if draw.random() < 0.5:
-            params.append(replace(GREEDY, max_tokens=cut + 1))
-            expected.append(ids[: cut + 1])
-        else:
-            params.append(replace(GREEDY, stop_token_ids=(ids[cut],)))
-            expected.append(ids[: ids.index(ids[cut]) + 1])
-        if draw.random() < 0.2:  # the next step must know this one's tokens
-            params[-1] = replace(params[-1], logprobs=1)
-    return params, expected
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"block_size": 1, "prefill_chunk": 3, "num_kv_blocks": 60},
-        {"block_size": 3, "max_num_seqs": 3, "prefix_caching": False, "continuous_batching": False},
-        {"kv_cache": False},
-    ],
-    ids=str,
-)
-def test_trap_10_tokens_that_are_read_a_step_later_change_no_answer(tmp_path, answers, options):
-    llm = poisoned(tiny_llm(tmp_path, overlap=True, **LIBRARY, **options))
-    draw = random.Random(str(options))
-    for _ in range(6):
-        params, expected = ways_to_end(answers, draw)
-        outputs = llm.generate(prompts(), params)
-        assert tokens(outputs) == expected
-        assert all(one.outputs[0].logprobs is None or len(one.outputs[0].logprobs) == len(ids)
-                   for one, ids in zip(outputs, expected, strict=True))  # fmt: skip
-        assert not llm.has_work and llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"speculate": "ngram"}], ids=str)

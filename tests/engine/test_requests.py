@@ -54,12 +54,6 @@ def test_a_bias_decides_and_harms_no_batch_mate(llm, greedy):
             llm.generate([[1]], replace(GREEDY, **wrong))
 
 
-def test_a_top_p_that_fp32_lacks_ends_no_step(llm, greedy):
-    """It rounds to 0, which once ended the engine's process, and all other requests."""
-    alone = llm.generate(prompts(), replace(DRAWN, max_tokens=12, ignore_eos=True, top_p=5e-324))
-    assert tokens(alone) == tokens(greedy)
-
-
 KEPT = {"eos_token_id": 3, "suppress_tokens": [5, 2000], "bad_words_ids": [[3], [7]], "temperature": 0.5,
         "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5}  # fmt: skip
 

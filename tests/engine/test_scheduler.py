@@ -189,11 +189,6 @@ def test_without_chunks_a_prompt_runs_whole_and_one_beyond_the_budget_as_the_onl
     assert [run(scheduler) for _ in range(3)] == [[(0, 0, 12)], [(1, 0, 4), (2, 0, 5)], [(3, 0, 3)]]
 
 
-def test_a_static_batch_ends_before_the_next_begins():
-    scheduler = scheduler_of(*(make(i, 4, 2 + i) for i in range(4)), seqs=2, continuous=False, prefix_caching=False)
-    assert [run(scheduler) for _ in range(4)] == [[(0, 0, 4), (1, 0, 4)], [], [], [(2, 0, 4), (3, 0, 4)]]
-
-
 def test_trap_3_a_prompt_that_is_there_whole_still_computes_its_last_token():
     first, again, longer = make(0, 8, 1), make(1, 8, 1), make(2, 9, 1)
     scheduler = scheduler_of(first)

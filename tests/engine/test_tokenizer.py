@@ -139,14 +139,6 @@ def test_stream_and_result_are_one_text_and_that_of_transformers_where_bytes_are
             assert own == theirs.decode([one for one in ids if one < size], skip_special_tokens=True), ids
 
 
-def test_what_is_certain_comes_at_once_however_many_bytes_are_wrong():
-    tokenizer = of_kind("llama")
-    stream = TextStream(Pieces(tokenizer))
-    push = lambda byte: stream.push(tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>"))
-    assert [push(0xFF) for _ in range(8000)] == ["\N{REPLACEMENT CHARACTER}"] * 8000 and stream.flush() == ""
-    assert [push(byte) for byte in "Ҥ".encode()] == ["", "Ҥ"]
-
-
 def in_gguf(path, model, tokens, types=None, **fields):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)

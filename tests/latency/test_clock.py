@@ -162,21 +162,6 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
     assert status == 2 and "steps: expected at least 50" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ("simulate llama-3.1-70b", "gpus"),
-        ("simulate --host-ms nan", "--host-ms"),
-        ("simulate smollm2-135m --input-len 8190", "--input-len"),
-        ("simulate --sweep 5,20 --against x", "against"),
-        ("capacity --ttft nan", "ttft"),
-    ],
-)
-def test_a_wrong_option_is_named(rooflab: Any, words: str, name: str) -> None:
-    status, _, err = rooflab(*words.split())
-    assert status == 2 and f"{name}: expected" in err, err
-
-
 def test_compared_names_the_difference() -> None:
     first, second = (simulate(Simple(), plan(num_prompts=4, concurrency=n), ClockSettings(64)) for n in (1, 2))
     rows = {row["figure"]: row for row in compared(second, first)}

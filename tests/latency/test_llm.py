@@ -29,14 +29,6 @@ def test_kv_cache_of_a_70b_with_and_without_grouped_queries() -> None:
     assert kv_bytes_per_token(LLAMA_8B) == 131_072 == 2 * kv_bytes_per_token(LLAMA_8B, "fp8_e4m3")
 
 
-def test_weights_split_over_gpus_keep_norms_on_each() -> None:
-    whole, half = weight_bytes(LLAMA_70B), weight_bytes(LLAMA_70B, gpus=2)
-    assert 2 * half - whole == LLAMA_70B.parameters().norms * 2
-    few = replace(LLAMA_8B, num_kv_heads=2)
-    copies = 2 * 32 * 2 * 128 * 4096 * 2  # two more K and V heads, in bf16, over four GPUs
-    assert 4 * weight_bytes(few, gpus=4) - weight_bytes(few) == copies + 3 * few.parameters().norms * 2
-
-
 def test_activation_allowance_is_the_widest_part_of_a_layer_and_the_logits() -> None:
     assert activation_bytes(LLAMA_8B, 100, 3) == 100 * (2 * 4096 + 3 * 14336) * 2 + 3 * 128_256 * 4
     narrow = replace(LLAMA_8B, intermediate_size=1024)

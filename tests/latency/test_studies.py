@@ -12,7 +12,7 @@ from tiny_model import write_config
 from rooflab.bench.core.record_files import RunWriter, read
 from rooflab.bench.latency.pages import run_study, write_page
 from rooflab.bench.latency.records import study_record
-from rooflab.bench.latency.studies import STUDIES, fusion
+from rooflab.bench.latency.studies import STUDIES
 from rooflab.bench.latency.study import Lab, at_least, at_most, worst
 from rooflab.roofline.model import Ceilings
 
@@ -69,14 +69,9 @@ def test_what_counts_tokens_is_the_same_on_any_machine(found: Any) -> None:
 
 
 @pytest.mark.more
-def test_a_claim_about_what_is_not_here_is_not_tested(found: Any, tmp_path: Path) -> None:
+def test_a_claim_about_what_is_not_here_is_not_tested(found: Any) -> None:
     said = "needs CUDA graphs, which a CPU does not have"
-    assert found[0]["launch-bound"].number.startswith(said)
-    assert f"| not tested | {said}" in found[1].read_text()
-    write_config(tmp_path)
-    swap = dict.fromkeys(("fused_add_rmsnorm", "silu_and_mul"), "library")
-    study = fusion.run(Lab(str(tmp_path), dummy=True, quick=True, options={"device": "cpu", "swap": swap}))
-    assert study.verdict == "not tested" and study.number.startswith("needs fused kernels")
+    assert found[0]["launch-bound"].number.startswith(said) and f"| not tested | {said}" in found[1].read_text()
 
 
 def test_a_verdict_follows_its_number() -> None:

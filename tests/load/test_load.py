@@ -70,11 +70,6 @@ def test_times_lie_between_the_servers_write_and_the_end(stub):
         assert all(written < read <= shot.end_s for written, read in times)
 
 
-def test_the_wait_for_a_place_counts_from_the_schedule(stub):
-    first, second = sent(stub, shots(2), limit=1)
-    assert second.scheduled_s == first.scheduled_s and second.free_s >= first.end_s
-
-
 def test_a_tap_sees_what_another_client_sees(stub, tmp_path):
     """Each token passes the tap after the server wrote it and before the client reads it; the first request is left
     out, and so is what asks for no stream."""

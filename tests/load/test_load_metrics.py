@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rooflab.bench.load import results
-from rooflab.bench.load.causes import cause, on_our_clock, page_seconds, spikes
+from rooflab.bench.load.causes import cause, page_seconds, spikes
 from rooflab.bench.load.definitions import texts, xray
 from rooflab.bench.load.metrics import check_limits, failures, noise, summarize, times_of
 from rooflab.bench.load.run import Plan
@@ -152,13 +152,6 @@ def test_spikes_are_gaps_of_over_one_and_a_half_medians():
     trace = replace(TRACE, requests=(replace(ONE, chunks=chunks, output_tokens=6),), steps=(step(0.5, 0.8, evicted=1),))
     (spike,) = spikes(trace)
     assert (spike.begin_s, spike.end_s, spike.kind) == (0.5, 0.9, "page fault")
-
-
-def test_another_hosts_clock_is_moved_and_ones_own_is_not():
-    (moved,) = on_our_clock([step(100.0, 101.0)], 102.0, 2.5, 0.1)
-    assert (moved["begin_s"], moved["end_s"]) == pytest.approx((0.5, 1.5))
-    (same,) = on_our_clock([step(1.0, 2.0)], 2.46, 2.5, 0.1)
-    assert same["begin_s"] == 1.0
 
 
 def test_vllms_keys_by_vllms_definitions():
