@@ -10,14 +10,11 @@ def test_a_step_by_its_ops_adds_up_and_leaves_the_engine_as_it_was(tmp_path):
     llm = with_graphs(tiny_llm(tmp_path))
     ops, graphs = llm.runner.ops, llm.runner.graphs
     table = time_ops(llm, prompts()[2], steps=6)
-    assert {op: row["calls"] for op, row in table.items()} == {
-        "gemm": 9, "fused_add_rmsnorm": 4, "decode_attention": 2, "rope_and_cache": 2, "silu_and_mul": 2, "sample": 1,
-        "embedding": 1, "rmsnorm": 1, "host": 1,
-    }  # fmt: skip
-    assert sum(row["share"] for row in table.values()) == pytest.approx(1)
-    assert all(row["us"] > 0 for row in table.values())
-    assert llm.runner.ops is ops and llm.runner.graphs is graphs and not llm.scheduler.has_work
-    assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
+    assert (table["gemm"]["calls"], table["decode_attention"]["calls"], table["host"]["calls"]) == (9, 2, 1)
+    assert sum(row["share"] for row in table.values()) == pytest.approx(1) and all(
+        row["us"] > 0 for row in table.values()
+    )
+    assert llm.runner.ops is ops and llm.runner.graphs is graphs and not llm.has_work
 
 
 def test_mixed_requests_are_the_same_each_time_and_all_are_answered(tmp_path):

@@ -159,14 +159,7 @@ def test_trap_37_what_could_never_fit_is_refused_and_a_prompt_may_take_the_last_
     assert chunks_of(scheduler.schedule()) == [(0, 0, 15)] and scheduler.blocks.num_free == 0
 
 
-def test_first_come_first_served_but_for_priority():
-    scheduler = scheduler_of(*(make(i, 4, 4, priority=i == 1) for i in range(4)), seqs=2, prefix_caching=False)
-    assert run(scheduler) == [(0, 0, 4), (2, 0, 4)] and run(scheduler) == []
-    scheduler.finish(scheduler.running[:1])
-    assert run(scheduler) == [(3, 0, 4)]
-
-
-def test_a_request_of_low_priority_waits_but_not_for_ever():
+def test_first_come_first_served_but_for_a_low_priority_which_waits_not_for_ever():
     requests = [make(number, 3, 1, priority) for number, priority in enumerate((1, 0, 0, -1))]
     for request, arrival_s in zip(requests, (0.0, 9.0, 11.0, 19.5), strict=True):
         request.arrival_s = arrival_s
@@ -240,3 +233,9 @@ def test_a_prompt_that_does_not_fit_is_not_looked_up_in_every_step(monkeypatch):
     for _ in range(6):
         run(scheduler)
     assert len(looked) == 2, "once for each: nothing was released in between"
+
+
+def test_trap_36_a_preempted_sequence_waits_until_it_can_go_on():
+    scheduler = scheduler_of(*(make(i, [i] * 4, 12) for i in range(3)), blocks=6, prefix_caching=False)
+    chunks = [run(scheduler) for _ in range(100) if scheduler.has_work]
+    assert not scheduler.has_work and sum(map(len, chunks)) <= 6, "each of two was preempted at most once or twice"

@@ -1,7 +1,5 @@
 """Speculation: the answers of an engine that drafts are those of one that does not."""
 
-from dataclasses import replace
-
 import pytest
 from speculating import LIBRARY, Known, exact, speculating, watched
 from tiny_model import prompts, tiny_llm
@@ -81,16 +79,6 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
             assert lengths.of(one) == 0
         one.append(1)
         assert lengths.of(one) == 1, "it starts again"
-
-
-def test_a_stop_token_within_a_draft_ends_tokens_and_log_probabilities(tmp_path, answer):
-    stop = next(place for place in range(6, 40) if answer[place] not in answer[:place])
-    llm = speculating(tmp_path, drafter=Known(2), num_speculative_tokens=16)
-    llm.runner.drafter.right, llm.runner.drafter.answers = 1.0, {0: answer}
-    params = replace(GREEDY, logprobs=1, stop_token_ids=(answer[stop],))
-    found = llm.generate([prompts()[0]], params)[0].outputs[0]
-    assert found.token_ids == answer[: stop + 1] and found.finish_reason == "stop"
-    assert [next(iter(shown)) for shown in found.logprobs] == found.token_ids
 
 
 @pytest.mark.parametrize("options, message", [

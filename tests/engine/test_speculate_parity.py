@@ -156,8 +156,14 @@ def test_so_are_they_through_the_server(tmp_path, greedy, batch, k, kind):
 
         with ThreadPoolExecutor(batch) as pool:
             texts = list(pool.map(answered, prompts))
-        drafted = int(server.metric("vllm:spec_decode_num_draft_tokens_total"))
-        accepted = int(server.metric("vllm:spec_decode_num_accepted_tokens_total"))
+        names = "drafts", "draft_tokens", "accepted_tokens", "emitted_tokens", "accepted_tokens_per_pos"
+        counted = [int(server.metric(f"vllm:spec_decode_num_{name}_total")) for name in names]
+        emitted = server.metric("vllm:generation_tokens_total")
+        steps = [step for step in server.ask("/steps")[1]["steps"] if step["drafted"]]
+    drafts, drafted, accepted, of_steps, places = counted
+    assert drafted >= drafts and places == accepted and of_steps <= emitted == NEW * len(prompts)
+    for step in steps:
+        assert 0 < step["draft_s"] + step["verify_s"] + step["accept_s"] <= step["end_s"] - step["begin_s"]
     got = [as_tokens(plain, output["token_ids"], text) for output, text in zip(wanted, texts, strict=True)]
     assert drafted > 0  # on a busy machine few drafts pay
     judged(

@@ -49,7 +49,8 @@ def params_of(draw):
         asked |= draw.choice([
             {"presence_penalty": 1.5, "logit_bias": {3: 4.0, 5: 4.0, 9: 3.5}}, {"repetition_penalty": 1.3},
             {"logprobs": 1},
-            {"stop_token_ids": (draw.randrange(48), draw.randrange(48)), "min_tokens": min(3, asked["max_tokens"])},
+            {"stop_token_ids": (draw.randrange(48), 3), "min_tokens": min(3, asked["max_tokens"]), "logprobs": 1,
+             "logit_bias": {3: 3.0}},
         ])  # fmt: skip
     return SamplingParams(**asked)
 

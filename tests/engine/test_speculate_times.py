@@ -1,8 +1,6 @@
 """What speculation costs and brings: through the server and its metrics, on the clock, and the acceptance that pays."""
 
 import pytest
-from served import served
-from test_serve import GREEDY
 
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.speculation import SpeculativeSteps, break_even, priced, speculative, tokens_a_step
@@ -17,35 +15,6 @@ from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 
 KERNELS = KernelTimes(get_architecture("llama-3.1-8b"), get_device("h100-sxm"))
-PROMPTS = [[5, 6, 7] * 9, [9] * 40, [1, 2], list(range(30))]
-
-
-@pytest.mark.more  # 20 s: two servers
-def test_a_server_that_speculates_answers_as_one_that_does_not_and_counts_emitted_tokens(tmp_path):
-    answers, options = [], ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--seed", "3")
-    for more in ((), ("--speculate", "ngram", "--num-speculative-tokens", "6")):
-        with served(tmp_path, *options, *more) as server:
-            own = []
-            for prompt in PROMPTS:
-                for asked in ({}, {"temperature": 1.1, "seed": 4}, {"logprobs": 1, "presence_penalty": 1.0}):
-                    reply = server.ask("/v1/completions", {**GREEDY, "prompt": prompt, "max_tokens": 60, **asked})[1]
-                    (choice,) = reply["choices"]
-                    names = choice["logprobs"] and choice["logprobs"]["tokens"]
-                    own.append((choice["text"], choice["finish_reason"], reply["usage"]["completion_tokens"], names))
-            answers.append(own)
-            emitted = server.metric("vllm:generation_tokens_total")
-            assert emitted == sum(count for _, _, count, _ in own)
-            names = "drafts", "draft_tokens", "accepted_tokens", "emitted_tokens", "accepted_tokens_per_pos"
-            counted = [server.metric(f"vllm:spec_decode_num_{name}_total") for name in names]
-            steps = [step for step in server.ask("/steps")[1]["steps"] if step["drafted"]]
-    assert answers[0] == answers[1]
-    drafts, drafted, accepted, of_steps, places = counted
-    # How much is drafted goes by times, and those of a busy machine are any.
-    assert drafted >= drafts >= 1 and places == accepted
-    assert of_steps == accepted + drafts and of_steps < emitted, "one sequence at a time"
-    for step in steps:
-        parts = step["draft_s"] + step["verify_s"] + step["accept_s"]
-        assert step["tokens"] == sum(step["accepted"]) + 1 and 0 < parts <= step["end_s"] - step["begin_s"]
 
 
 def test_a_draft_breaks_even_where_its_tokens_are_worth_its_time():

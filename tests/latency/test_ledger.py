@@ -17,11 +17,11 @@ from rooflab.bench.core.select import Selection
 from rooflab.bench.latency.capture import capturing
 from rooflab.bench.latency.ledger import calls_of, from_kernels, measured, stepping
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.bench.latency.whatif import PhaseChange, scale, swap
+from rooflab.bench.latency.whatif import PhaseChange, scale
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.page import render
 from rooflab.bench.report.sources import load
-from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.kernels.registry import get_op
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
@@ -111,19 +111,6 @@ def test_a_kernels_win_that_is_none_of_the_engine_is_said() -> None:
     noisy = replace(lost, noise="it was busy")
     assert noisy.verdict() == "ITL with gemm/library: NOISY, and so no verdict: it was busy"
     assert noisy.row()["share"] is noisy.row()["predicted_%"] is noisy.row()["measured_%"] is None
-
-
-@pytest.mark.more
-def test_a_swap_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rooflab.bench.latency.whatif.BUDGET_S", 0.01)
-    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
-    llm, other = tiny_llm(tmp_path, **OPTIONS), tiny_llm(tmp_path, **OPTIONS, swap={"gemm": "library"})
-    for op, name, engine in (("gemm", "library", other), ("fused_add_rmsnorm", "naive", None)):
-        found = swap(llm, op, get_kernel(op, name), "decode", 2, 20, engine)
-        assert found is not None and found.measured_ms and math.isfinite(found.predicted_ms)
-        assert found.after == name and 0 < found.share < 1 and found.kernel_ratio > 0
-    asked = get_kernel("flash_attention_varlen", "library")
-    assert swap(llm, "flash_attention_varlen", asked, "decode", 2, 20) is None
 
 
 @pytest.mark.parametrize("grad", [torch.inference_mode, torch.no_grad])
