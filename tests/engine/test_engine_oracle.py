@@ -24,11 +24,6 @@ from rooflab.roofline.architecture import Architecture
 
 ROOT = Path(__file__).parents[2]
 NEW_TOKENS = 64
-QUESTIONS = (
-    "What is the capital of France?",
-    "Explain in two sentences why the sky is blue.",
-    "Write a haiku about rain.",
-)
 # Around the block size of 16, and long enough for many pages.
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 128, 600)
 
@@ -46,8 +41,7 @@ def load_transformers(path, dtype=torch.float32):
 def real_prompts(tokenizer):
     """Chat questions through the template, and the licence's first so many tokens."""
     text = tokenizer.encode((ROOT / "LICENSE").read_text())
-    chats = [tokenizer.encode([{"role": "user", "content": question}]) for question in QUESTIONS]
-    return chats + [text[:length] for length in LENGTHS]
+    return [tokenizer.encode(chat(question)) for question in PROMPT_SET[:3]] + [text[:length] for length in LENGTHS]
 
 
 @torch.inference_mode()

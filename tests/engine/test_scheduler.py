@@ -157,6 +157,8 @@ def test_trap_37_what_could_never_fit_is_refused_and_a_prompt_may_take_the_last_
     with pytest.raises(ValueError, match="need 5 pages of the KV cache, which has 4"):
         scheduler.check(make(0, 10, 7))
     assert chunks_of(scheduler.schedule()) == [(0, 0, 15)] and scheduler.blocks.num_free == 0
+    beside = scheduler_of(make(0, 4, 4), make(1, 12, 1), blocks=4, prefix_caching=False)
+    assert chunks_of(beside.schedule()) == [(0, 0, 4)], "beside another it would be preempted in the next step"
 
 
 def test_first_come_first_served_but_for_a_low_priority_which_waits_not_for_ever():

@@ -12,7 +12,7 @@ import pytest
 from tiny_model import tiny_llm
 
 from rooflab.bench.latency.capacity import HIGHEST, holds, kv_blocks, most_requests_per_s
-from rooflab.bench.latency.clock import ClockSettings, compared, simulate
+from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes, StepWork, fitted
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data
@@ -160,11 +160,3 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
     assert status == 0 and "no page fits beside" in out and "most for each GPU: 8 with chunks of 2048" in out
     status, _, err = rooflab("simulate", "--steps", trace)
     assert status == 2 and "steps: expected at least 50" in err
-
-
-def test_compared_names_the_difference() -> None:
-    first, second = (simulate(Simple(), plan(num_prompts=4, concurrency=n), ClockSettings(64)) for n in (1, 2))
-    rows = {row["figure"]: row for row in compared(second, first)}
-    # Alone: a prompt of 10 tokens in 2 s, two more tokens in 2 s.  Two at once: both prompts take 3 s.
-    assert [rows["e2e_p50_ms"][name] for name in ("simulated", "measured", "off_%")] == pytest.approx([5e3, 4e3, 25])
-    assert rows["output_tokens_per_s"]["simulated"] > rows["output_tokens_per_s"]["measured"]
