@@ -79,19 +79,18 @@ def test_chats_through_openais_client(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_takes_the_clients_own_object_of_an_answer(client, stream):
-    messages = [{"role": "user", "content": "Hi"}]
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **GREEDY}
     if stream:
-        with client.chat.completions.stream(messages=messages, max_tokens=4, **GREEDY) as events:
+        with client.chat.completions.stream(**asked) as events:
             list(events)
             message = events.current_completion_snapshot.choices[0].message
     else:
-        message = client.chat.completions.create(messages=messages, max_tokens=4, **GREEDY).choices[0].message
-    plain = {"role": "assistant", "content": message.content}
-    texts = [
-        client.chat.completions.create(messages=[*messages, one], max_tokens=4, **GREEDY).choices[0].message.content
-        for one in (message, plain)
+        message = client.chat.completions.create(**asked).choices[0].message
+    again = [
+        client.chat.completions.create(**asked | {"messages": [*asked["messages"], one]}).choices[0].message.content
+        for one in (message, {"role": "assistant", "content": message.content})
     ]
-    assert texts[0] == texts[1] and len(ids(message.content)) == 4
+    assert again[0] == again[1] and len(ids(message.content)) == 4
 
 
 def test_what_the_protocol_has_and_this_server_has_not(server):
