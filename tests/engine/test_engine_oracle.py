@@ -121,7 +121,8 @@ STRETCHED["original_max_position_embeddings"] = 64
     [
         {"rope_scaling": STRETCHED},
         {"tie_word_embeddings": False},
-        {"model_type": "qwen2"},
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0},
+        {"num_key_value_heads": 3, "rms_norm_eps": 0.01, "num_hidden_layers": 3},
         {"model_type": "qwen3", "head_dim": 64},
         {"model_type": "mistral", "sliding_window": 20, "tie_word_embeddings": False},
         {"model_type": "gemma", "head_dim": 64, "hidden_act": "gelu_pytorch_tanh"},
