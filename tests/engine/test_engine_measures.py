@@ -1,6 +1,5 @@
 """What is measured of the engine: a step by its ops, its host work, and batches of mixed requests."""
 
-import engine_host
 import pytest
 from engine_vs_transformers import LENGTHS, batch_of_engine, mixed_requests, time_ops
 from tiny_model import prompts, tiny_llm, with_graphs
@@ -25,9 +24,3 @@ def test_mixed_requests_are_the_same_each_time_and_all_are_answered(tmp_path):
     llm.runner.run = lambda step: drawn.append(run(step)) or drawn[-1]
     assert batch_of_engine(llm, requests).batch_ms > 0
     assert sum(len(draw.ids) for draw in drawn if draw) == sum(answer for _, answer in requests)
-
-
-def test_host_work_is_measured_without_a_model():
-    found = engine_host.measure(num_sequences=8, context=40, block_size=4, steps=40)
-    assert found["pages_appended_per_step"] == pytest.approx(2, abs=0.2)
-    assert found["host_ms_median"] > 0 and found["admission_ms"] > 0

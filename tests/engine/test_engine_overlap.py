@@ -98,19 +98,6 @@ def test_every_batch_size_has_a_graph_of_at_most_15_rows_more():
     assert sizes[-3:] == [224, 240, 250] and all(b - a <= 16 for a, b in zip(sizes, sizes[1:], strict=False))
 
 
-@torch.inference_mode()
-def test_the_rehearsal_of_the_largest_step_writes_no_page(tmp_path):
-    llm = tiny_llm(tmp_path, max_num_seqs=5, **LIBRARY)
-    caches = (*llm.runner.cache.keys, *llm.runner.cache.values)
-    for cache in caches:
-        cache.fill_(7)
-    rows, forward = [], llm.runner.model.forward
-    llm.runner.model.forward = lambda step, *rest: rows.append(len(step.token_ids)) or forward(step, *rest)
-    for count in (3, 600):  # the longest sequence has 256 tokens
-        llm.runner.rehearse(count)
-    assert rows == [3, 600] and all(bool((cache == 7).all()) for cache in caches)
-
-
 def test_the_pool_leaves_free_what_the_largest_step_took(monkeypatch, tmp_path):
     """On a card of which 1,000,000 bytes are free, and a tenth stays so."""
     taken = []

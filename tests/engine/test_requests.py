@@ -190,9 +190,3 @@ def test_a_wrong_field_is_named(name, values):
     for value in values:
         with pytest.raises(ValueError, match=f"^{name}: expected"):
             replace(GREEDY, **{name: value})
-
-
-def test_a_stop_text_needs_a_tokenizer(llm):
-    with pytest.raises(ValueError, match="stop: dummy weights come without a tokenizer"):
-        llm.generate([[1]], replace(GREEDY, stop=("x",)))
-    assert not llm.has_work

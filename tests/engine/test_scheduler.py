@@ -236,12 +236,6 @@ def test_a_prompt_that_does_not_fit_is_not_looked_up_in_every_step(monkeypatch):
     assert len(looked) == 2, "once for each: nothing was released in between"
 
 
-def test_trap_36_a_preempted_sequence_waits_until_it_can_go_on():
-    scheduler = scheduler_of(*(make(i, [i] * 4, 12) for i in range(3)), blocks=6, prefix_caching=False)
-    chunks = [run(scheduler) for _ in range(100) if scheduler.has_work]
-    assert not scheduler.has_work and sum(map(len, chunks)) <= 6, "each of two was preempted at most once or twice"
-
-
 def test_trap_35_the_last_sequence_is_preempted_and_computes_prompt_and_output_again():
     one, two = make(0, [1] * 4, 12), make(1, [2] * 4, 12)
     scheduler = scheduler_of(one, two, blocks=5, prefix_caching=False)

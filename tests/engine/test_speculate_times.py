@@ -4,12 +4,10 @@ import pytest
 
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.speculation import SpeculativeSteps, break_even, priced, speculative, tokens_a_step
-from rooflab.bench.latency.step_model import KernelTimes, StepWork, fitted
+from rooflab.bench.latency.step_model import KernelTimes, StepWork
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data
-from rooflab.bench.load.metrics import tokens_a_step as tokens_of_steps
 from rooflab.bench.load.run import Plan
-from rooflab.bench.load.trace import Trace
 from rooflab.engine.speculate.drafter import Speculation
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
@@ -61,21 +59,6 @@ def test_on_the_clock_tokens_come_by_chance_and_break_even_is_as_predicted(accep
     assert priced(SpeculativeSteps(Given()), 1, 99, 4)["break_even_acceptance"] == pytest.approx(break_even(1.4, 4))
     with pytest.raises(ValueError, match=r"acceptance: expected a number in \[0, 1\], got 1.5"):
         ClockSettings(99, acceptance=1.5)
-
-
-def test_measured_steps_count_drafted_tokens():
-    def line(decodes, drafted, accepted=0):
-        seconds = 0.01 + 0.001 * (decodes + drafted)
-        return {"num_decodes": decodes, "decode_keys": 99 * decodes, "prompt_tokens": 0, "prompt_pairs": 0,
-                "tokens": decodes + accepted, "drafted": drafted, "accepted": [accepted], "begin_s": 0.0,
-                "end_s": seconds, "running": 0}  # fmt: skip
-
-    rows = [line(n, 0) for n in range(1, 31)] + [line(1, n, 1) for n in range(1, 31)]
-    assert fitted(rows).seconds(StepWork(1, 99, (), 9, 8)) == pytest.approx(0.019, rel=0.05)
-    trace = Trace(0.0, 0.0, 1.0, (), {}, tuple(rows))
-    found = tokens_of_steps(trace)
-    assert found["tokens_per_step"] == (465 + 60) / 495 and found["acceptance"] == 30 / 465
-    assert tokens_of_steps(Trace(0.0, 0.0, 1.0, (), {}, None)) == {}
 
 
 def test_an_estimate_says_which_acceptance_breaks_even(rooflab):

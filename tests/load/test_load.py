@@ -35,11 +35,6 @@ def test_an_answer_may_come_in_any_pieces(text, wanted, cuts):
     assert framing.whole and (framing.status, framing.content_type, framing.keep, body) == wanted
 
 
-def test_a_url_without_a_scheme_is_named():
-    with pytest.raises(ValueError, match="url: expected http://HOST:PORT"):
-        Endpoint("localhost:8000", "/v1/completions")
-
-
 @pytest.fixture(scope="module")
 def stub():
     with stub_server() as url:
@@ -91,12 +86,9 @@ def test_a_tap_sees_what_another_client_sees(stub, tmp_path):
 
 
 def test_a_connection_that_is_never_there_costs_its_request(monkeypatch):
-    (refused,) = sent("http://127.0.0.1:9", shots(1))
-    assert refused.error == "connection refused"
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", lambda *of, **more: asyncio.sleep(9))
-    assert [shot.error for shot in sent("http://127.0.0.1:9", shots(2), timeout_s=0.1)] == [
-        "no connection after 0.1 s"
-    ] * 2
+    (late,) = sent("http://127.0.0.1:9", shots(1), timeout_s=0.1)
+    assert late.error == "no connection after 0.1 s"
 
 
 def test_a_closed_loop_keeps_its_number_in_flight(stub):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rooflab.bench.load import results
-from rooflab.bench.load.causes import cause, page_seconds, spikes
+from rooflab.bench.load.causes import cause, page_seconds
 from rooflab.bench.load.definitions import texts, xray
-from rooflab.bench.load.metrics import check_limits, failures, noise, summarize, times_of
+from rooflab.bench.load.metrics import check_limits, failures, summarize, times_of
 from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, StreamEvent, Trace, load_trace
 
@@ -105,12 +105,6 @@ def test_limits_hold_all_together():
             check_limits(wrong)
 
 
-def test_a_late_client_is_noise():
-    assert noise(TRACE) == "" and noise(replace(TRACE, requests=())) == ""
-    late = replace(TRACE, requests=(ONE, replace(ONE, free_s=0.097), replace(ONE, free_s=0.098)))
-    assert noise(late) == "the client sent half of the requests over 2.00 ms late; at most 1 ms"
-
-
 def test_a_trace_is_read_as_it_was_written(tmp_path):
     trace = Trace(-0.1, 0.5, 1.2, (ONE, BUNDLED, FAILED), {"model": "m"}, ({"number": 1},))
     assert load_trace(trace.save(tmp_path / "t.ndjson")) == trace
@@ -143,15 +137,6 @@ def step(begin, end, **what):
 )
 def test_the_cause_of_a_gap(steps, wanted):
     assert cause(1.5, 3.0, steps, 1.0, page_seconds(steps)) == wanted
-
-
-def test_spikes_are_gaps_of_over_one_and_a_half_medians():
-    assert spikes(TRACE) == []  # the server told no steps
-    times = (0.3, 0.4, 0.5, 0.9, 1.0, 1.14)
-    chunks = tuple(StreamEvent(time_s, "text") for time_s in times)
-    trace = replace(TRACE, requests=(replace(ONE, chunks=chunks, output_tokens=6),), steps=(step(0.5, 0.8, evicted=1),))
-    (spike,) = spikes(trace)
-    assert (spike.begin_s, spike.end_s, spike.kind) == (0.5, 0.9, "page fault")
 
 
 def test_vllms_keys_by_vllms_definitions():

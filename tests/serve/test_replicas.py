@@ -124,13 +124,11 @@ def errors_pass_through_and_there_is_no_view_of_one_replica(two: Served) -> None
 
 
 def a_signal_lets_a_stream_end(two: Served) -> None:
-    got: list[tuple[str, str | None]] = []
-    reader = threading.Thread(target=lambda: got.append(stream(two, PROMPTS[0])))
-    reader.start()
-    time.sleep(0.1)
-    os.kill(two.process.pid, signal.SIGTERM)
-    reader.join()
-    assert got[0][1] == "length" and two.process.wait(WAIT_S) == 0
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(stream, two, PROMPTS[0])
+        time.sleep(0.1)
+        os.kill(two.process.pid, signal.SIGTERM)
+        assert reader.result()[1] == "length" and two.process.wait(WAIT_S) == 0
 
 
 def test_the_manifest_is_kubernetes_and_says_what_the_server_understands() -> None:
