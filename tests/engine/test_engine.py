@@ -197,7 +197,6 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
         ({"max_model_len": 257}, "max_model_len: expected at most 256"),
         ({"num_kv_blocks": 10**12}, "num_kv_blocks: .* more than is free"),
         ({"block_size": 1.5}, "block_size: expected an integer"),
-        ({"prefill_chunk": 0}, "prefill_chunk: expected"),
         ({"max_num_batched_tokens": 255}, "max_num_batched_tokens: expected at least max_num_seqs, which is 256"),
         ({"swap": {"softmax": "naive"}}, "swap: the engine uses embedding, .*got 'softmax'"),
         ({"swap": {"gemm": "best"}}, "kernel: gemm has naive, library.*got 'best'"),

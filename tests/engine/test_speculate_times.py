@@ -59,8 +59,3 @@ def test_on_the_clock_tokens_come_by_chance_and_break_even_is_as_predicted(accep
     assert priced(SpeculativeSteps(Given()), 1, 99, 4)["break_even_acceptance"] == pytest.approx(break_even(1.4, 4))
     with pytest.raises(ValueError, match=r"acceptance: expected a number in \[0, 1\], got 1.5"):
         ClockSettings(99, acceptance=1.5)
-
-
-def test_an_estimate_says_which_acceptance_breaks_even(rooflab):
-    status, out, _ = rooflab("estimate", "--model", "llama-3.1-8b", "--speculate", "eagle", "--json")
-    assert status == 0 and '"break_even_acceptance"' in out

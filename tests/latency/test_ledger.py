@@ -178,7 +178,6 @@ def test_wrong_words_are_named_and_leave_the_suite_as_it_was(rooflab: Any, tmp_p
         (("capture", "--suite", suite, "--", "ls", fails), "program: expected a program in Python"),
         (("capture", "--suite", suite, "--", "python", fails), "program: expected it to end well, got KeyError: 'x'"),
         (("capture", "--suite", "x.txt", "--", "python", fails), "suite: expected a file called .json"),
-        (("bench", "gemm", "--suite", "no.json"), "suite: expected a file of `rooflab capture`"),
         (("whatif", "--kernel", "gemm=2x", "--kernel", "gemm=3x"), "each op once, got 'gemm=3x'"),
         (("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "conv=2x"), "--kernel: the steps use embedding, "),
     ):
