@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_model import poisoned, prompts, tiny_llm, tokens, with_graphs
 
-from rooflab.engine import graphs, memory
+from rooflab.engine import memory
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.model_runner import Draw
 
@@ -90,12 +90,6 @@ def test_trap_39_a_graph_gives_the_eager_logits_at_every_batch_size_and_table_wi
         logits.append(own)
     assert sizes == set(range(1, 20))
     torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
-
-
-def test_every_batch_size_has_a_graph_of_at_most_15_rows_more():
-    assert graphs.batch_sizes(1) == [1] and graphs.batch_sizes(20) == [1, 2, 4, 8, 16, 20]
-    sizes = graphs.batch_sizes(250)
-    assert sizes[-3:] == [224, 240, 250] and all(b - a <= 16 for a, b in zip(sizes, sizes[1:], strict=False))
 
 
 def test_the_pool_leaves_free_what_the_largest_step_took(monkeypatch, tmp_path):

@@ -207,13 +207,6 @@ def test_traps_1_and_2_only_the_whole_prefix_counts_and_equal_hashes_do_not():
         assert run(scheduler) == [(number, 8 if number == 3 else 0, 9)]
 
 
-def test_trap_7_pages_are_published_once_they_are_computed():
-    scheduler = scheduler_of(make(0, 12, 1), make(1, 12, 1), prefill_chunk=6)
-    assert run(scheduler) == [(0, 0, 6)]
-    assert run(scheduler) == [(0, 6, 12)]
-    assert run(scheduler) == [(1, 8, 12)], "admitted after the first has computed them, it shares two pages"
-
-
 def test_the_least_recently_used_prefix_goes_first_and_loses_its_last_page_first():
     scheduler = scheduler_of(blocks=6)
     for number, ids in enumerate(([1] * 8, [2] * 8)):

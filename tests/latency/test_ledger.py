@@ -16,11 +16,11 @@ from rooflab.bench.core.select import Selection
 from rooflab.bench.latency.capture import capturing
 from rooflab.bench.latency.ledger import calls_of, from_kernels, measured, stepping
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.bench.latency.whatif import scale
+from rooflab.bench.latency.whatif import scale, swap
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.page import render
 from rooflab.bench.report.sources import load
-from rooflab.kernels.registry import get_op
+from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
@@ -100,6 +100,19 @@ def test_a_published_ledger_sums_to_the_published_step_and_a_share_of_it_changes
     assert step is not None and found.step_ms == pytest.approx(step.ms)
     assert gemm.predicted_ms == pytest.approx(step.ms - 0.2 * found.ms_of("gemm"))
     assert attention.predicted_ms == pytest.approx(step.ms - 0.5 * found.ms_of("paged_attention"))
+
+
+@pytest.mark.more
+def test_a_swap_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooflab.bench.latency.whatif.BUDGET_S", 0.01)
+    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
+    llm, other = tiny_llm(tmp_path, **OPTIONS), tiny_llm(tmp_path, **OPTIONS, swap={"gemm": "library"})
+    for op, name, engine in (("gemm", "library", other), ("fused_add_rmsnorm", "naive", None)):
+        found = swap(llm, op, get_kernel(op, name), "decode", 2, 20, engine)
+        assert found is not None and found.measured_ms and math.isfinite(found.predicted_ms)
+        assert found.after == name and 0 < found.share < 1 and found.kernel_ratio > 0
+    asked = get_kernel("flash_attention_varlen", "library")
+    assert swap(llm, "flash_attention_varlen", asked, "decode", 2, 20) is None
 
 
 @pytest.mark.parametrize("grad", [torch.inference_mode, torch.no_grad])
