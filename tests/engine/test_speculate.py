@@ -24,13 +24,12 @@ def answer(tmp_path_factory):
 def test_steps_are_fewer_and_one_token_is_delivered_once(tmp_path, answer):
     llm = speculating(tmp_path, drafter=Known(0))
     llm.runner.drafter.right, llm.runner.drafter.answers = 1.0, {0: answer, 1: answer}
-    seen, number, got, steps = watched(llm), llm.add_request(prompts()[0], GREEDY), [], 0
+    number, got, steps = llm.add_request(prompts()[0], GREEDY), [], 0
     while llm.has_work:
         got += llm.step()
         steps += 1
         exact(llm)
     assert [one.request_id for one in got] == [number] * 40 and got[0].output_ids == answer
-    assert steps + sum(accepted for _, accepted in seen) == 40, "a draft ends before the last token"
     assert steps < 25 and [event.token_id for event in llm.stream(prompts()[0], GREEDY)] == answer
 
 
