@@ -62,8 +62,10 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
     lengths, one = Lengths(8), Sequence(0, [1] * 10, 10, GREEDY, 0, frozenset(), 999, 0.0)
     lengths.begin(1)
     assert lengths.of(one) == 0, "the time of a step without drafts is not known yet"
+    lengths.timed(1, 0, 0.010)
+    lengths.begin(1)
+    assert lengths.of(one) > 0, "then a draft finds its own"
     for _ in range(3):
-        lengths.timed(1, 0, 0.010)
         lengths.timed(1, 4, 0.016)
     lengths.begin(1)
     assert lengths.price == pytest.approx(0.15) and lengths.of(one) == 8
