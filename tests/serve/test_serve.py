@@ -274,7 +274,7 @@ def test_64_clients_of_which_some_leave_at_any_moment_get_the_right_tokens(serve
     processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     held = lambda: sum(process.memory_info().rss for process in processes)
     if rounds > 4:
-        asyncio.run(_soak(server, expected, 4))
+        asyncio.run(_soak(server, expected, min(rounds, 12)))
     before = held()
     assert asyncio.run(_soak(server, expected, rounds)) == []
     end = time.monotonic() + 10  # those that left are noticed within a step
