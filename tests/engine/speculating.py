@@ -74,3 +74,9 @@ def prefixes(llm):
 
     blocks.publish = publishing
     return found
+
+
+def only_accepted(published, texts):
+    """Raises `AssertionError` unless each published prefix begins one of the texts, prompts with their answers."""
+    for prefix in published:
+        assert any(tuple(text[: len(prefix)]) == prefix for text in texts), "a rejected token can be found"

@@ -5,12 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rooflab.engine.batch import DecodeBatch
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams, Sequence
 
-BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET, MAX_LENGTH = 12, 4, 5, 32, 40
+BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET = 12, 4, 5, 32
 
 
 def make(request_id, prompt, new, priority=0):
@@ -38,11 +37,30 @@ class Memory:
         return all(at(position) == tuple(sequence.token_ids[: position + 1]) for position in range(end))
 
 
+def drawn(scheduler, step):
+    """The sequences that have a token of the step."""
+    decoding = [one for one in scheduler.running if one not in scheduler.prefilling]
+    return decoding + [chunk.sequence for chunk in step.chunks if chunk.last]
+
+
+def end(scheduler, step):
+    """What the engine does when a step was computed: each token is a 1."""
+    sequences = drawn(scheduler, step)
+    for chunk in step.chunks:
+        scheduler.computed(chunk)
+    for sequence in sequences:
+        sequence.append(1)
+        scheduler.blocks.publish(sequence, len(sequence) - 1)
+    scheduler.finish([sequence for sequence in sequences if sequence.finish_reason])
+
+
 class Engine(RuleBasedStateMachine):
-    """Requests come and go, steps run, and nothing is lost: scheduler and decode batch as the engine drives them.
+    """Requests come and go, steps run, and nothing is lost: the scheduler as the engine drives it.
 
     `Memory` stands for the cache: what a step reads must be what the sequence's own tokens have written.
     """
+
+    all = ()
 
     @initialize(
         chunk=st.sampled_from([None, 1, 3, 7]), caching=st.booleans(), chunked=st.booleans(), continuous=st.booleans()
@@ -50,7 +68,6 @@ class Engine(RuleBasedStateMachine):
     def start(self, chunk, caching, chunked, continuous):
         blocks = BlockManager(BLOCKS, BLOCK_SIZE, caching)
         self.scheduler = Scheduler(blocks, MAX_SEQS, BUDGET, chunk, chunked, continuous)
-        self.batch = DecodeBatch(MAX_SEQS, MAX_LENGTH // BLOCK_SIZE + 1, BLOCK_SIZE)
         self.memory, self.all, self.aborted = Memory(), [], set()
 
     @rule(
@@ -68,91 +85,50 @@ class Engine(RuleBasedStateMachine):
         if left:
             sequence = data.draw(st.sampled_from(left))
             self.aborted.add(sequence.request_id)
-            self.leave(sequence)
             self.scheduler.abort(sequence)
 
-    def leave(self, sequence):
-        if sequence.row >= 0:
-            self.batch.remove(sequence)
-
-    @precondition(lambda self: self.scheduler.has_work)
+    @precondition(lambda self: self.all and self.scheduler.has_work)
     @rule()
     def step(self):
         scheduler = self.scheduler
         step = scheduler.schedule()
-        for sequence in step.preempted:
-            self.leave(sequence)
-        rows = list(self.batch.rows)
+        rows = [one for one in scheduler.running if one not in scheduler.prefilling]
         assert len(rows) == step.num_decodes and (rows or step.chunks), "a step that does nothing goes on for ever"
         asked = len(rows) + sum(chunk.end - chunk.start for chunk in step.chunks)
         assert asked <= BUDGET or (not scheduler.chunked and len(step.chunks) == 1)
-        self.check_tensors(rows)
         for sequence in rows:
             assert self.memory.holds(sequence, len(sequence) - 1), "a key that the sequence reads is another's"
             self.memory.write(sequence, len(sequence) - 1, len(sequence))
         for chunk in step.chunks:
             assert self.memory.holds(chunk.sequence, chunk.start) and chunk.start < chunk.end <= len(chunk.sequence)
             self.memory.write(*chunk)
-            scheduler.computed(chunk)
-        self.batch.advance()
-        drawn = self.drawn = rows + [chunk.sequence for chunk in step.chunks if chunk.last]
-        for index, sequence in enumerate(drawn):
+        for sequence in drawn(scheduler, step):
             assert len(sequence.block_ids) * BLOCK_SIZE >= len(sequence), "a token has no page"
-            sequence.append(1)
-            scheduler.blocks.publish(sequence, len(sequence) - 1)
-            if sequence.finish_reason is None and sequence.row < 0:
-                self.batch.add(sequence, index)
-        ended = [sequence for sequence in drawn if sequence.finish_reason]
-        for sequence in ended:
-            self.leave(sequence)
-        scheduler.finish(ended)
-
-    def check_tensors(self, rows):
-        batch = self.batch
-        batch.prepare()
-        for row, sequence in enumerate(rows):
-            position = len(sequence) - 1
-            page = sequence.block_ids[position // BLOCK_SIZE]
-            assert sequence.row == row
-            assert self.drawn[batch.source[row]] is sequence and batch.positions[row] == position
-            assert batch.seq_lens[row] == len(sequence)
-            assert batch.slot_mapping[row] == page * BLOCK_SIZE + position % BLOCK_SIZE
-            assert batch.block_table[row, : len(sequence.block_ids)].tolist() == sequence.block_ids
+        end(scheduler, step)
 
     @invariant()
-    def every_page_is_free_cached_or_held(self):
-        if hasattr(self, "all"):
-            self.scheduler.blocks.check(self.all)
-
-    @invariant()
-    def every_request_is_in_one_place(self):
-        if hasattr(self, "all"):
+    def every_page_and_every_request_is_in_one_place(self):
+        if self.all:
             waiting, running = self.scheduler.waiting, self.scheduler.running
-            places = sorted(sequence.request_id for sequence in (*waiting, *running))
+            self.scheduler.blocks.check(self.all)
             left = [one.request_id for one in self.all if one.finish_reason is None]
+            places = sorted(sequence.request_id for sequence in (*waiting, *running))
             assert places == [number for number in left if number not in self.aborted]
             assert len(running) <= MAX_SEQS and set(self.scheduler.prefilling) <= set(running)
 
     def teardown(self):
         for _ in range(5000):
-            if not hasattr(self, "all") or not self.scheduler.has_work:
+            if not self.all or not self.scheduler.has_work:
                 break
             self.step()
-        for sequence in getattr(self, "all", ()):
+        for sequence in self.all:
             assert sequence.finish_reason == "length" or sequence.request_id in self.aborted
-        if hasattr(self, "all"):
-            assert self.scheduler.blocks.num_free == BLOCKS
+        assert not self.all or self.scheduler.blocks.num_free == BLOCKS
 
 
 TestTraps5And6 = Engine.TestCase
 TestTraps5And6.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-
-
-class ManyEngines(Engine):
-    """The same for longer."""
-
-
-TestManyEngines = pytest.mark.slow(ManyEngines.TestCase)
+TestManyEngines = pytest.mark.slow(type("TestManyEngines", (Engine,), {}).TestCase)
 TestManyEngines.settings = settings(max_examples=2000, stateful_step_count=40, deadline=None)
 
 
@@ -160,15 +136,10 @@ def chunks_of(step):
     return [(chunk.sequence.request_id, chunk.start, chunk.end) for chunk in step.chunks]
 
 
-def run(scheduler, token=1):
-    """A step as the engine runs it, without a decode batch; returns its chunks."""
+def run(scheduler):
+    """A step as the engine runs it; returns its chunks."""
     step = scheduler.schedule()
-    drawn = [one for one in scheduler.running if one not in scheduler.prefilling]
-    for chunk in step.chunks:
-        scheduler.computed(chunk)
-    for sequence in drawn + [chunk.sequence for chunk in step.chunks if chunk.last]:
-        sequence.append(token)
-    scheduler.finish([sequence for sequence in scheduler.running if sequence.finish_reason])
+    end(scheduler, step)
     return chunks_of(step)
 
 
@@ -180,26 +151,17 @@ def scheduler_of(*sequences, blocks=100, seqs=8, budget=1000, **options):
     return scheduler
 
 
-def test_trap_37_what_could_never_fit_is_refused():
-    scheduler = scheduler_of(blocks=4)
-    scheduler.check(make(0, 10, 6))
-    with pytest.raises(ValueError, match="10 tokens and up to 7 new ones need 5 pages of the KV cache, which has 4"):
-        scheduler.check(make(0, 10, 7))
-
-
-def test_a_prompt_may_take_the_last_page():
+def test_trap_37_what_could_never_fit_is_refused_and_a_prompt_may_take_the_last_page():
     scheduler = scheduler_of(make(0, 15, 1), blocks=4)
+    scheduler.check(make(0, 10, 6))
+    with pytest.raises(ValueError, match="need 5 pages of the KV cache, which has 4"):
+        scheduler.check(make(0, 10, 7))
     assert chunks_of(scheduler.schedule()) == [(0, 0, 15)] and scheduler.blocks.num_free == 0
+    beside = scheduler_of(make(0, 4, 4), make(1, 12, 1), blocks=4, prefix_caching=False)
+    assert chunks_of(beside.schedule()) == [(0, 0, 4)], "beside another it would be preempted in the next step"
 
 
-def test_first_come_first_served_but_for_priority():
-    scheduler = scheduler_of(*(make(i, 4, 4, priority=i == 1) for i in range(4)), seqs=2, prefix_caching=False)
-    assert run(scheduler) == [(0, 0, 4), (2, 0, 4)] and run(scheduler) == []
-    scheduler.finish(scheduler.running[:1])
-    assert run(scheduler) == [(3, 0, 4)]
-
-
-def test_a_request_of_low_priority_waits_but_not_for_ever():
+def test_first_come_first_served_but_for_a_low_priority_which_waits_not_for_ever():
     requests = [make(number, 3, 1, priority) for number, priority in enumerate((1, 0, 0, -1))]
     for request, arrival_s in zip(requests, (0.0, 9.0, 11.0, 19.5), strict=True):
         request.arrival_s = arrival_s
@@ -207,10 +169,9 @@ def test_a_request_of_low_priority_waits_but_not_for_ever():
 
 
 def test_decodes_come_first_and_prompts_share_what_the_budget_leaves():
-    prompts = [make(i, [i] * length, 9) for i, length in enumerate((12, 4, 5))]
+    prompts = [make(i, [i] * length, 9) for i, length in enumerate((12, 4, 20))]
     scheduler = scheduler_of(*prompts, budget=10)
-    assert [run(scheduler) for _ in range(3)] == [[(0, 0, 10)], [(0, 10, 12), (1, 0, 4), (2, 0, 4)], [(2, 4, 5)]]
-    assert len(scheduler.running) == 3 and not scheduler.prefilling
+    assert [run(scheduler) for _ in range(3)] == [[(0, 0, 10)], [(0, 10, 12), (1, 0, 4), (2, 0, 4)], [(2, 4, 12)]]
     small = scheduler_of(make(0, 12, 9), prefill_chunk=5)
     assert [run(small) for _ in range(4)] == [[(0, 0, 5)], [(0, 5, 10)], [(0, 10, 12)], []]
 
@@ -222,11 +183,6 @@ def test_without_chunks_a_prompt_runs_whole_and_one_beyond_the_budget_as_the_onl
     assert [run(scheduler) for _ in range(3)] == [[(0, 0, 12)], [(1, 0, 4), (2, 0, 5)], [(3, 0, 3)]]
 
 
-def test_a_static_batch_ends_before_the_next_begins():
-    scheduler = scheduler_of(*(make(i, 4, 2 + i) for i in range(4)), seqs=2, continuous=False, prefix_caching=False)
-    assert [run(scheduler) for _ in range(4)] == [[(0, 0, 4), (1, 0, 4)], [], [], [(2, 0, 4), (3, 0, 4)]]
-
-
 def test_trap_3_a_prompt_that_is_there_whole_still_computes_its_last_token():
     first, again, longer = make(0, 8, 1), make(1, 8, 1), make(2, 9, 1)
     scheduler = scheduler_of(first)
@@ -236,40 +192,19 @@ def test_trap_3_a_prompt_that_is_there_whole_still_computes_its_last_token():
     assert run(scheduler) == [(1, 4, 8), (2, 8, 9)]
 
 
+class Same(int):
+    """A token whose hash is that of every other."""
+
+    def __hash__(self):
+        return 7
+
+
 def test_traps_1_and_2_only_the_whole_prefix_counts_and_equal_hashes_do_not():
-    class Same(int):
-        """A token whose hash is that of every other."""
-
-        def __hash__(self):
-            return 7
-
-    def prompt(*ids):
-        return [Same(token) for token in ids]
-
-    scheduler = scheduler_of(make(0, prompt(1, 1, 1, 1, 2, 2, 2, 2, 0), 1))
-    run(scheduler)
-    for number, first in enumerate(((3, 3, 3, 3), (1, 1, 1, 3), (1, 1, 1, 1)), 1):
-        scheduler.submit(make(number, prompt(*first, 2, 2, 2, 2, 0), 1))
-    assert run(scheduler) == [(1, 0, 9), (2, 0, 9), (3, 8, 9)]
-
-
-def test_trap_4_two_equal_prompts_in_one_step_keep_their_own_pages():
-    one, two = make(0, 8, 3), make(1, 8, 3)
-    scheduler = scheduler_of(one, two)
-    assert run(scheduler) == [(0, 0, 8), (1, 0, 8)] and not set(one.block_ids) & set(two.block_ids)
-    scheduler.abort(one)
-    scheduler.blocks.check([two])
-    third = make(2, 8, 3)
-    scheduler.submit(third)
-    run(scheduler)
-    scheduler.blocks.check([two, third])
-
-
-def test_trap_7_pages_are_published_once_they_are_computed():
-    scheduler = scheduler_of(make(0, 12, 1), make(1, 12, 1), prefill_chunk=6)
-    assert run(scheduler) == [(0, 0, 6)]
-    assert run(scheduler) == [(0, 6, 12)]
-    assert run(scheduler) == [(1, 8, 12)], "admitted after the first has computed them, it shares two pages"
+    scheduler = scheduler_of()
+    firsts = (1, 1, 1, 1), (3, 3, 3, 3), (1, 1, 1, 3), (1, 1, 1, 1)
+    for number, first in enumerate(firsts):
+        scheduler.submit(make(number, map(Same, (*first, 2, 2, 2, 2, 0)), 1))
+        assert run(scheduler) == [(number, 8 if number == 3 else 0, 9)]
 
 
 def test_the_least_recently_used_prefix_goes_first_and_loses_its_last_page_first():
@@ -284,21 +219,6 @@ def test_the_least_recently_used_prefix_goes_first_and_loses_its_last_page_first
         assert run(scheduler) == [(number, start, 9)]
 
 
-def test_trap_35_a_preempted_sequence_computes_prompt_and_output_again():
-    one, two = make(0, [1] * 4, 12), make(1, [2] * 4, 12)
-    scheduler = scheduler_of(one, two, blocks=5, prefix_caching=False)
-    seen = [run(scheduler) for _ in range(40) if scheduler.has_work]
-    again = [chunk for chunks in seen for chunk in chunks if chunk[0] == 1]
-    assert again[0] == (1, 0, 4) and again[1][1] == 0 and again[1][2] > 4
-    assert (len(one), len(two), one.finish_reason, two.finish_reason) == (16, 16, "length", "length")
-
-
-def test_trap_36_a_preempted_sequence_waits_until_it_can_go_on():
-    scheduler = scheduler_of(*(make(i, [i] * 4, 12) for i in range(3)), blocks=6, prefix_caching=False)
-    chunks = [run(scheduler) for _ in range(100) if scheduler.has_work]
-    assert not scheduler.has_work and sum(map(len, chunks)) <= 6, "each of two was preempted at most once or twice"
-
-
 def test_a_prompt_that_does_not_fit_is_not_looked_up_in_every_step(monkeypatch):
     scheduler = scheduler_of(make(0, 30, 10), make(1, 30, 9), blocks=11)
     looked = []
@@ -307,3 +227,11 @@ def test_a_prompt_that_does_not_fit_is_not_looked_up_in_every_step(monkeypatch):
     for _ in range(6):
         run(scheduler)
     assert len(looked) == 2, "once for each: nothing was released in between"
+
+
+def test_trap_35_the_last_sequence_is_preempted_and_computes_prompt_and_output_again():
+    one, two = make(0, [1] * 4, 12), make(1, [2] * 4, 12)
+    scheduler = scheduler_of(one, two, blocks=5, prefix_caching=False)
+    chunks = [chunk for _ in range(40) if scheduler.has_work for chunk in run(scheduler)]
+    assert [number for number, *_ in chunks] == [0, 1, 1] and chunks[2][1:] > (0, 4)
+    assert (len(one), len(two), one.finish_reason, two.finish_reason) == (16, 16, "length", "length")

@@ -1,16 +1,17 @@
-"""Speculation under random work: arrivals, aborts, drafts and pools of every kind, with NaN in every free page."""
+"""Speculation under random work: arrivals, aborts, drafters and pools of every kind, with NaN in every free page."""
 
 import random
 
 import pytest
 import torch
-from speculating import LIBRARY, Known, exact, prefixes, speculating
-from tiny_model import poisoned, tiny_llm
+from speculating import LIBRARY, Known, exact, only_accepted, prefixes, speculating
+from test_speculate_drafts import eagle, medusa
+from tiny_model import poisoned, tiny_llm, write_config
 
 from rooflab.engine.llm import SamplingParams
 
 SMALL = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 48, "max_position_embeddings": 96,
 }  # fmt: skip
 POOLS = [
@@ -23,14 +24,20 @@ EXAMPLES = 100
 
 
 @pytest.fixture(scope="module")
+@torch.inference_mode()
 def engines(tmp_path_factory):
     """One that does not speculate, and one for each pool and drafter; they serve all examples, and so reuse pages."""
     folder = tmp_path_factory.mktemp("m")
-    made = [
-        poisoned(speculating(folder, SMALL, Known(n, 48) if n % 2 else None, **POOLS[n // 2]))
-        for n in range(2 * len(POOLS))
-    ]
-    return tiny_llm(folder, SMALL, **LIBRARY), [(llm, prefixes(llm)) for llm in made]
+    made = [speculating(folder, SMALL, Known(n, 48) if n % 2 else None, **POOLS[n // 2]) for n in range(2 * len(POOLS))]
+    drafts = {
+        "model": write_config(folder / "draft", **SMALL, rope_theta=500.0).parent, "layer": 1,
+        "medusa": medusa(folder / "medusa", hidden=64, vocab=48),
+        "eagle": eagle(folder / "eagle", (64, 128), **{**SMALL, "num_hidden_layers": 1}),
+    }  # fmt: skip
+    for pool, (kind, draft) in zip(POOLS, drafts.items(), strict=True):
+        kind = kind if kind in ("medusa", "eagle") else "draft"
+        made.append(speculating(folder, SMALL, speculate=kind, draft=draft, **pool))
+    return tiny_llm(folder, SMALL, **LIBRARY), [(poisoned(llm), prefixes(llm)) for llm in made]
 
 
 def params_of(draw):
@@ -40,8 +47,10 @@ def params_of(draw):
         asked |= draw.choice([{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"n": 2}])
     if draw.random() < 0.3:
         asked |= draw.choice([
-            {"presence_penalty": 1.0}, {"repetition_penalty": 1.3}, {"logit_bias": {3: 4.0}}, {"logprobs": 1},
-            {"stop_token_ids": (draw.randrange(48), draw.randrange(48)), "min_tokens": min(3, asked["max_tokens"])},
+            {"presence_penalty": 1.5, "logit_bias": {3: 4.0, 5: 4.0, 9: 3.5}}, {"repetition_penalty": 1.3},
+            {"logprobs": 1},
+            {"stop_token_ids": (draw.randrange(48), 3), "min_tokens": min(3, asked["max_tokens"]), "logprobs": 1,
+             "logit_bias": {3: 3.0}},
         ])  # fmt: skip
     return SamplingParams(**asked)
 
@@ -74,23 +83,20 @@ def run_example(seed, engines):
         for one in llm.step():
             got[one.request_id] = got.get(one.request_id, 0) + 1
         exact(llm)
-    whole = set()
+    whole = []
     for several, (prompt, _), others in zip(going, asked, wanted, strict=True):
         for one, other in zip(several, others, strict=True):
             dropped = one.finish_reason == "abort"
-            assert (
-                one.output_ids == other.token_ids[: len(one.output_ids)]
-                if dropped
-                else one.output_ids == other.token_ids
-            )
+            wanted_ids = other.token_ids[: len(one.output_ids)] if dropped else other.token_ids
+            assert one.output_ids == wanted_ids
             assert dropped or one.finish_reason == other.finish_reason
             assert got.get(one.request_id, 0) == len(one.output_ids), "a token is given once"
-            assert one.params.logprobs is None or len(one.logprobs) == len(one.output_ids)
-            whole.add(tuple(prompt + one.output_ids))
+            same = zip(one.logprobs or (), other.logprobs or (), strict=not dropped)
+            assert all(found == pytest.approx(wanted, abs=1e-4) for found, wanted in same)
+            whole.append(prompt + one.output_ids)
     blocks = llm.scheduler.blocks
     assert blocks.num_free == blocks.num_blocks and not llm.runner.batch.rows
-    for prefix in published:
-        assert any(text[: len(prefix)] == prefix for text in whole), "a rejected token can be found"
+    only_accepted(published, whole)
     published.clear()
 
 

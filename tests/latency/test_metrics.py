@@ -15,10 +15,10 @@ def test_definitions():
 
 def test_one_token_has_no_gap():
     timeline = Timeline(0.0, (0.25,))
-    assert timeline.tpot_ms is None and timeline.itl_ms.size == 0
     summary = summarize([timeline], 7)
+    assert timeline.tpot_ms is None and timeline.itl_ms.size == 0
     assert (summary.itl_p50_ms, summary.tpot_mean_ms, summary.ttft_p99_ms) == (None, None, 250.0)
-    assert summary.num_prompt_tokens == 7 and summary.output_tokens_per_s == 4.0
+    assert (summary.num_prompt_tokens, summary.output_tokens_per_s) == (7, 4.0)
 
 
 def test_itl_is_pooled_and_tpot_is_one_value_a_request():

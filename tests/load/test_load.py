@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from load_accuracy import errors_of, written_and_read
+from load_accuracy import written_and_read
 from served import stub_server
 
 from rooflab.bench.load.client import Endpoint, Shot, body_of, closed_loop, open_loop
@@ -23,26 +22,17 @@ CHUNKED = (
 SIZED = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nabcde"
 
 
-@given(cuts=st.lists(st.integers(1, len(CHUNKED) - 1)))
-def test_an_answer_may_come_in_any_pieces(cuts):
-    for text, wanted in (
-        (CHUNKED, (200, "text/event-stream", b"hello world\r\n\r\n1234567")),
-        (SIZED, (404, "", b"abcde")),
-    ):
-        framing, body = Framing(), b""
-        bounds = [0, *sorted(cut for cut in set(cuts) if cut < len(text)), len(text)]
-        for begin, end in zip(bounds, bounds[1:], strict=False):
-            assert not framing.whole
-            body += framing.feed(text[begin:end])
-        assert framing.whole and framing.keep == (text is CHUNKED)
-        assert (framing.status, framing.content_type, body) == wanted
-
-
-def test_what_is_not_http_is_named():
-    with pytest.raises(ValueError, match="expected HTTP/1.1, got 'SSH-2.0"):
-        Framing().feed(b"SSH-2.0-OpenSSH\r\n\r\n")
-    with pytest.raises(ValueError, match="url: expected http://HOST:PORT"):
-        Endpoint("localhost:8000", "/v1/completions")
+@pytest.mark.parametrize("text, wanted", [
+    (CHUNKED, (200, "text/event-stream", True, b"hello world\r\n\r\n1234567")), (SIZED, (404, "", False, b"abcde")),
+])  # fmt: skip
+@given(cuts=st.sets(st.integers(1, 200)))
+def test_an_answer_may_come_in_any_pieces(text, wanted, cuts):
+    framing, body = Framing(), b""
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    for begin, end in zip(bounds, bounds[1:], strict=False):
+        assert not framing.whole
+        body += framing.feed(text[begin:end])
+    assert framing.whole and (framing.status, framing.content_type, framing.keep, body) == wanted
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +65,6 @@ def test_times_lie_between_the_servers_write_and_the_end(stub):
         assert all(written < read <= shot.end_s for written, read in times)
 
 
-def test_the_wait_for_a_place_counts_from_the_schedule(stub):
-    first, second = sent(stub, shots(2), limit=1)
-    assert second.scheduled_s == first.scheduled_s and second.free_s >= first.end_s
-
-
 def test_a_tap_sees_what_another_client_sees(stub, tmp_path):
     """Each token passes the tap after the server wrote it and before the client reads it; the first request is left
     out, and so is what asks for no stream."""
@@ -101,31 +86,18 @@ def test_a_tap_sees_what_another_client_sees(stub, tmp_path):
 
 
 def test_a_connection_that_is_never_there_costs_its_request(monkeypatch):
-    (refused,) = sent("http://127.0.0.1:9", shots(1))
-    assert refused.error == "connection refused"
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", lambda *of, **more: asyncio.sleep(9))
-    assert [shot.error for shot in sent("http://127.0.0.1:9", shots(2), timeout_s=0.1)] == [
-        "no connection after 0.1 s"
-    ] * 2
+    (late,) = sent("http://127.0.0.1:9", shots(1), timeout_s=0.1)
+    assert late.error == "no connection after 0.1 s"
 
 
 def test_a_closed_loop_keeps_its_number_in_flight(stub):
     async def run():
         target = Endpoint(stub, "/v1/completions")
-        _, own = await closed_loop(target, shots(7), 2, None)
+        found = await closed_loop(target, shots(7), 2, None)
         target.close()
-        return own
+        return found[1]
 
     own = asyncio.run(run())
     in_flight = [sum(other.sent_s <= shot.sent_s < other.end_s for other in own) for shot in own]
     assert len(own) == 7 and max(in_flight) == 2
-
-
-def test_errors_are_worked_out_from_both_clocks():
-    event = b'data: {"written_s": %.1f}\n\n'
-    pieces = [(1.2, event % 1.0 + event % 1.1), (2.5, b"data: [DONE]\n\n" + event % 2.0)]
-    shot = Shot(0, b"", 1, 3, scheduled_s=0.1, sent_s=0.4, pieces=pieces)
-    found = errors_of([shot])
-    assert found["ttft_ms"] == pytest.approx([200])
-    assert found["itl_ms"] == pytest.approx([100, 400])  # two that came together, and one that came late
-    assert np.allclose(found["late_ms"], 300)

@@ -33,11 +33,6 @@ def test_events_do_not_depend_on_the_pieces_and_their_times_are_of_their_last_by
     assert [time for time, *_ in found] == [min(end for end, _ in pieces if end >= least) for least in ends]
 
 
-def test_data_without_an_empty_line_behind_it_counts_and_nothing_is_nothing():
-    assert [data for _, data, _ in events([(1.0, b"data: a\n\ndata: b")])] == ["a", "b"]
-    assert list(events([])) == [] == list(events([(1.0, b": only a comment\n\n")]))
-
-
 def answer(*lines, status=200, error="", ends=True) -> object:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines] + ["[DONE]"] * ends
     pieces = [(float(place), f"data: {text}\n\n".encode()) for place, text in enumerate(texts, 1)]
@@ -69,21 +64,14 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
     "lines, steps, counted",
     [
         ([text("a"), text("b"), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
-        # A token whose character is not complete has no text; the usage says that the empty chunk is one.
-        ([text("a"), text(""), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
         # The token that ends the text has none.
         ([text("a"), text("b"), text("", "stop"), text(""), USAGE], [(1, 1), (2, 1)], "one each"),
-        ([text("a"), text("b", "stop")], [(1, 1), (2, 1)], "chunks"),
-        ([text("aaa", "stop"), USAGE], [(1, 3)], "spread"),
+        ([text("a", logprobs={"tokens": "a"}), text("b", "stop", logprobs={"tokens": "bc"})], [(1, 1), (2, 1)], "chunks"),
         ([text("a", token_ids=[1]), text("bc", "stop", token_ids=[2, 3]), USAGE], [(1, 1), (2, 2)], "said"),
         ([text("a", logprobs={"tokens": ["a"]}), text("bc", "stop", logprobs=TWO)], [(1, 1), (2, 2)], "said"),
-        # A usage that only the last chunk has is the answer's, and not of that chunk.
-        ([text("a"), {**text("b", "stop"), "usage": {"completion_tokens": 2}}], [(1, 1), (2, 1)], "one each"),
         # One that runs along gives each chunk its difference.
         ([{**text("x", "stop" if total == 9 else None), "usage": {"completion_tokens": total}} for total in (2, 5, 9)],
          [(1, 2), (2, 3), (3, 4)], "said"),
-        ([{**text("abc"), "usage": {"completion_tokens": 3}}, {**text("", "stop"), "usage": {"completion_tokens": 6}}],
-         [(1, 3), (2, 3)], "said"),
         # One that is zero beside a text, or falls, says nothing.
         ([{**text("x", "stop"), "usage": {"completion_tokens": total}} for total in (0, 0, 3)],
          [(1, 1), (2, 1), (3, 1)], "one each"),
@@ -112,13 +100,10 @@ def of_two(*texts, total=None, each=None):
     "lines, steps, counted",
     [
         (of_two("a", "A", "b", "B", total=4), [[(1, 1), (3, 1)], [(2, 1), (4, 1)]], "one each"),
-        # Each answer is ended by a token without text.
-        (of_two("a", "A", "b", "B", "", "", total=6), [[(1, 1), (3, 1), (5, 1)], [(2, 1), (4, 1), (6, 1)]], "one each"),
         (of_two("ab", "AB", "cd", "CD", total=10), [[(1, 1), (3, 4)], [(2, 1), (4, 4)]], "spread"),
         # A usage that runs along with each answer, and one that counts them together and says nothing of a chunk.
         (of_two("ab", "AB", "cd", "CD", total=8, each=2), [[(1, 2), (3, 2)], [(2, 2), (4, 2)]], "said"),
         (of_two("a", "A", "b", "B", total=4, each=2), [[(1, 1), (3, 1)], [(2, 1), (4, 1)]], "one each"),
-        ([{"choices": [text("a")["choices"][0], text("A", index=1)["choices"][0]]}], [[(1, 1)], [(1, 1)]], "chunks"),
     ],
 )
 def test_each_of_several_answers_has_gaps_of_its_own(lines, steps, counted):

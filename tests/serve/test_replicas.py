@@ -8,9 +8,11 @@ import os
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import kubernetes_validate
 import psutil
@@ -46,13 +48,14 @@ def body(prompt: list[int], **more: object) -> dict[str, object]:
 
 def stream(served: Served, prompt: list[int], heard: Callable[[], None] = lambda: None) -> tuple[str, str | None]:
     """The text of a stream, and its finish reason; None of one that broke off.  `heard` is called at each line."""
-    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=WAIT_S)
+    request = urllib.request.Request(
+        f"{served.url}/v1/completions",
+        json.dumps(body(prompt, stream=True)).encode(),
+        {"content-type": "application/json"},
+    )
     text, reason = "", None
-    try:
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body(prompt, stream=True)), {"content-type": "application/json"}
-        )
-        for line in connection.getresponse():
+    with suppress(OSError, http.client.HTTPException), urllib.request.urlopen(request, timeout=WAIT_S) as lines:
+        for line in lines:
             heard()
             if line.startswith(b"data: {"):
                 event = json.loads(line[6:])
@@ -60,10 +63,6 @@ def stream(served: Served, prompt: list[int], heard: Callable[[], None] = lambda
                     return text, None
                 text += event["choices"][0]["text"]
                 reason = event["choices"][0]["finish_reason"]
-    except (OSError, http.client.HTTPException):
-        return text, None
-    finally:
-        connection.close()
     return text, reason
 
 
@@ -83,39 +82,37 @@ def a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served) -> 
         while not ended.is_set():
             found[place].append(stream(two, PROMPTS[place], lambda: heard_s.__setitem__(place, time.monotonic())))
 
-    users = [threading.Thread(target=user, args=(place,)) for place in range(len(PROMPTS))]
-    for one in users:
-        one.start()
-    try:
-        while min(map(len, found)) < 1:  # all have had an answer, so that both replicas are busy
-            time.sleep(0.05)
-        victim = next(iter(before.values()))
-        killed = [victim, *victim.children()]
-        for engine in killed[1:]:
-            engine.suspend()  # so that its streams are under way when it is killed, however fast they are
-        while time.monotonic() - min(heard_s) < SILENT_S:
-            time.sleep(0.05)
-        victim.kill()
-        for engine in killed[1:]:
-            engine.resume()
-        at_kill = [len(own) for own in found]
-        while any(len(own) < then + 2 for own, then in zip(found, at_kill, strict=True)):
-            time.sleep(0.05)  # the answer that the kill met, and one that began after it
-        ended.set()  # beside eight streams a replica takes minutes to start
-        end = time.monotonic() + WAIT_S
-        while len(now := replicas(two)) < 2 or victim.pid in now:
-            assert time.monotonic() < end, "no new replica came"
-            time.sleep(0.2)
-    finally:
-        ended.set()
-        for one in users:
-            one.join()
-    whole = [text == wanted for own, wanted in zip(found, right, strict=True) for text, reason in own if reason]
-    broken = [(text, wanted) for own, wanted in zip(found, right, strict=True) for text, reason in own if not reason]
-    assert whole and all(whole)
-    assert 1 <= len(broken) <= len(PROMPTS) and all(wanted.startswith(text) for text, wanted in broken)
+    with ThreadPoolExecutor(len(PROMPTS)) as users:
+        waiting = [users.submit(user, place) for place in range(len(PROMPTS))]
+        try:
+            wait_for(lambda: min(map(len, found)) >= 1)  # all have had an answer, so that both replicas are busy
+            victim = next(iter(before.values()))
+            killed = [victim, *victim.children()]
+            for engine in killed[1:]:
+                engine.suspend()  # so that its streams are under way when it is killed, however fast they are
+            wait_for(lambda: time.monotonic() - min(heard_s) >= SILENT_S)
+            victim.kill()
+            for engine in killed[1:]:
+                engine.resume()
+            wanted = [len(own) + 2 for own in found]  # the answer that the kill met, and one that began after it
+            wait_for(lambda: all(len(own) >= count for own, count in zip(found, wanted, strict=True)))
+        finally:
+            ended.set()  # beside eight streams a replica takes minutes to start
+        wait_for(lambda: len(replicas(two)) == 2 and victim.pid not in replicas(two))
+        assert all(one.result() is None for one in waiting)
+    answers = [(text, reason, right[place]) for place, own in enumerate(found) for text, reason in own]
+    broken = [wanted.startswith(text) for text, reason, wanted in answers if not reason]
+    assert all(text == wanted for text, reason, wanted in answers if reason) and len(broken) < len(answers)
+    assert 1 <= len(broken) <= len(PROMPTS) and all(broken)
     assert [stream(two, prompt) for prompt in PROMPTS] == [(wanted, "length") for wanted in right]
     assert not any(process.is_running() for process in killed), "its engine has ended too"
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def errors_pass_through_and_there_is_no_view_of_one_replica(two: Served) -> None:
@@ -124,21 +121,14 @@ def errors_pass_through_and_there_is_no_view_of_one_replica(two: Served) -> None
     assert [two.ask(path)[0] for path in ("/v1/models", "/metrics", "/steps", "/")] == [200, 404, 404, 404]
     assert two.ask("/tokenize", b"x", {"content-type": "text/plain"})[0] == 415
     assert two.ask("/health", headers={"a": "x" * 66_000})[0] == 431
-    connection = http.client.HTTPConnection(urlsplit(two.url).netloc, timeout=WAIT_S)
-    connection.request("HEAD", "/v1/models")
-    reply = connection.getresponse()
-    assert reply.status == 200 and len(reply.headers.get_all("x-request-id")) == 1
-    connection.close()
 
 
 def a_signal_lets_a_stream_end(two: Served) -> None:
-    got: list[tuple[str, str | None]] = []
-    reader = threading.Thread(target=lambda: got.append(stream(two, PROMPTS[0])))
-    reader.start()
-    time.sleep(0.1)
-    os.kill(two.process.pid, signal.SIGTERM)
-    reader.join()
-    assert got[0][1] == "length" and two.process.wait(WAIT_S) == 0
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(stream, two, PROMPTS[0])
+        time.sleep(0.1)
+        os.kill(two.process.pid, signal.SIGTERM)
+        assert reader.result()[1] == "length" and two.process.wait(WAIT_S) == 0
 
 
 def test_the_manifest_is_kubernetes_and_says_what_the_server_understands() -> None:

@@ -68,15 +68,10 @@ GETS = ("/health", "/v1/models", "/v1/models/tiny", "/metrics", "/steps", "/live
 WANTED = {
     **dict.fromkeys(GETS, (b"200", b"", b"")),  # their heads, which an endless stream has too
     "no type": (b"415", b"", b"content-type: expected 'application/json', got None"),
-    "a form": (b"415", b"", b"content-type: expected 'application/json', got 'application/x-www-form-urlencoded'"),
-    "a whole URL": (b"200", b"x-request-id: mine", b'"steps"'),
     "another host": (b"400", b"", b"host: expected 127.0.0.1 (or another --host), got 'elsewhere'"),
-    "compressed": (b"415", b"", b"content-encoding: expected a body that is not compressed"),
     "a long head": (b"431", b"", b"head: expected at most 65536 bytes"),
-    "a long head in parts": (b"431", b"close", b'"message":"http: Receive buffer too long"'),
     "half a head": (b"408", b"close", b"the request did not arrive in 2 s"),
     "half a body": (b"408", b"close", b"the request did not arrive in 2 s"),
-    "half a body of no route": (b"408", b"close", b"the request did not arrive in 2 s"),
     "two lengths": (b"400", b"close", b"http: expected Content-Length or Transfer-Encoding, got both"),
     "nonsense": (b"400", b"close", b'"message":"http: illegal request line'),
     "HTTP/2 offered": (b"200", b"", b'"count":2'),
@@ -93,15 +88,10 @@ async def every_manner() -> dict[str, bytes]:
     async with serving(Numbers(1024), receive_s=2.0, keep_alive_s=2, max_body_bytes=1000) as server:
         asked = {path: talk(server, f"HEAD {path} HTTP/1.1", b"\r\n") for path in GETS} | {
             "no type": talk(server, post, of_length(PAIR)),
-            "a form": talk(server, post, b"content-type: application/x-www-form-urlencoded\r\n" + of_length(PAIR)),
-            "a whole URL": talk(server, "GET http://localhost:8000/steps HTTP/1.1", b"x-request-id: mine\r\n\r\n"),
             "another host": talk(server, "", b"GET /health HTTP/1.1\r\nhost: elsewhere:1\r\nconnection: close\r\n\r\n"),
-            "compressed": talk(server, post, JSON + b"content-encoding: gzip\r\n" + of_length(b"\x1f\x8b")),
             "a long head": talk(server, post, b"a: %b\r\n\r\n" % (b"x" * 66_000)),
-            "a long head in parts": talk(server, post, *[b"a: %b\r\n" % (b"x" * 9000)] * 8, wait_s=0.01),
             "half a head": talk(server, post, *[b"a: b\r\n"] * 4, wait_s=0.2),
             "half a body": talk(server, post, JSON + b"content-length: 100\r\n\r\n{"),
-            "half a body of no route": talk(server, "POST /no HTTP/1.1", b"content-length: 9\r\n\r\n{"),
             "two lengths": talk(server, "", health[:-2], b"content-length: 3\r\n", chunks, b"0\r\n\r\n"),
             "nonsense": talk(server, "", b"nonsense\r\n\r\n"),
             "HTTP/2 offered": talk(server, post, offer + JSON + chunks, b"0\r\n\r\n", wait_s=0.05),
