@@ -4,22 +4,18 @@ import importlib
 from dataclasses import dataclass, field, replace
 
 import pytest
-import torch
 
-from rooflab.bench.ab import commands, pairs, self_test, worker
-from rooflab.bench.ab.compare import pack, prepare_functions
+from rooflab.bench.ab import commands, pairs, self_test
 from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.records import compare_files
 from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target, Wanted
 from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
 from rooflab.bench.core.environment import git_state
-from rooflab.bench.core.process import ChildFailed
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read
 from rooflab.bench.exchange.files import timed
 from rooflab.bench.report.trends.points import why_not
-from rooflab.kernels.registry import Kernel, get_op
 
 ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": None}
 MS = 1e-3
@@ -113,26 +109,6 @@ def test_a_budget_too_short_for_a_verdict_says_before_it_starts_what_it_takes(fa
     need = 2 * 2 + 2 * 2 * BOUNDED_PAIRS * 2.3
     short = f"the budget of 5 s is too short for a verdict on this machine, which takes at least {need:.0f} s"
     assert said[0] == (short if budget_s < need else "check, side A")
-
-
-def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
-    asked = []
-
-    def answers(side, job, limit_s):
-        asked.append((list(job["targets"]), job["judge"]))
-        yield {"start": next(iter(job["targets"]))}
-        if "dies" in job["targets"]:
-            raise ChildFailed.died(7, "")
-        for key in job["targets"]:
-            yield {"key": key, "record": replace(target(key).record("cpu", 0), **timed_in(1.0)).to_json()}
-
-    monkeypatch.setattr(pairs, "ask_process", answers)
-    side = Side("A", {name: target(name) for name in ("dies", "honest")})
-    runner = pairs.JobRunner(Comparison(side, side))
-    read = runner.measure("A", ("dies", "honest"))
-    assert {key: reading.status for key, reading in read.items()} == {"dies": "RUNTIME_ERROR", "honest": "OK"}
-    runner.measure("A", ("honest",))
-    assert asked == [(["dies", "honest"], True), (["honest"], True), (["honest"], False)]
 
 
 def test_a_pair_with_a_noisy_reading_is_not_counted(fake, tmp_path):
@@ -245,33 +221,3 @@ def test_a_self_test_that_could_see_nothing_says_so(fake, monkeypatch):
     assert report.saw_nothing and not report.faults
     assert (report.exit_status(strict=True), report.exit_status(strict=False)) == (12, 0)
     assert "none slowed by 20% was called SLOWER: these pairs could see nothing" in report.notes
-
-
-def test_what_is_observed_of_a_slowed_kernel_is_what_is_timed(monkeypatch):
-    """A call takes half of the time of the wait that it is compared with."""
-    cycles = []
-
-    class Event:
-        __init__ = record = synchronize = lambda self, **options: None
-        elapsed_time = lambda self, end: 2.0 if cycles[-1] == worker.PROBE_CYCLES else 1.0
-
-    monkeypatch.setattr(torch.cuda, "_sleep", cycles.append)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    kernel = Kernel("rmsnorm", "mine", "optimized", "torch", lambda: "result")
-    slowed = worker.Slowed(worker.Rotation(kernel, get_op("rmsnorm"), [{}]), 0.05, torch.device("cuda"))
-    cycles.clear()
-    assert slowed.first() == "result" and cycles == [0.05 * worker.PROBE_CYCLES / 2]
-
-
-def gather(table, index):
-    return table[index]
-
-
-def make_inputs(seed):
-    return torch.zeros(1000, 8), torch.zeros(4, dtype=torch.int64)
-
-
-def test_nothing_is_claimed_of_what_a_function_without_a_spec_must_read():
-    packed = {"fn": gather, "reference": gather, "make_inputs": make_inputs}
-    _, spec, case, scheme, device, _ = prepare_functions({name: pack(each) for name, each in packed.items()}, 0)
-    assert spec.cost_of(spec.make_inputs(case, scheme, device, 0)).bytes == 0

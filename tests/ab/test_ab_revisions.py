@@ -11,7 +11,6 @@ from git_repository import git
 
 from rooflab.bench.ab import pairs
 from rooflab.bench.ab.sides import Target
-from rooflab.bench.revisions import trees
 from rooflab.bench.revisions.changes import touched_files
 from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree
 
@@ -58,40 +57,9 @@ def test_what_fails_inside_a_worktree_is_what_is_said_and_the_worktree_is_gone(r
     assert len(worktrees(repository)) == 1
 
 
-def test_a_worktree_that_could_not_be_made_leaves_nothing(repository, monkeypatch):
-    def fails_late(root, *arguments):
-        found = run_git(root, *arguments)
-        if arguments[:2] == ("worktree", "add"):
-            raise ValueError("git worktree: no space left")
-        return found
-
-    run_git = trees.git
-    monkeypatch.setattr(trees, "git", fails_late)
-    with pytest.raises(ValueError, match="no space left"), checked_out(repository, "HEAD"):
-        pass
-    assert len(worktrees(repository)) == 1
-
-
-def test_a_git_that_hangs_is_one_sentence(repository, monkeypatch):
-    def hangs(command, timeout, **options):
-        raise subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(trees.subprocess, "run", hangs)
-    with pytest.raises(ValueError, match="^git status: took longer than 120 s$"):
-        trees.git(repository, "status")
-
-
 def test_a_revision_that_is_none_is_named(repository):
     with pytest.raises(ValueError, match="revision: expected a commit, branch or tag of repository, got 'nowhere'"):
         with checked_out(repository, "nowhere"):
-            pass
-
-
-def test_a_shallow_clone_is_named(repository, tmp_path):
-    shallow = tmp_path / "shallow"
-    trees.git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", str(shallow))
-    with pytest.raises(ValueError, match="got 'HEAD~1'; this clone is shallow: .*`fetch-depth: 0`"):
-        with checked_out(shallow, "HEAD~1"):
             pass
 
 

@@ -95,19 +95,6 @@ def test_a_name_that_neither_revision_has_is_refused():
         check_names((listed(naive=None), {}), Wanted(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
 
 
-def test_an_op_of_which_nothing_is_compared_is_noted():
-    for wanted, lack in (
-        (Wanted(kernels=("fused",)), "no kernel fused"),
-        (Wanted(device="cuda"), "no case in llama3_8b"),
-        (Wanted(schemes=("fp16",)), "no fp16 form"),
-    ):
-        one = listed(naive=None)
-        if wanted.device == "cuda":
-            one["rope"] |= {"cases": [], "largest": []}
-        comparison, notes = two_trees(*TREES, (one, one), wanted)
-        assert comparison.keys == () and notes == [f"rope has nothing to compare: base has {lack} of it"]
-
-
 def test_an_op_without_the_named_case_is_left_out_and_a_case_of_no_op_is_refused():
     case = "T=1,H=576,eps=1e-05"
     job = {"ops": ("rmsnorm", "softmax", "rope"), "suite": "smoke", "cases": (case, "T=1,H=576")}

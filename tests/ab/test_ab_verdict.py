@@ -81,10 +81,6 @@ def test_what_could_not_have_been_seen_does_not_pass():
         assert exit_status([found]) == (0 if passes else 13) and exit_status([found], strict=True) == 13 - passes
 
 
-def test_a_noise_floor_below_the_effect_changes_nothing():
-    assert verdict_of(evidence(1.05, noise_floor=0.04)).verdict == "SLOWER"
-
-
 def test_a_suite_of_fewer_than_12_pairs_is_not_judged():
     few = [Evidence(key, first=pairs(1.05, count=5), second=pairs(1.05, count=5)) for key in "ab"]
     assert {outcome.verdict for outcome in judge(few, RULES)} == {"UNRESOLVED"}
@@ -179,11 +175,6 @@ def test_the_budget_ends_a_run_before_a_pair_that_would_not_fit():
     now[0] = 0.0
     batch = run_pairs(measure, ["k"], 12, deadline=125.0, least=5, later=5, clock=lambda: now[0])
     assert len(batch.read) // 2 == 7, "five more have room"
-
-
-def test_the_two_times_and_the_effect_are_one_statement():
-    (found,) = judge([Evidence("k", first=((1.0, 1.1), (1.0, 1.4), (2.0, 2.1)))], Rules())
-    assert found.baseline_s == 1.0 and found.candidate_s == pytest.approx(1 + found.effect)
 
 
 NOTHING = {"latency_median_ms": None, "samples": None}

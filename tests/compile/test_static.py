@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -118,16 +117,6 @@ def test_json_records_and_configs(file, tmp_path):
         assert record.latency_median_ms is None and record.environment["machine_key"]
 
 
-def test_details(file):
-    arguments = ("silu_and_mul", "--kernel", file, "--case", CASE, "--scheme", "bf16", "--config", "block=256")
-    status, text = run(*arguments, "--details", "--gpu", "h200")
-    told = [line.split() for line in text.splitlines()]
-    assert status == 0 and "NO: num_stages=2" in text
-    for pair in ("ctas 256", "threads 128", "launches 2", "device h200", "grid [256]"):
-        assert pair.split() in told, text
-    assert not re.search(r"\d\.\d{4}", text), "three digits"
-
-
 def test_a_kernel_that_does_not_compile_fails(tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text(KERNELS.replace("test_", "test_broken_").replace("* 0.5", "* no_such_name"))
@@ -176,17 +165,6 @@ def test_the_most_work_of_a_suite_is_selected_for_each_dtype():
     assert {item.case for item in chosen} == {most}
     every = Query("gemm", ("tensor_core",), ("llama3_8b",), (), ("bf16",), every_case=True).select()
     assert {item.case for item in every} == set(spec.cases["llama3_8b"])
-
-
-def test_an_op_without_the_suite_is_selected_at_its_smoke_cases(monkeypatch):
-    spec = registry.get_op("rmsnorm")
-    known = {suite: found for suite, found in spec.cases.items() if suite != "llama3_8b"}
-    fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__ if name != "parameters"}
-    monkeypatch.setitem(registry._ops, "rmsnorm", type(spec)(**{**fields, "cases": known}))
-    chosen = Query(None, (), ("llama3_8b",), (), ("bf16",)).select()
-    own = [item for item in chosen if item.op == "rmsnorm"]
-    assert own and all(item.case in spec.cases["smoke"] for item in own)
-    assert {item.registered.backend for item in chosen} <= set(cases.COMPILED), "only code of our own"
 
 
 def test_what_a_launcher_may_ask_of_an_h100():

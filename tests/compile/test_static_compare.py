@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -259,21 +257,3 @@ def test_a_revision_that_cannot_be_compared(repository):
     ):
         with pytest.raises(ValueError, match=words), revision_side(repository, name):
             pass
-
-
-@pytest.mark.more
-def test_what_another_toolchain_makes_of_a_file(tmp_path, monkeypatch):
-    """One that fuses no multiplication with an addition stands for another release of Triton."""
-    python, file = tmp_path / "python", tmp_path / "fused.py"
-    python.write_text(f'#!/bin/sh\nTRITON_DEFAULT_FP_FUSION=0 exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    file.write_text(GEMM.replace("k + i), tl", "k + i) * 2 + 1, tl"))
-    arguments = ["static", "--kernel", str(file), "--scheme", "bf16", "--suite", "smoke", "--toolchain"]
-    done = CliRunner().invoke(app, [*arguments, str(python)])
-    assert done.exit_code == 0 and "CHANGED: gemm/product bf16" in done.output, done.output
-    assert f"compiled code against torch {version('torch')}" in done.output
-    done = CliRunner().invoke(app, [*arguments, sys.executable])
-    assert "1 with the same code" in done.output
-    for bad, words in ((tmp_path / "none", "No such file"), ("/bin/false", "with torch and triton")):
-        with pytest.raises(ValueError, match=f"toolchain: expected .* Python.*{words}"):
-            CliRunner().invoke(app, [*arguments, str(bad)], catch_exceptions=False)

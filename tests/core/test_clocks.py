@@ -4,16 +4,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import psutil
 import pytest
-import torch
 from test_environment import FakeNvml, install
 
 from rooflab.bench.cli.app import terminated_as_exception
 from rooflab.bench.core import environment as nvml_module
-from rooflab.bench.core import timed
-from rooflab.bench.core.timed import watched
-from rooflab.bench.core.timers.card import ClockWatch, locked_clocks, others_among
+from rooflab.bench.core.timers.card import ClockWatch, locked_clocks
 
 
 class LockableNvml(FakeNvml):
@@ -72,17 +68,6 @@ def test_clocks_are_set_free_after_an_exception_and_a_termination(nvml, number):
         assert signal.getsignal(number) is before
     finally:
         signal.signal(number, was)
-
-
-def test_a_signal_that_is_ignored_stays_so(nvml):
-    """As under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with terminated_as_exception(), locked_clocks("GPU-1", lambda: 1e9):
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_lock_that_is_not_permitted_is_one_sentence_and_nothing_runs(nvml):
@@ -179,25 +164,6 @@ def test_the_clock_that_the_device_reads_stands_beside_nvmls(nvml):
         summary = watch.summary()
         assert summary["sm_clock_hz"] == 1.9e9 and summary["sm_clock_range_hz"] == [1.7e9, 1.98e9]
         assert summary["readings"] == readings
-
-
-def test_no_clock_is_read_on_a_cpu_and_a_clock_that_cannot_be_read_says_why(monkeypatch):
-    with watched(torch.device("cpu")) as watch:
-        assert watch is None
-    monkeypatch.setattr(timed, "interpreting", lambda: False)
-    monkeypatch.setattr(timed, "gpu_uuid", lambda device: "GPU-1")
-    with watched(torch.device("cuda")) as watch:  # this machine has no card
-        watch.read()
-    if not torch.cuda.is_available():
-        assert watch.summary().keys() == {"sm_clock_unread"}
-
-
-def test_a_parent_of_another_user_is_not_of_this_program(nvml, monkeypatch):
-    def refuses(self):
-        raise psutil.AccessDenied(self.pid)
-
-    monkeypatch.setattr(psutil.Process, "exe", refuses)
-    assert others_among([os.getpid(), 10**8]) == 1
 
 
 def test_other_processes_on_the_card_are_counted_and_our_own_are_not(nvml):

@@ -67,15 +67,6 @@ def test_samples_are_put_behind_a_wait_and_taken_again_where_it_ran_out(card):
     assert len(watch.traced["slow"]) == 1, "what was taken too early counts for nothing"
 
 
-def test_several_rounds_share_one_recording(card):
-    watch = card.timer()
-    order = [("a", lambda: card.work(5e-6), 1), ("b", lambda: card.work(7e-6), 1)]
-    before = card.recorded.count
-    read = watch.rounds([order, order[::-1], order])
-    assert card.recorded.count == before + 1
-    assert read == [pytest.approx({"a": 5e-6, "b": 7e-6})] * 3
-
-
 def test_a_dropped_kernel_is_named(card):
     def two():
         card.work(10e-6, "gemm")
@@ -119,21 +110,6 @@ def test_the_grid_and_the_floor_are_the_devices_own(card):
     assert watch.launch_floor_s(1) == pytest.approx(0.9e-6)
 
 
-def test_the_observer_looks_at_samples_alone(card):
-    seen = []
-    options = {"min_samples": 4, "budget_s": 1e-9, "timer": card.timer()}
-    options["observe"] = lambda: seen.append(card.log[-1].name)
-    read = time_functions({"a": lambda: card.work(50e-6)}, **options)["a"]
-    assert read.launch_floor_s is not None and seen == ["kernel"] * len(read.seconds)
-
-
-def test_kernels_of_another_stream_count_where_they_started(card):
-    watch = card.timer()
-    calls = [("here", lambda: card.work(5e-6, "here"), 1), ("there", lambda: card.work(9e-6, "there", stream=20), 1)]
-    assert watch.round(calls)["there"] == pytest.approx(9e-6)
-    assert [names(watch.traced[name][-1]) for name in ("here", "there")] == [("here",), ("there",)]
-
-
 def event(category, name, ts, dur, tid=7, **args):
     times = {"ts": Decimal(ts), "dur": Decimal(dur)}
     return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": tid, "args": args, **times}
@@ -171,9 +147,3 @@ def test_the_real_profiler_writes_what_is_read_here(tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert ("user_annotation", "rooflab: 1 rest") in {(event.get("cat"), str(event["name"])) for event in events}
     assert kept.numel() == 1000
-
-
-def test_a_profiler_that_runs_already_is_a_sentence():
-    with profiled(), pytest.raises(NotRecorded, match="one of torch's runs already"):
-        with profiled():
-            pass

@@ -179,33 +179,6 @@ def test_mma_sync_has_accumulators_that_do_not_wait_for_each_other(case):
     assert 2 * kernel.work == warps * 2 * RESTART * len(products) * (2 * 16 * 8 * k)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-    "sm", [pytest.param(80, marks=pytest.mark.slow), 89, pytest.param(120, marks=pytest.mark.slow)]
-)
-def test_mma_sync_compiles_for_other_architectures(sm):
-    arch = "sm_120a" if sm == 120 else f"sm_{sm}"
-    cases = made(mma_sync, Card(CARD.device, sm, 8, CARD.l2_bytes), arch)
-    assert {kernel.dtype for _, kernel, _ in cases} == {"bf16", "fp16", "tf32"} | ({"fp8_e4m3"} if sm > 80 else set())
-    limits = {}
-    for limit, _, recorded in cases:
-        limits.setdefault(limit, recorded)
-    for limit, recorded in limits.items():
-        _, function = recorded.code()
-        products = {i.name for i in hot(function, "mma").instructions if i.family == "mma"}
-        assert products == {"QMMA" if limit.startswith("fp8") else "HMMA"}
-
-
-@pytest.mark.slow
-def test_memory_and_arithmetic_compile_for_an_ampere():
-    for maker in (streams, vector):
-        seen = set()
-        for limit, _, recorded in made(maker, arch="sm_80"):
-            if limit not in seen:
-                recorded.code()
-            seen.add(limit)
-
-
 def test_no_wgmma_where_there_is_none_and_no_fp8_that_is_converted():
     def groups(sm, maker):
         return list(maker(Card(CARD.device, sm, 8, CARD.l2_bytes), Recorded))

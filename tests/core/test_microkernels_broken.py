@@ -81,13 +81,6 @@ def test_disagreement_lets_no_nan_pass():
     assert disagreement(torch.full((4,), torch.nan), right, 0.02)
 
 
-def test_a_warps_threads_share_a_tile_without_rest():
-    tile = torch.arange(16 * 24.0).reshape(16, 24)
-    sums = compute.per_thread(tile)
-    assert sums.shape == (32,) and sums.sum() == tile.sum()
-    assert sums[5] == sum(tile[row, 8 * j + 2 + e] for row in (1, 9) for j in range(3) for e in (0, 1))
-
-
 def test_operands_are_random_and_exact_in_their_dtype():
     for dtype in compute.DTYPES:
         a, b = compute.operands(dtype, 64, 32, 256, torch.device("cpu"))

@@ -4,29 +4,23 @@ import csv
 import io
 import json
 import random
-from dataclasses import replace
 from html.parser import HTMLParser
 from unicodedata import category
-from xml.etree import ElementTree
 
 import pytest
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 from rich.console import Console
 from test_history import record
-from test_plot import FUSED, NAIVE, SHEET
 
 from rooflab.bench import show
 from rooflab.bench.ab import output
 from rooflab.bench.ab.verdict import Outcome
 from rooflab.bench.core.record import Record
 from rooflab.bench.exchange.files import write_csv
-from rooflab.bench.report.page import write_report
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import register
 from rooflab.roofline.names import visible
-from rooflab.roofline.plot import roofline_figure
-from rooflab.roofline.plot_list import NAME_ROOM, WIDTH_IN
 
 MARKUP = (
     r"$x^2$ $ :x: ` `` | \ \| [red] [/] <b> </script> &amp; ]]> -- _x_ * ~ ~~ ![a](b) # % = , ' é é 漢字 🚀".split()
@@ -111,33 +105,6 @@ def test_every_output_of_any_name_is_read_back_or_the_name_is_refused(monkeypatc
     cells = Words(MarkdownIt("commonmark").enable("table").render((tmp_path / "a.md").read_text())).cells
     assert len(cells) == 9 * len(found) and cells[::9] == list(map(visible, found))
     assert cells[8::9] == [visible(" ".join(name.split())) for name in found]
-
-
-@pytest.mark.filterwarnings("ignore:Glyph")
-@pytest.mark.parametrize(("seed", "count"), [(0, 20), pytest.param(1, 500, marks=pytest.mark.slow)])
-def test_figures_and_pages_hold_any_name_inside_its_room(tmp_path, seed, count):
-    found = [name for name in names(seed, count) if name.strip()]
-    for start in range(0, len(found), 10):
-        drawn = [
-            replace(FUSED, label=name, seconds=4.0 + place) for place, name in enumerate(found[start : start + 10])
-        ]
-        figure = roofline_figure([replace(NAIVE, op=drawn[0].label[:40], case=drawn[0].label), *drawn], [SHEET])
-        figure.savefig(tmp_path / "a.svg")
-        ElementTree.parse(tmp_path / "a.svg")
-        for point in drawn:
-            shown = visible(f"{point.label} (optimized)")
-            (text, *_) = [text for text in figure.texts if text.get_text() in (shown, f"{shown[:74]}…")]
-            assert text.get_window_extent().width <= NAME_ROOM * WIDTH_IN * figure.dpi * 1.05
-    found = list(filter(utf8, found))
-    kept = [
-        record(number, 1.0, kernel=name, op="gemm", run_id=f"r{number}", ceilings=None)
-        for number, name in enumerate(found)
-    ]
-    (tmp_path / "a.jsonl").write_text("".join(f"{each.to_json()}\n" for each in kept))
-    write_report([tmp_path / "a.jsonl"], tmp_path / "a.html")
-    page = (tmp_path / "a.html").read_text(encoding="utf-8")
-    text = Words(page).text
-    assert [name for name in found if visible(name) not in text and visible(name, keep="\n\t") not in text] == []
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "\x1b[31m"])

@@ -1,7 +1,6 @@
 """What becomes of a NOISY reading: shown with its flag, drawn pale, never divided, never the best."""
 
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,12 +9,10 @@ from test_history import record
 from tiny_model import write_config
 
 from rooflab.bench import lab, show
-from rooflab.bench.checks.drawn import listed_checks
 from rooflab.bench.cli.app import exit_for
 from rooflab.bench.core import measure
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record_files import read
-from rooflab.bench.core.select import Selection
 from rooflab.bench.engine import runs
 from rooflab.bench.report.figures import as_ceilings, bench_row
 from rooflab.bench.report.findings import findings
@@ -74,12 +71,6 @@ def test_the_lab_shows_a_noisy_time_and_divides_by_none():
     assert (row["library_ms"], row["vs_library"]) == ("1.00 NOISY", None)
     (row,) = lab.best_of_each_op(times({}, {"naive": 4.0}))
     assert (row["best"], row["naive_ms"], row["vs_naive"]) == (None, "4.00 NOISY", None)
-
-
-def test_the_lab_checks_an_interpreted_kernel_on_its_first_case_and_others_on_all():
-    checks = listed_checks(Selection.of("flash_attention", None, ["smoke"], None, ["fp32"], "cpu"))
-    count = Counter(item.kernel.name for item in lab.few_checks(checks))
-    assert count["online"] == 1 < count["library"] == len(registry.get_op("flash_attention").cases["smoke"])
 
 
 def test_findings_name_defaults_that_lose_and_what_is_slower_than_naive():

@@ -21,26 +21,12 @@ from rooflab.bench.checks.drawn import (
 from rooflab.bench.core import outside
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.process import ChildFailed, Pool
 from rooflab.bench.core.select import Selection
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
 
 CASE = get_op("rmsnorm").get_cases("smoke")[0]
-SLOW = "def answer(request): time.sleep(request); return told\n"
-KERNELS = """
-import os
-from rooflab.kernels.registry import register
-
-@register(op="rmsnorm", name="dies", role="optimized", backend="torch")
-def dies(x, weight, eps=1e-6):
-    os.kill(os.getpid(), 9)
-
-@register(op="rmsnorm", name="copies", role="optimized", backend="torch")
-def copies(x, weight, eps=1e-6):
-    return x.clone()
-"""
 
 REFUSES = """
 import torch
@@ -74,21 +60,6 @@ def test_the_first_check_of_each_principle_comes_early_and_the_summary_names_it(
     assert principles_tried(asked, {0: ran, 1: ran}) == f"principles tried: empty; without a case here: {others}"
 
 
-@pytest.mark.more
-@pytest.mark.usefixtures("own_registry")
-def test_results_have_their_places_and_a_death_costs_one(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(KERNELS)
-    registry.load_file(file)
-    names = ("dies", "copies", "naive", "copies", "copies")
-    asked = [CheckTask(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
-    results = dict(Checkers(torch.device("cpu")).each(asked))
-    assert [results[place].kernel for place in range(5)] == list(names)
-    statuses = "RUNTIME_ERROR INCORRECT OK INCORRECT INCORRECT".split()
-    assert [results[place].status for place in range(5)] == statuses
-    assert results[0].reason.startswith("first data: its process ended with signal SIGKILL")
-
-
 class Waiting(Checkers):
     """Makes a check at once where its seed is 0; else it takes until it is ended, or until one of the two has begun."""
 
@@ -117,16 +88,6 @@ def test_what_runs_at_the_limit_is_ended_and_left_out_and_nothing_begins_later(m
         time.sleep(0.01)
     turns.close()  # as Ctrl-C does
     assert make.over.is_set()
-
-
-def test_children_are_started_before_they_are_asked_and_end_when_they_are_told_to(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\ndef start(): global told; told = 'ready'\n" + SLOW)
-    pool = Pool("slow", environment={"PYTHONPATH": str(tmp_path)}, limit_s=60.0, size=2)
-    pool.start(5)
-    assert pool.idle.qsize() == 2 and pool.ask(0) == "ready"
-    with pytest.raises(ChildFailed, match="^took longer than"):
-        pool.ask(60, lambda: True)
-    pool.stop()
 
 
 def test_a_kernel_s_first_turn_is_a_check_that_it_takes():

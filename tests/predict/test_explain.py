@@ -112,18 +112,6 @@ def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(r
 
 
 @pytest.mark.usefixtures("own_registry")
-def test_a_users_file_is_explained(rooflab, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from rooflab.kernels.registry import register\n"
-        '@register(op="rmsnorm", name="test_explained", role="optimized", backend="torch")\n'
-        "def mine(x, weight, eps=1e-6):\n    return x\n"
-    )
-    status, out, _ = rooflab("explain", "rmsnorm", "mine.py", "--json")
-    assert status == 0 and json.loads(out)[0]["kernel"] == "test_explained"
-    assert json.loads(out)[0]["traffic_basis"] == "least"
-
-
-@pytest.mark.usefixtures("own_registry")
 def test_a_file_that_does_not_compile_gets_no_prediction(rooflab, tmp_path):
     (tmp_path / "wrong.py").write_text(
         "import torch, triton, triton.language as tl\nfrom rooflab.kernels.registry import register\n"

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pandas as pd
-import public_kernels
 import pytest
 from bars.bar import Bar
 from held_out import MODELS, by_kernel, by_shape, fit
@@ -54,11 +53,6 @@ def test_what_is_written_is_read_and_another_table_is_refused(tmp_path):
         public.read(other)
     with pytest.raises(ValueError, match="predictions: expected the file .*none.csv, found none"):
         public.read(tmp_path / "none.csv")
-
-
-def test_public_kernels_are_asked_for_by_the_names_of_their_wheels(tmp_path):
-    with pytest.raises(ValueError, match=r"folder: expected sglang-0.5.14-\*.whl in .*, got none"):
-        public_kernels.unpack(tmp_path)
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(2.0, WOULD_MEET), (1.0, CANNOT_TELL), (0.5, WOULD_MISS)])

@@ -94,11 +94,6 @@ def test_matrix_products(line, flops, dtype, wgmma):
     assert not flops or entry.mma_dtype == dtype
 
 
-def test_text_without_instructions_is_refused():
-    with pytest.raises(ValueError, match="sass: expected the instructions of a kernel, got none"):
-        parse_code("Fatbin elf code:")
-
-
 def test_pipes_have_the_published_rates():
     wgmma = CHIP.cycles(one("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24"))
     assert 4 * wgmma["tensor"] == pytest.approx(64 * 1830 / 1600, rel=1e-3)  # 4,096 FLOP per clock and SM, throttled
@@ -222,15 +217,6 @@ def test_each_part_answers_to_its_cause():
     sfu = predict(cost, traffic, [compiled(*stream[:2], *["MUFU.EX2 R1, R2"] * 2000, "EXIT", grid=(24000,))], H100)
     busy_s = 24000 / 132 * 4 * 2 * 2000 / H100.boost_clock_hz
     assert part(sfu, model.PIPE) == pytest.approx(busy_s - 100e6 / 3.015e12, rel=0.01)
-
-
-def test_measured_ceilings_need_no_sustained_share():
-    ceilings = replace(H100.ceilings(), kind="measured")
-    found = predict(Cost(1e9, 0), None, [], H100, ceilings)
-    assert part(found, model.SUSTAINED) == 0 and part(found, model.LEAST) == pytest.approx(1e9 / 3.35e12)
-    products = Cost(1e6, 0, {"bf16": 989.4e9})
-    assert part(predict(products, None, [], H100, ceilings), model.SUSTAINED) == 0
-    assert part(predict(products, None, [], H100), model.SUSTAINED) == pytest.approx(1e-3 * (1830 / 1600 - 1), rel=1e-3)
 
 
 def test_a_composition_does_its_steps_in_turn():
@@ -417,11 +403,6 @@ def two_launches(scratch: float, flops: float = 1e9) -> tuple[model.Prediction, 
     product = replace(compiled("EXIT"), sass=program("k:", "LDGSTS.E.128 [R9], [R6.64]", WGMMA, "@P0 BRA k", "EXIT"))
     adding = compiled("LDG.E.128 R4, [R2.64]", "STG.E.128 [R2.64], R4", "EXIT", grid=(4096,))
     return predict(cost, traffic, [product, adding], H100), cost
-
-
-def test_of_two_launches_the_one_that_multiplies_has_the_flops():
-    product, adding = two_launches(scratch=2e6, flops=1e11)[0].works
-    assert product.turns == pytest.approx(1e11 / 132 / FLOPS) and adding.turns == 0
 
 
 def test_of_two_launches_the_first_reads_the_operands_and_the_second_what_the_first_left():

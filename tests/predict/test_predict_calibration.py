@@ -13,7 +13,7 @@ from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import calibration
 from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, kind_of, load, observations
-from rooflab.bench.predict.cases import Predicted, predict_all
+from rooflab.bench.predict.cases import predict_all
 from rooflab.bench.predict.model import CALIBRATION, predict
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme
@@ -77,10 +77,6 @@ def test_kinds_are_fitted_apart_and_a_prediction_takes_its_own():
     assert "3 kernels, 3 records" in words
 
 
-def test_a_reading_below_the_launch_floor_gives_no_negative_factor():
-    assert Observation("op/a", "memory", 1.3e-6, 1e-6, 1.0e-6).factor > 0
-
-
 def record(op: str, kernel: str, case: Case, latency_ms: float, **changes) -> Record:
     what = {"op": op, "kernel": kernel, "backend": get_kernel(op, kernel).backend, "case_id": case.id}
     return explained.record(**{**what, "case": dict(case), "latency_median_ms": latency_ms, **changes})
@@ -141,19 +137,3 @@ def test_records_that_say_nothing_of_the_prediction_are_left_out():
     ]
     found = observations([good, *others])
     assert [entry.kernel for entry in found] == ["rmsnorm/library"] and found[0].measured_s == pytest.approx(2e-5)
-
-
-def test_a_record_of_a_tuned_config_is_predicted_with_that_config():
-    kernel = get_kernel("gemm", "tensor_core")
-    case = get_op("gemm").cases["llama3_8b"][0]
-    config = kernel.tuning.heuristic(case, get_scheme("bf16"))
-    values = {name: getattr(config, name) for name in config.__dataclass_fields__}
-    asked = []
-
-    def answer(targets, device):
-        asked.extend(targets)
-        return [Predicted(target, Cost(1, 1), None, None, "not compiled here") for target in targets]
-
-    good = record("gemm", "tensor_core", case, 0.02, config=values)
-    assert observations([good, replace(good, config={"block": 1})], answer) == []
-    assert [target.config for target in asked] == [config]

@@ -63,14 +63,6 @@ def test_kernels_of_every_op_have_a_time_and_an_h200_is_no_slower():
         assert entry.prediction.seconds <= predicted()[name].prediction.seconds * (1 + 1e-9), name
 
 
-@pytest.mark.more
-@pytest.mark.slow
-def test_every_kernel_has_a_time():
-    """On the largest case that it takes."""
-    for entry in _by_name([target for op in ops() for target in _largest(op)], "h100").values():
-        check(entry)
-
-
 @pytest.mark.slow  # 37 s
 def test_predictions_lie_near_what_is_published():
     """Within 1.6 times, by which one kernel differs between H100 hosts (fast.cu, 808 TFLOPS against issue 13's 515).

@@ -14,7 +14,6 @@ import published_engines
 import pytest
 
 from rooflab.bench.exchange.published import read_published, selected, write_published
-from rooflab.bench.report.pictures.published import curves, draw_published
 from rooflab.roofline import published
 from rooflab.roofline.architecture import PRESETS
 from rooflab.roofline.device import get_device
@@ -69,14 +68,6 @@ def test_rows_are_placed_or_counted_and_come_back_from_what_was_written(package,
     assert table.time({"M": 64, "N": 4096, "K": 4096}).seconds == pytest.approx(20e-6)
     assert (table.gpu, table.framework, table.version, table.copies) == ("h100-sxm", "vllm", "0.24.0", 6)
     assert table.licence == "Apache-2.0" and "CUDA graph" in table.timing and GEMM in table.source
-
-
-def test_two_tables_of_one_name_are_refused_and_neither_is_dropped(package, tmp_path):
-    found = read_published([package(products())])
-    found.placed += [replace(each, rows=each.rows.head(1)) for each in found.placed]
-    assert len(selected(found)) == len(found.placed)
-    with pytest.raises(ValueError, match="^published: two tables have the same device, op, scheme, library and kernel"):
-        write_published(selected(found), tmp_path)
 
 
 def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
@@ -284,19 +275,6 @@ def test_an_estimate_has_both_the_bound_and_the_published_sum():
     assert not any("published" in name for name, _ in estimate(LLAMA_8B, get_device("a100"), 1, 1024).rows())
 
 
-def test_the_figure_has_each_library_and_its_fraction_of_the_bound(tmp_path):
-    found = {curve.label: curve for curve in curves("h100-sxm")}
-    assert len(found) == 7
-    low, middle, high = found["cuBLAS bf16"].points[4096]
-    assert low < middle < high and middle == pytest.approx(0.795, abs=0.005)
-    assert 129 not in found["cuBLAS bf16"].points
-    prefill = found["FA3 prefill, one prompt"].points[16384]
-    assert prefill[0] == prefill[2] == pytest.approx(0.67, abs=0.01)
-    assert draw_published("h100-sxm", tmp_path).read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match=r"gpu: expected one with published times \(h100-sxm, h200\)"):
-        curves("a100-80gb")
-
-
 PAGE = (published.FOLDER / "end_to_end.md").read_text().splitlines()
 
 
@@ -323,23 +301,3 @@ def test_between_two_tokens_lie_one_step_and_a_share_of_the_prefills():
     step, prefill = step_time(LLAMA_8B, H100, "decode", 64, 2048 + 64), step_time(LLAMA_8B, H100, "prefill", 1, 2048)
     assert loaded_itl_ms(LLAMA_8B, H100, 64, 2048, 128) == pytest.approx(step.ms + prefill.ms / 2)
     assert loaded_itl_ms(LLAMA_8B, get_device("a100"), 64, 2048, 128) is None
-
-
-def test_the_sample_is_read_from_its_wheel_and_from_no_other(tmp_path):
-    wheel = tmp_path / "aiconfigurator_core-0.12.0-any.whl"
-    row = {
-        "model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm", "mode": "agg", "tp_size": 4, "backend": "vllm",
-        "precision": "fp8", "backend_version": "", "silicon_data_source": "a; silicon_concurrency=16; b", "isl": 1024,
-        "osl": 256, "silicon_tpot_ms": 12.3456, "silicon_ttft_ms": 100.0,
-    }  # fmt: skip
-    rows = pd.DataFrame([row, row | {"system": "b200_sxm"}, row | {"silicon_data_source": "silicon_concurrency=512"}])
-    for frame in (rows, rows.drop(columns="isl")):
-        with zipfile.ZipFile(wheel, "w") as file:
-            file.writestr(published_engines.SAMPLE, frame.to_csv(index=False))
-        if "isl" in frame:
-            (found,) = published_engines.read_sample(wheel).to_dict("records")
-            assert (found["requests"], found["itl_ms"], found["engine"]) == (16, 12.346, "vllm")
-            assert found["dtype"] == "fp8_e4m3"
-        else:
-            with pytest.raises(ValueError, match=r"wheel: expected .*silicon_sample.csv .* 'isl'"):
-                published_engines.read_sample(wheel)
