@@ -13,10 +13,10 @@ from zoo.tiny_ops import LOOSE, MANY_KEYS, PROJECT, SCALE, kernel_of
 from rooflab.bench.checks.drawn import of_several_tiles
 from rooflab.bench.core import check as check_module
 from rooflab.bench.core import poison
-from rooflab.bench.core.check import BROKEN, check_kernel
+from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.check_runs import KEPT
-from rooflab.bench.core.poison import bits, guard, guard_output, poisoned_allocations, wipe
+from rooflab.bench.core.poison import bits, guard, guard_output, poisoned_allocations
 from rooflab.bench.core.trial import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -48,34 +48,23 @@ def test_a_case_that_lets_wrong_answers_pass_is_reported():
     assert "y: zeros" in all_zero.weak
 
 
-def _raising(error: BaseException) -> Kernel:
-    def raises(x, weight):
-        raise error
-
-    return kernel_of(PROJECT, raises)
-
-
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [
         (ValueError("UNSUPPORTED: needs K % 128 == 0"), "UNSUPPORTED", "needs K % 128 == 0"),
         (ValueError("x: expected shape (1,), got (2,)"), "RUNTIME_ERROR", "ValueError: x: expected shape"),
         (torch.cuda.OutOfMemoryError("CUDA out of memory"), "OUT_OF_MEMORY", "CUDA out of memory"),
-        (MemoryError("no"), "OUT_OF_MEMORY", "no"),
         (RuntimeError("illegal memory access"), "RUNTIME_ERROR", "RuntimeError: illegal memory access (test_check.py"),
-        (ZeroDivisionError("division by zero"), "RUNTIME_ERROR", "ZeroDivisionError"),
         (CompilationError(None, None, "no such op"), "COMPILE_ERROR", "no such op"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_what_a_kernel_raises_becomes_a_status(error, status, words):
-    result = check(PROJECT, _raising(error))
+    def raises(x, weight):
+        raise error
+
+    result = check(PROJECT, kernel_of(PROJECT, raises))
     assert result.status == status and words in result.reason and result.checked_by == "none"
-
-
-def test_a_fault_of_the_checker_is_not_blamed_on_the_kernel():
-    with pytest.raises(KeyboardInterrupt):
-        check(PROJECT, _raising(KeyboardInterrupt()))
 
 
 def test_what_cannot_run_says_why():
@@ -107,18 +96,6 @@ def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():
     assert result.status == "UNSUPPORTED" and "has no 'factor'" in result.reason
     result = check(SCALE, kernel_of(SCALE, refuses_factors), case=Case(T=3, factor=2.0))
     assert result.not_offered and "scale/refuses_factors: factor is 1 here" in result.reason
-
-
-def test_what_the_contract_says_of_strides_is_not_held_against_a_kernel():
-    """A kernel may take for granted that a row's elements are neighbours: `rooflab list rmsnorm` says so."""
-    spec = get_op("rmsnorm")
-
-    def trusts(x, weight, eps=1e-6):
-        x, weight = x.as_strided(x.shape, (x.stride(0), 1)), weight.as_strided(weight.shape, (1,))
-        return get_kernel("rmsnorm", "naive").fn(x, weight, eps)
-
-    result = check(spec, kernel_of(spec, trusts))
-    assert result.status == "OK", result.reason
 
 
 @pytest.mark.parametrize(
@@ -183,28 +160,11 @@ def test_damage_tells_inside_from_outside():
     assert (integers.view > 2**48).all() and integers.damage(may_change=True) is None
 
 
-def test_an_output_can_hold_an_earlier_answer_and_ends_as_poison():
-    stale = torch.arange(6.0).reshape(2, 3)
-    output = guard_output((2, 3), torch.float32, torch.device("cpu"), arranged="padded", stale=stale)
-    assert torch.equal(output.view, stale) and output.damage(may_change=True) is None
-    outputs = [output.view, torch.arange(3), torch.ones(1).expand(4), torch.ones(3)[:0]]
-    wipe(outputs)
-    assert outputs[0].isnan().all() and outputs[1].eq(0x7B).all()
-    assert outputs[2].eq(1).all(), "one element in memory: not written through four views"
-
-
 def test_uninitialised_memory_is_poison_only_inside():
     with poisoned_allocations():
         assert torch.empty(3).isnan().all() and torch.empty(3, dtype=torch.int64).eq(2**63 - 1).all()
         assert torch.empty_like(torch.zeros(2, dtype=torch.bfloat16)).isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_context_that_an_earlier_kernel_broke_is_no_fault_of_this_one(monkeypatch):
-    monkeypatch.setattr(check_module, "already_broken", lambda device: "CUDA error: an illegal memory access")
-    result = check(PROJECT, kernel_of(PROJECT, small.plain))
-    assert result.status == "RUNTIME_ERROR" and result.checked_by == "none" and not result.labels
-    assert result.reason == f"{BROKEN}: CUDA error: an illegal memory access"
 
 
 def test_a_fault_that_shows_when_inputs_are_made_is_the_kernels_own(monkeypatch):
@@ -233,13 +193,16 @@ def test_kernels_of_one_case_share_its_oracles_and_others_do_not(monkeypatch):
 
     spec = replace(PROJECT, reference=counted)
     right, other = (kernel_of(spec, fn) for fn in (small.plain, small.into_out))
-    assert check(spec, right).status == "OK"
-    first = len(asked)
-    assert check(spec, other).status == "OK" and len(asked) == first, "nothing is computed again"
-    assert check(spec, other, "fp16").status == "OK" and len(asked) == 2 * first
-    assert check(spec, right).status == "OK" and len(asked) == 3 * first, "of the last case alone"
+
+    def computed(kernel, scheme="fp32"):
+        before = len(asked)
+        assert check(spec, kernel, scheme).status == "OK"
+        return len(asked) - before
+
+    first = computed(right)
+    assert computed(other) == 0 and computed(other, "fp16") == first
+    assert computed(right) == first, "of the last case alone"
     KEPT.forget()
-    assert check(spec, right).status == "OK" and len(asked) == 4 * first, "nor of one that was forgotten"
+    assert computed(right) == first, "nor of one that was forgotten"
     monkeypatch.setattr("rooflab.bench.core.check_data.KeptData.SHARE", 0.0)
-    assert check(spec, right, "fp16").status == "OK" and len(asked) == 5 * first
-    assert check(spec, right, "fp16").status == "OK" and len(asked) == 6 * first, "without room nothing is kept"
+    assert computed(right, "fp16") == computed(right, "fp16") == first, "without room nothing is kept"

@@ -81,10 +81,9 @@ def test_a_dropped_kernel_is_named(card):
 def test_what_changed_between_samples_is_said():
     usual = ("gemm", "reduce")
     assert fault([usual] * 5) == ""
-    assert fault([usual, ("gemm", "split", "split", "split", "split")]).endswith(
+    assert fault([usual, ("gemm", *["split"] * 4)]).endswith(
         "1 of 2 ran without reduce and with split, split, split and 1 more"
     )
-    assert fault([usual, ("gemm", "split", "split", "split")]).endswith("with split, split, split")
     assert fault([usual, ("reduce", "gemm")]).endswith("the same kernels in another order")
     assert fault([(), usual]).startswith("no kernel of it was recorded")
 
@@ -101,13 +100,6 @@ def test_without_cupti_there_is_one_sentence(card):
     card.lose = lambda work: True
     with pytest.raises(NotRecorded, match="cupti: expected the profiler to record the device's work.*none of 3 of 3"):
         watch.round([("a", lambda: card.work(5e-6), 1)])
-
-
-def test_the_grid_and_the_floor_are_the_devices_own(card):
-    card.LAUNCH_S = 0.9e-6
-    watch = card.timer()
-    assert watch.step_s([]) == pytest.approx(40e-9, rel=0.03) and not watch.batches
-    assert watch.launch_floor_s(1) == pytest.approx(0.9e-6)
 
 
 def event(category, name, ts, dur, tid=7, **args):
@@ -131,12 +123,6 @@ def test_times_are_exact_to_the_nanosecond_however_late_the_epoch():
     assert span_s(call) == pytest.approx(37e-9, rel=1e-9)
     gemm, fill = call
     assert (gemm.grid, gemm.block, gemm.shared_bytes, fill.nbytes) == ((8, 2, 1), (128, 1, 1), 96, 64)
-
-
-def test_a_trace_without_our_marks_is_refused():
-    with pytest.raises(NotRecorded):
-        cut([event("kernel", "gemm", "1", "1")])
-    assert span_s(()) == 0.0
 
 
 def test_the_real_profiler_writes_what_is_read_here(tmp_path):

@@ -35,7 +35,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of the budget and of `watch_on`."""
+    """The clock of the budget and of the timer."""
     simulated = Clock()
     monkeypatch.setattr(timing, "perf_counter", simulated)
     monkeypatch.setattr(cpu, "pinned_threads", contextlib.nullcontext)
