@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from op_kernels import own_registry  # noqa: F401
 from rooflab.bench.ab import compare, pairs
 from rooflab.bench.ab.compare import pack, prepare_functions
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.records import compare_files, difference, evidence_of
+from rooflab.bench.ab.records import compare_files, difference
 from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
@@ -82,28 +81,11 @@ def test_the_run_is_kept_and_can_be_judged_again(result, tmp_path):
     paths = save(result, tmp_path)
     verdicts = {record.op + "/" + record.kernel: record for record in read(paths[0])}
     assert verdicts["rmsnorm/wrong"].verdict == "INCORRECT" and verdicts["rmsnorm/wrong"].latency_median_ms is None
-    honest = verdicts["rmsnorm/honest"]
-    assert honest.kind == "ab" and honest.baseline["kernel"] == "library"
-    assert honest.samples_s == [pytest.approx(honest.latency_median_ms * 1e-3)]
-    readings = read(paths[2])
-    assert {record.kernel for record in readings} >= {"honest", "wrong_later"}
-    assert all(record.samples_s and record.metrics["pair"] == 0 for record in readings if record.status == "OK")
+    assert verdicts["rmsnorm/honest"].baseline["kernel"] == "library"
     for name, key in (("honest", "honest"), ("wrong", "wrong"), ("dies", "dies"), ("honest", "renamed")):
         again = compare_files(paths[1], paths[2], Rules(), kernels=("library", name))
         (found,) = [found for found in again if case_of(key) in found.key]
         assert found.verdict == outcome(result, key).verdict, found.reason
-
-
-def test_the_floor_of_a_kernel_is_found_also_where_two_kernels_are_compared():
-    def floor(known):
-        sides = ([target(name).record("cpu", 0)] for name in ("library", "honest"))
-        timed = ([replace(one, basis="measured", latency_median_ms=1.0) for one in side] for side in sides)
-        return evidence_of("k", *timed, ("A", "B"), Rules(), known).noise_floor
-
-    known = {target("library").id: 0.02, target("honest").id: 0.05, "k": 9.0}
-    assert floor(known) == 0.05
-    assert floor({target("library").id: 0.02}) == 0.02
-    assert floor({}) is None
 
 
 def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):

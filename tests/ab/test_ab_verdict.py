@@ -28,21 +28,6 @@ def verdict_of(item):
     return judge([item], RULES)[0]
 
 
-def test_verdict_by_the_ratio():
-    for ratio, verdict in ((1.05, "SLOWER"), (0.94, "FASTER"), (1.0, "SAME"), (1.01, "SAME"), (1.023, "SLOWER")):
-        found = verdict_of(evidence(ratio))
-        assert found.verdict == verdict
-        assert found.effect == pytest.approx(ratio - 1, abs=2e-3)
-        assert found.effect_low <= found.effect <= found.effect_high
-        assert found.smallest_visible_effect >= RULES.threshold * (1 - 1e-9)
-
-
-def test_a_difference_below_half_a_microsecond_is_none():
-    # 5% of 3 us are 0.15 us.
-    assert verdict_of(evidence(1.05, base=3e-6)).verdict == "SAME"
-    assert verdict_of(evidence(1.30, base=3e-6)).verdict == "SLOWER"
-
-
 def test_what_makes_a_verdict_unresolved():
     for item, why in (
         (evidence(1.05, confirmed=False), "not confirmed"),
@@ -101,23 +86,19 @@ def test_what_was_not_compared_has_its_own_exit_status():
         found = verdict_of(Evidence("k", broken=(verdict, "why")))
         assert (found.verdict, found.reason) == (verdict, "why")
         assert exit_status([found]) == exit_status([found], strict=True) == status
-
-
-def test_nothing_measured_is_invalid():
-    assert verdict_of(Evidence("k")).verdict == "INVALID"
-    assert exit_status([]) == exit_status([], strict=True) == 13
+    assert verdict_of(Evidence("k")).verdict == "INVALID" and exit_status([]) == 13, "nothing was measured"
 
 
 def test_the_first_exit_status_of_several_wins():
-    everything = [verdict_of(Evidence("k", broken=(verdict, "why"))) for verdict in ("MISSING", "INCORRECT")] + [
-        verdict_of(evidence(1.05)),
-        verdict_of(evidence(1.05, confirmed=False)),
-    ]
-    for count, wanted in ((4, 11), (3, 11)):
-        assert exit_status(everything[:count], strict=True) == wanted
-    assert exit_status([everything[0], *everything[2:]], strict=True) == 13
-    assert exit_status(everything[2:], strict=True) == 10
-    assert exit_status([verdict_of(evidence(0.9)), verdict_of(evidence(1.0))], strict=True) == 0
+    missing, wrong = (verdict_of(Evidence("k", broken=(verdict, "why"))) for verdict in ("MISSING", "INCORRECT"))
+    slower, open_ = verdict_of(evidence(1.05)), verdict_of(evidence(1.05, confirmed=False))
+    for found, status in (
+        ([missing, wrong, slower, open_], 11),
+        ([missing, slower, open_], 13),
+        ([slower, open_], 10),
+        ([verdict_of(evidence(0.9)), verdict_of(evidence(1.0))], 0),
+    ):
+        assert exit_status(found, strict=True) == status
 
 
 class Machine:
@@ -196,3 +177,23 @@ def test_a_reading_that_cannot_be_compared_takes_its_kernel_out_and_no_other(val
     assert found == verdict and reason.startswith("B: ") and why in reason
     assert len(evidence_in(batch, "good").first) == 3 and not evidence_in(batch, "bad").first
     assert all(keys == ("good",) for _, keys in machine.asked[2:])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "more", "verdict"),
+    [
+        (1.05, {}, "SLOWER"),
+        (1.023, {}, "SLOWER"),
+        (0.94, {}, "FASTER"),
+        (1.0, {}, "SAME"),
+        (1.01, {}, "SAME"),
+        (1.05, {"noise_floor": 0.04}, "SLOWER"),
+        (1.05, {"base": 3e-6}, "SAME"),  # 0.15 us
+        (1.30, {"base": 3e-6}, "SLOWER"),
+    ],
+)
+def test_verdict_by_the_ratio_beyond_half_a_microsecond(ratio, more, verdict):
+    found = verdict_of(evidence(ratio, **more))
+    assert found.verdict == verdict and found.effect == pytest.approx(ratio - 1, abs=2e-3)
+    assert found.effect_low <= found.effect <= found.effect_high
+    assert found.smallest_visible_effect >= RULES.threshold * (1 - 1e-9)
