@@ -131,11 +131,6 @@ def test_a_pair_with_a_noisy_reading_is_not_counted(fake, tmp_path):
     assert again == {f"rmsnorm/{name}": verdict for name, verdict in judged.items()}
 
 
-def test_code_that_an_earlier_run_has_checked_is_only_measured(fake):
-    fake.checks["B", "one"] = "INCORRECT", "must not be asked"
-    assert verdicts(compared("one", checked=True))["one"][0] == "SAME" and fake.judged == {"A", "B"}
-
-
 def test_a_check_without_an_answer_is_none_that_passed(monkeypatch):
     monkeypatch.setattr(pairs, "ask_process", lambda side, job, limit_s: iter(()))
     side = Side("head", {"one": target("one")})

@@ -1,7 +1,6 @@
 """Git revisions as sides: worktrees that are gone afterwards, and other pins."""
 
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,13 +47,6 @@ def test_both_names_of_a_renamed_file_are_seen(repository):
     (repository / "new file.txt").write_text("not yet known")
     assert sorted(changed_files(repository, "HEAD~1")) == ["file.txt", "new file.txt", "renamed.txt"]
     assert sorted(changed_files(repository, "HEAD~1", "HEAD")) == ["file.txt", "renamed.txt"]
-
-
-def test_what_fails_inside_a_worktree_is_what_is_said_and_the_worktree_is_gone(repository):
-    with pytest.raises(KeyError, match="inside"), checked_out(repository, "HEAD~1") as tree:
-        subprocess.run(["rm", "-r", str(tree.path)], check=True)  # git cannot remove what is not there
-        raise KeyError("inside")
-    assert len(worktrees(repository)) == 1
 
 
 def test_a_revision_that_is_none_is_named(repository):

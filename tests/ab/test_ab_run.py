@@ -10,7 +10,6 @@ from commands_in_process import run_command
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.ab import compare, pairs
-from rooflab.bench.ab.compare import pack, prepare_functions
 from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.records import compare_files, difference
 from rooflab.bench.ab.run import run, save
@@ -148,12 +147,3 @@ def test_compare_takes_any_two_functions(monkeypatch):
     found = compare(lambda x: mine(x), reference, make_inputs, pairs=1, kernel_s=0.05)
     assert found.verdict == "UNRESOLVED" and found.exit_status == 13 and found.outcome.pairs == 1
     assert str(found).startswith("mine against reference: UNRESOLVED: takes ")
-
-
-def test_a_function_is_checked_before_it_is_timed():
-    """In this process; a lambda travels by value."""
-    scale = 1.01
-    functions = {"fn": lambda x: mine(x) * scale, "reference": reference, "make_inputs": make_inputs}
-    packed = {name: pack(function) for name, function in functions.items()}
-    found = prepare_functions(packed, 0).checked(0)
-    assert found.status == "INCORRECT" and "elements off" in found.reason and "pickle" in packed["fn"]

@@ -8,7 +8,6 @@ import torch
 
 from rooflab.bench.ab import worker
 from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
-from rooflab.bench.core.environment import git_state
 from rooflab.bench.revisions.changes import touched_ops, users
 from rooflab.kernels.registry import get_op
 
@@ -105,13 +104,6 @@ def test_the_largest_cases_are_those_of_most_flops_and_of_most_bytes():
     assert len(ids("rmsnorm")) == 1 and "top_p=0.95" in ids("sample")[0]
     comparison = two_kernels(Wanted(("gemm",), ("naive", "library")))
     assert [target.case_id for target in comparison.a.targets.values()] == ids("gemm", "smollm2_135m")
-
-
-def test_two_kernels_of_one_op_in_this_checkout():
-    comparison = two_kernels(Wanted(("rmsnorm",), ("naive", "library"), schemes=("fp32", "bf16")))
-    assert len(comparison.keys) == 2 and comparison.a.label == "naive"
-    assert {target.kernel for target in comparison.b.targets.values()} == {"library"}
-    assert (comparison.a.commit, comparison.a.dirty) == (comparison.b.commit, comparison.b.dirty) == git_state(ROOT)
 
 
 def test_names_that_are_not_there_are_refused():

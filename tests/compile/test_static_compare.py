@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from git_repository import git
 from typer.testing import CliRunner
 
 import rooflab.kernels.registry
@@ -18,7 +17,7 @@ from rooflab.bench.compile import difference
 from rooflab.bench.compile import sides as two
 from rooflab.bench.compile.cases import device_for
 from rooflab.bench.compile.difference import CodeChange, Query, compare_pairs, markdown, matched
-from rooflab.bench.compile.sides import CompiledTree, revision_side
+from rooflab.bench.compile.sides import CompiledTree
 from rooflab.bench.compile.static import compilers
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.roofline.device import Device
@@ -225,32 +224,3 @@ def test_a_tree_that_cannot_be_read_is_no_new_tree(sides, tmp_path):
     with side(tree) as lacking:
         with pytest.raises(ValueError, match=r"compare: lacks: (?s:.*)No module named 'rooflab\.kernels\.precision'"):
             compare_sides(lacking, sides[1], QUERY, device_for())
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A repository whose revision `v1` has GEMM, and whose checkout has nothing any more."""
-    folder = make_tree(tmp_path / "repository", GEMM, {})
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "-m", "one")
-    git(folder, "tag", "v1")
-    shutil.rmtree(folder / "kernels")
-    git(folder, "commit", "-q", "-a", "-m", "two")
-    return folder
-
-
-def test_a_git_revision_is_a_side_and_leaves_nothing_behind(repository):
-    with revision_side(repository, "v1") as found:
-        (item,) = found.select(QUERY)
-        assert (item["op"], item["kernel"]) == ("gemm", "product") and found.label.startswith("v1 (")
-    assert len(git(repository, "worktree", "list").splitlines()) == 1 and not (repository / "kernels").exists()
-
-
-def test_a_revision_that_cannot_be_compared(repository):
-    for name, words in (
-        ("absent", "revision: expected a commit, branch or tag"),
-        ("HEAD", "folders kernels and reference"),
-    ):
-        with pytest.raises(ValueError, match=words), revision_side(repository, name):
-            pass

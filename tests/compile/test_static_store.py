@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import os
-import time
 from dataclasses import replace
-from pathlib import Path
 
-from rooflab.bench.compile import store as store_module
 from rooflab.bench.compile.cases import can_keep
 from rooflab.bench.compile.static import compile_in
 from rooflab.bench.compile.store import Store, tree_hash
@@ -71,20 +67,6 @@ def test_a_damaged_entry_is_none_and_is_replaced(tmp_path):
         assert store.read(key) is None, damage[:20]
         store.write(key, ANSWER)
         assert store.read(key) == ANSWER
-
-
-def test_what_nothing_reads_is_deleted_after_a_month(tmp_path: Path):
-    store = Store(tmp_path)
-    kept, dropped, read = (store.key(MESSAGE, name) for name in "abc")
-    for key in (kept, dropped, read):
-        store.write(key, ANSWER)
-    (tmp_path / "crashed.part").write_text("half")
-    old = time.time() - store_module.UNUSED_S - 60
-    for name in ("crashed.part", *(f"{key}.json.gz" for key in (dropped, read))):
-        os.utime(tmp_path / name, (old, old))
-    assert store.read(read) == ANSWER
-    store.prune()
-    assert {file.name for file in tmp_path.iterdir()} == {f"{key}.json.gz" for key in (kept, read)}
 
 
 def test_what_was_compiled_is_kept_and_what_failed_is_asked_again(tmp_path):

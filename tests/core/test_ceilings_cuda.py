@@ -151,27 +151,6 @@ def test_one_that_does_not_compile_or_run_takes_no_other_with_it(world, monkeypa
     assert readings[0].reason == "NVRTC: kernel.cu(3): error: no wgmma here"
 
 
-def test_a_module_short_of_memory_says_so_and_the_others_go_on(world, monkeypatch):
-    def short(card, load):
-        raise torch.cuda.OutOfMemoryError("expected 2 GB free")
-        yield
-
-    def broken(card, load):
-        yield [world.kernel("fma")]
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nadvice")
-
-    readings = measure(world, monkeypatch, makers=(short, broken), budget_s=1.0)
-    said = [(r.kernel, r.status) for r in readings]
-    assert said == [("short", "OUT_OF_MEMORY"), ("fma", "OK"), ("broken", "RUNTIME_ERROR")]
-    assert readings[2].reason == "CUDA error: an illegal memory access was encountered"
-
-
-def test_without_cupy_there_is_one_sentence(world, monkeypatch):
-    kernel = world.kernel(wrong=ValueError("cupy: expected the package"))
-    with pytest.raises(ValueError, match="^cupy: expected the package"):
-        measure(world, monkeypatch, [kernel])
-
-
 def test_every_timing_method_has_its_launch_floor(world, monkeypatch):
     readings = measure(world, monkeypatch, timers=("events", "graph", "cupti"))
     floors = {"launch events": 2e-6, "launch graph": 1.5e-6, "launch cupti": 1e-6}

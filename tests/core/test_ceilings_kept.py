@@ -11,15 +11,7 @@ from test_ceilings_cuda import CUDA, GPU, ON_H200, hopper, reading  # noqa: F401
 from rooflab.bench import show
 from rooflab.bench.core import call as calls
 from rooflab.bench.core import ceilings, record_files
-from rooflab.bench.core.ceilings import (
-    MachineLimits,
-    assemble,
-    better,
-    ceilings_for,
-    cpu_limits,
-    cuda_limits,
-    raise_ceilings,
-)
+from rooflab.bench.core.ceilings import MachineLimits, assemble, ceilings_for, cpu_limits, cuda_limits, raise_ceilings
 from rooflab.roofline.device import get_device
 
 H200 = get_device("h200")
@@ -233,15 +225,6 @@ def test_a_refresh_that_makes_no_ceilings_is_shown_and_keeps_those_there_were(ag
     assert shown[0].ceilings is None and reason.startswith("no measured ceilings without fma; those of 20")
     assert reason.endswith(f"those of {OK[0].timestamp} are kept") and len(shown) == len(OK) - 1
     assert ceilings_for(CUDA) == known and len(MachineLimits.kept(CUDA)[0]) == len(OK)
-
-
-def test_of_each_limit_the_better_measurement_stays_whole():
-    first = [reading("fma", 50e12), reading("fma", 60e12), reading("launch cupti", seconds=(2e-3, 2e-3))]
-    second = [reading("fma", 55e12, run_id="s"), reading("launch cupti", seconds=(1e-3, 2e-3), run_id="s")]
-    assert better(first, second) == [*first[:2], second[1]]
-    assert better(second, first) == [second[1], *first[:2]]
-    failed = reading("fma", status="INVALID", run_id="s")
-    assert better(first, [failed]) == first and better([], [failed]) == [failed]
 
 
 def test_memory_that_torch_holds_for_nobody_is_free(monkeypatch):

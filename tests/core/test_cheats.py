@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -38,13 +37,6 @@ def test_a_function_replaced_at_import_fails_a_check_and_is_put_back(monkeypatch
     result = check(honest)
     assert result.status == "INVALID" and "time.perf_counter was replaced (test_cheats.py:" in result.reason
     assert check(honest).status == "OK"
-
-
-def test_a_replacement_that_equals_the_original_and_one_that_is_gone_are_seen(monkeypatch):
-    monkeypatch.setattr(torch, "equal", MagicMock(__eq__=lambda self, other: True))
-    monkeypatch.delattr(torch, "isfinite")
-    assert tampered() == "torch.equal was replaced; torch.isfinite was replaced"
-    assert tampered() is None and torch.isfinite(torch.ones(1)).all()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from triton.compiler.errors import CompilationError
@@ -15,7 +13,6 @@ from rooflab.bench.core import check as check_module
 from rooflab.bench.core import poison
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
-from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.poison import bits, guard, guard_output, poisoned_allocations
 from rooflab.bench.core.trial import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
@@ -98,20 +95,6 @@ def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():
     assert result.not_offered and "scale/refuses_factors: factor is 1 here" in result.reason
 
 
-@pytest.mark.parametrize(
-    ("bits", "said"), [(10, ": products in TF32 or fp16"), (7, ": products in bf16"), (0, "inf times what is allowed")]
-)
-def test_what_a_wrong_output_is_called_is_looked_at_twice(bits, said):
-    """NaN that a kernel computes is no memory that it did not write."""
-
-    def rounds(x, weight):
-        x, weight = (((v.contiguous().view(torch.int32) >> 23 - bits) << 23 - bits).view(v.dtype) for v in (x, weight))
-        return x @ weight * (1.0 if bits else torch.nan)
-
-    result = check(PROJECT, kernel_of(PROJECT, rounds))
-    assert result.status == "INCORRECT" and said in result.reason and "did not write" not in result.reason
-
-
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 4, 8), (3, 3, 8), (40, 2, 8), (3, 1)])
 def test_most_rows_of_a_far_tensor_lie_beyond_2_31_and_no_two_elements_meet(shape):
     near = torch.empty(shape)
@@ -182,27 +165,3 @@ def test_a_fault_that_shows_when_inputs_are_made_is_the_kernels_own(monkeypatch)
     monkeypatch.setattr(check_module, "already_broken", lambda device: "")
     with pytest.raises(RuntimeError, match="misaligned"):
         check(PROJECT, kernel_of(PROJECT, small.plain))  # a fault of the spec or of the checker
-
-
-def test_kernels_of_one_case_share_its_oracles_and_others_do_not(monkeypatch):
-    asked = []
-
-    def counted(x, weight):
-        asked.append(x.shape)
-        return PROJECT.reference(x, weight)
-
-    spec = replace(PROJECT, reference=counted)
-    right, other = (kernel_of(spec, fn) for fn in (small.plain, small.into_out))
-
-    def computed(kernel, scheme="fp32"):
-        before = len(asked)
-        assert check(spec, kernel, scheme).status == "OK"
-        return len(asked) - before
-
-    first = computed(right)
-    assert computed(other) == 0 and computed(other, "fp16") == first
-    assert computed(right) == first, "of the last case alone"
-    KEPT.forget()
-    assert computed(right) == first, "nor of one that was forgotten"
-    monkeypatch.setattr("rooflab.bench.core.check_data.KeptData.SHARE", 0.0)
-    assert computed(right, "fp16") == computed(right, "fp16") == first, "without room nothing is kept"

@@ -55,18 +55,6 @@ def test_our_own_kernels_are_told_apart_also_from_the_same_kernels_of_the_functi
     assert names(watch.traced["a"][-1]) == ("spin", "flush")
 
 
-def test_samples_are_put_behind_a_wait_and_taken_again_where_it_ran_out(card):
-    def slow_host():
-        for _ in range(3):
-            card.host_s += 200e-6
-            card.work(10e-6)
-
-    watch = card.timer()
-    assert watch.round([("slow", slow_host, 1)])["slow"] == pytest.approx(30e-6)
-    assert watch.wait_s("slow") > 600e-6
-    assert len(watch.traced["slow"]) == 1, "what was taken too early counts for nothing"
-
-
 def test_a_dropped_kernel_is_named(card):
     def two():
         card.work(10e-6, "gemm")

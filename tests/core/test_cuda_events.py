@@ -89,16 +89,6 @@ def test_the_launch_floor_is_what_an_empty_kernel_reads(timer):
     assert watch.launch_floor_s(1) == pytest.approx(2e-6) == watch.launch_floor_s(8)
 
 
-@pytest.mark.parametrize("timer", [EventTimer, GraphTimer])
-def test_nobody_looks_at_a_warm_up_or_at_empty_kernels(timer):
-    """A clock read there is that of a card without load, and there are more of those than of samples."""
-    cuda, seen = FakeCuda(), []
-    options = {"min_samples": 3, "budget_s": 1e-9, "timer": timer(cuda)}
-    options["observe"] = lambda: seen.append(cuda.log[-1].name)
-    read = time_functions({"a": lambda: cuda.work(50e-6)}, **options)["a"]
-    assert read.launch_floor_s is not None and seen == ["kernel"] * len(read.seconds)
-
-
 class Turns:
     """Takes three sets of inputs in turn, each with a kernel of its own, after 0.3 ms of the host's work."""
 

@@ -10,13 +10,12 @@ from rooflab.bench import lab, show
 from rooflab.bench.cli.app import exit_for
 from rooflab.bench.core import measure
 from rooflab.bench.core.noise import Samples
-from rooflab.bench.report.figures import as_ceilings, bench_row
+from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.findings import findings
 from rooflab.engine.ops import OpSet
 from rooflab.engine.settle import Choice
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
-from rooflab.roofline.model import Ceilings
 
 BUSY = "other processes were running"
 
@@ -30,19 +29,6 @@ def test_a_record_of_a_noisy_reading_has_its_time_and_no_rate(monkeypatch):
     assert (made.status, made.reason, made.latency_median_ms) == ("NOISY", BUSY, 3000.0)
     assert made.samples_s == [1.0, 3.0, 9.0] and made.bound_ms > 0
     assert made.bound_fraction is made.flops_per_s is made.bytes_per_s is None
-
-
-def test_a_reading_under_noisy_ceilings_says_so_and_has_no_fraction(monkeypatch, capsys):
-    spec, kernel = registry.get_op("rmsnorm"), registry.get_kernel("rmsnorm", "naive")
-    found = Samples((1e-3,) * 3, "script", "cold")
-    monkeypatch.setattr(measure, "time_together", lambda ready, *rest, **options: ({"naive": found}, {}, None))
-    busy = Ceilings("this", "measured", 1e9, {"fp32": 1e9}, 1e9, noise=BUSY)
-    run = measure.Measurement(spec, get_scheme("fp32"), ceilings=busy)
-    (made,) = run.records([kernel], spec.cases["smoke"][:1])
-    assert (made.status, made.reason, made.bound_fraction) == ("OK", f"its bound is NOISY: {BUSY}", None)
-    assert made.bound_ms > 0 and as_ceilings(made.ceilings) == busy
-    show.bench_table([bench_row(made)])
-    assert f"note: rmsnorm/naive: its bound is NOISY: {BUSY}" in " ".join(capsys.readouterr().out.split())
 
 
 def times(clean, noisy):

@@ -9,43 +9,15 @@ import torch
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.checks.checking import in_common
-from rooflab.bench.checks.drawn import (
-    OFFSETS,
-    VALUES,
-    drawn_checks,
-    principles_first,
-    principles_tried,
-    shown_by,
-    turns_of,
-)
+from rooflab.bench.checks.drawn import OFFSETS, VALUES, principles_first, principles_tried, shown_by
 from rooflab.bench.core import outside
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.select import Selection
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
 
 CASE = get_op("rmsnorm").get_cases("smoke")[0]
-
-REFUSES = """
-import torch
-from rooflab.kernels.registry import register
-
-@register(op="rmsnorm", name="lacks", role="optimized", backend="torch")
-def lacks(x, weight, eps=1e-6):
-    return (x.double() * (x.double().square().mean(-1, True) + eps).rsqrt() * weight.double()).to(x.dtype)
-
-@register(op="rmsnorm", name="raises", role="optimized", backend="torch")
-def raises(x, weight, eps=1e-6, *, weight_offset=0.0):
-    if weight_offset:
-        raise ValueError("weight_offset is not taken")
-    return lacks(x, weight, eps)
-"""
-
-
-def inputs_of(item):
-    return get_op(item.kernel.op).make_inputs(item.case, item.scheme, torch.device("meta"), 0)
 
 
 def test_the_first_check_of_each_principle_comes_early_and_the_summary_names_it():
@@ -88,30 +60,6 @@ def test_what_runs_at_the_limit_is_ended_and_left_out_and_nothing_begins_later(m
         time.sleep(0.01)
     turns.close()  # as Ctrl-C does
     assert make.over.is_set()
-
-
-def test_a_kernel_s_first_turn_is_a_check_that_it_takes():
-    """gemv takes no smoke case of gemm; the others keep their order."""
-    checks = drawn_checks(Selection.of("gemm", ["gemv", "library"], ["smoke", "edge"], None, ["fp32"], None))
-    turns = {turn: item for item, turn in zip(checks, turns_of(checks), strict=True) if item.kernel.name == "gemv"}
-    assert int(turns[0].case["M"]) <= 4 and turns[0].kernel.why_not_args(inputs_of(turns[0])) is None
-    assert any(item.case in get_op("gemm").get_cases("smoke") for item in turns.values()), "a refusal, to tell of it"
-
-
-@pytest.mark.usefixtures("own_registry")
-def test_a_refused_option_is_asked_for_once_and_then_drawn_no_more(tmp_path):
-    """Where the arguments tell, before the first check; where the kernel raises, from then on."""
-    (tmp_path / "mine.py").write_text(REFUSES)
-    registry.load_file(tmp_path / "mine.py")
-    chosen = Selection.of("rmsnorm", ["lacks", "raises"], ["smoke", "edge"], None, None, None, 1)
-    lacks, raises = ([i for i in drawn_checks(chosen) if i.kernel.name == name] for name in ("lacks", "raises"))
-    refused = [item for item in lacks if item.kernel.why_not_args(inputs_of(item))]
-    assert len(lacks) > 40 and 1 <= len(refused) <= 3, "quantize, round_first, weight_offset"
-    asked = [item for item in raises if "weight_offset" in item.case][:3]
-    check = Checkers(torch.device("cpu"))
-    first, *others = [check(item._replace(planted=False)) for item in asked]
-    assert first.not_offered and first.line == "" and "weight_offset is not taken" in first.reason
-    assert [found.status for found in others] == ["OK"] * 2 and not any("weight_offset" in one.case for one in others)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 
 from rooflab.bench.core.noise import Samples, why_noisy, with_reading
 from rooflab.bench.core.record import Record
-from rooflab.bench.core.timers import Flush, Timer, cpu, grid_of, timing
+from rooflab.bench.core.timers import Flush, Timer, cpu, timing
 from rooflab.bench.core.timers.cpu import CpuTimer, assign, pinned_threads
 from rooflab.bench.core.timers.timing import observed, time_functions
 from rooflab.kernels import _waiting as waiting
@@ -171,11 +171,6 @@ def test_what_the_clock_cannot_see_is_unresolved():
     assert not time_functions({"a": nothing}, min_samples=2, budget_s=1e-9, timer=single)["a"].resolved
 
 
-def test_the_grid_is_the_least_difference_that_is_no_rounding():
-    assert grid_of([3e-6, 5e-6, 4e-6, 3e-6, 4e-6 + 2e-10]) == pytest.approx(1e-6, rel=1e-3)
-    assert grid_of([3e-6, 3e-6]) is None
-
-
 def test_the_cache_is_emptied_by_twice_its_size_before_each_sample(monkeypatch):
     monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: 4000)
     log = []
@@ -194,14 +189,6 @@ def test_the_garbage_collector_rests_and_comes_back():
     with pytest.raises(ZeroDivisionError):
         time_functions({"a": lambda: 1 // 0}, cold=False)
     assert gc.isenabled()
-
-
-def test_a_timer_may_read_several_rounds_together():
-    class Together(FakeTimer):
-        rounds_at_once = 4
-
-    read = time_functions({"a": nothing, "b": nothing}, min_samples=6, budget_s=1e-9, timer=Together())
-    assert len(read["a"].seconds) == len(read["b"].seconds) == 8
 
 
 def test_a_clock_replaced_while_it_is_read_is_the_fault_of_every_reading(monkeypatch):

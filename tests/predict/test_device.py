@@ -59,13 +59,6 @@ def test_h100_means_sxm_and_says_so() -> None:
         assert resolve(name) == (DEVICES["h100-pcie"], None), "a full name needs no note"
 
 
-def test_a_name_that_nvidia_smi_prints_is_known_and_needs_no_note() -> None:
-    for reported, name in [("NVIDIA H100 80GB HBM3", "h100-sxm"), ("nvidia  a100-sxm4-40gb", "a100-40gb")]:
-        assert resolve(reported) == (DEVICES[name], None)
-    with pytest.raises(ValueError, match="gpu: expected one of h100-sxm, .* got 'NVIDIA H100 80GB HBM3 MIG 1g.10gb'"):
-        get_device("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-
-
 def test_identify_knows_the_names_that_drivers_print() -> None:
     for reported, name in [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
@@ -94,12 +87,6 @@ def test_identify_never_guesses() -> None:
 CEILINGS = Ceilings("toy", "datasheet", 100.0, {"bf16": 1000.0, "fp32": 50.0}, 50.0, 10.0, 0.5)
 
 
-def test_costs_add_by_part() -> None:
-    flops = {"bf16": 3.0}
-    total = Cost(1, 2, flops, 4.0, 5.0) + Cost(10, 20, {"bf16": 30.0, "fp32": 7.0}, 40.0, 50.0, 2)
-    assert total == Cost(11, 22, {"bf16": 33.0, "fp32": 7.0}, 44.0, 55.0, 3) and flops == {"bf16": 3.0}
-
-
 def test_bound_is_the_largest_part() -> None:
     for cost, seconds, limiter in [
         (Cost(150, 50), 2.0, "memory"),
@@ -119,11 +106,6 @@ def test_an_unknown_special_function_rate_bounds_nothing() -> None:
     least = bound(Cost(100, 0, sfu_ops=1e9), ceilings)
     assert (least.seconds, least.limiter) == (1.0, "memory")
     assert "sfu" not in least.parts
-
-
-def test_a_dtype_without_a_rate_is_named() -> None:
-    with pytest.raises(ValueError, match="toy has no datasheet matrix rate for 'fp8_e4m3'; known: bf16, fp32"):
-        bound(Cost(1, 1, {"fp8_e4m3": 1.0}), CEILINGS)
 
 
 def test_the_roof_bends_at_the_ridge() -> None:

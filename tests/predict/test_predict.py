@@ -26,7 +26,7 @@ from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.published import committed
 
-H100, H200 = get_device("h100"), get_device("h200")
+H100 = get_device("h100")
 CHIP = chip_of(H100)
 
 
@@ -326,12 +326,6 @@ def test_tiles_are_dealt_whole_unless_they_are_cut():
     assert whole.cta_cycles > 1.2 * cut.cta_cycles
 
 
-def test_a_tma_store_sends_what_was_put_in_shared_memory():
-    stores = ("STSM.16.M88.4 [R6], R24", "STSM.16.M88.4 [R7], R28", "UTMASTG.2D [UR8], [UR6]")
-    text = program("loop:", WGMMA, *TOLD, TMA, "@P1 BRA next", *stores, "next:", "@P2 BRA loop", "EXIT")
-    assert worked(text, Share(0, 0, write_bytes=132 * 3 * 2 * 128 * 16)).rounds == 3
-
-
 def test_a_turn_s_copies_are_what_the_barrier_is_told():
     found = worked(flattened(), Share(132 * 10 * FLOPS, 0), shared_bytes=4 * 0x800 + 0x200, num_stages=1)
     assert found.async_bytes == pytest.approx(10 * 0x800)
@@ -344,12 +338,6 @@ def test_specialised_warps_have_roles_side_by_side():
     assert [role.multiplies for role in roles] == [True, False, True]
     assert all("MUFU" in families(role.rounds) for role in roles), "the loop over tiles is around the loop over K"
     assert sum(len(role.rounds) for role in roles) == 2 * (2 + len(EPILOGUE)) + 2
-
-
-def test_warpgroups_that_run_the_same_products_are_a_role_each():
-    *roles, everyone = divided(specialised(1), 512)
-    assert [role.warps for role in roles] == [1, 4, 4, 4] and everyone.warps == 16
-    assert [role.multiplies for role in roles] == [False, True, True, True]
 
 
 def test_a_cluster_asks_for_its_part_of_what_it_shares():
@@ -386,15 +374,6 @@ def test_roles_share_the_flops_and_the_time():
     assert CHIP.hbm_latency < exposed < CHIP.hbm_latency + 400
     one = worked(specialised(1), replace(share, matrix_flops=share.matrix_flops / 2), threads=256)
     assert one.cta_cycles - one.pipe_cycles["tensor"] > exposed + 2 * len(EPILOGUE)
-
-
-def test_loops_that_copy_for_loops_that_multiply_are_other_warps():
-    feeding = ("feed:", "LDGSTS.E.128 [R9], [R6.64]", "LDGDEPBAR", "@P1 BRA feed", "EXIT")
-    text = program("@P0 BRA feed", "k:", WGMMA, "@P2 BRA k", "STG.E.128 [R2.64], R24", "EXIT", *feeding)
-    multiplying, copying, everyone = divided(text, 256)
-    assert (multiplying.warps, copying.warps, everyone.warps) == (4, 4, 8)
-    assert multiplying.multiplies and families(copying.loops[0])[0] == "LDGSTS"
-    assert len(divided(text, 128)) == 1, "with one warpgroup there is nobody else"
 
 
 def two_launches(scratch: float, flops: float = 1e9) -> tuple[model.Prediction, Cost]:

@@ -9,7 +9,6 @@ import pytest
 
 from rooflab.bench.compile.cases import KernelCase, Query
 from rooflab.bench.predict.cases import Predicted, predict_all
-from rooflab.bench.predict.chip import chip_of
 from rooflab.kernels.registry import ops
 from rooflab.reference.spec import Case, Scheme, get_scheme
 from rooflab.roofline.device import get_device
@@ -112,21 +111,6 @@ def test_the_ladder_of_large_products_is_in_order_and_above_the_bound():
 
 
 @pytest.mark.more
-def test_specialised_warps_share_the_flops_and_a_flattened_loop_has_its_epilogue_once_a_tile():
-    tiles, steps = (4096 // 128) * (4096 // 256), 4096 // 64
-    for name, entry in list(gemm(4096, 4096, 4096, *LADDER).items())[1:]:
-        (work,) = entry.prediction.works
-        assert work.roles == (1 if name == "persistent" else 3)
-        assert work.turns == pytest.approx(tiles * steps / 132) and work.rounds == pytest.approx(tiles / 132), name
-        assert work.most_rounds == 4
-        assert max(work.pipe_cycles, key=work.pipe_cycles.get) == "tensor"
-    fused = products("gemm_silu_and_mul", "cooperative", "persistent", M=2048, I=14336, K=4096, layout="NT")
-    for entry in fused.values():
-        assert entry.prediction.works[0].rounds == pytest.approx(2048 * 14336 / (128 * 128) / 132)
-        assert entry.prediction.seconds < 1.25 * entry.prediction.bound.seconds
-
-
-@pytest.mark.more
 def test_the_second_launch_of_a_split_adds_and_does_not_multiply():
     names = ("pipelined", "split_k", "stream_k", "swap_ab")
     found = {name: entry.prediction for name, entry in gemm(16, 4096, 4096, *names).items()}
@@ -138,14 +122,3 @@ def test_the_second_launch_of_a_split_adds_and_does_not_multiply():
     assert found["stream_k"].works[0].uneven == 1, "its CTAs have equal parts, whole tiles or not"
     assert found["split_k"].seconds < found["pipelined"].seconds
     assert found["swap_ab"].works[0].roles == 2
-
-
-@pytest.mark.more
-def test_promotion_hides_behind_the_products_of_other_warps():
-    dims = {"M": 8192, "N": 8192, "K": 8192, "scales": "tensor", "bias": False}
-    found = products("gemm_fp8", "promoted", "promoted_ws", **dims)
-    assert found["promoted_ws"].prediction.seconds < 0.8 * found["promoted"].prediction.seconds
-    chip, (work,) = chip_of(get_device("h100")), found["promoted_ws"].prediction.works
-    held = chip.tensor_rate("fp8_e4m3") * chip.tensor_share
-    done = work.ctas * work.pipe_cycles["tensor"] * held
-    assert done == pytest.approx(found["promoted_ws"].cost.flops, rel=0.01), "all of the op's FLOPs are some role's"
