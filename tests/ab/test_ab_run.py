@@ -87,14 +87,6 @@ def test_the_run_is_kept_and_can_be_judged_again(result, tmp_path):
         assert found.verdict == outcome(result, key).verdict, found.reason
 
 
-def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
-    for folder in ("kernels", "reference", "roofline"):
-        (tmp_path / folder).mkdir()
-    side = Side("old", {"k": target("library")}, tree=tmp_path)
-    found = pairs.JobRunner(Comparison(side, side)).check("A", ["k"])["k"]
-    assert found.status == "RUNTIME_ERROR" and "No module named" in found.reason
-
-
 @pytest.mark.usefixtures("own_registry")
 def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own():
     registry.load_file(KERNELS)
@@ -106,17 +98,16 @@ def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own():
 
 @pytest.mark.more
 @pytest.mark.needs("checkout")
-@pytest.mark.parametrize("all_processes", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path, monkeypatch, all_processes):
+def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path, monkeypatch):
     """The commit against the working tree, on one kernel: no verdict is asked of one pair, only that both ran.
 
-    In the short run the commit's tree is listed by a process of its own, and the rest is done in this one.
+    The commit's tree is listed by a process of its own, and the rest is done in this one.
     """
     process, listed = pairs.ask_process, []
 
     def answers(side, job, limit_s):
         listed.extend([side.tree] if job["mode"] == "list" else [])
-        own = all_processes or (job["mode"] == "list" and side.tree != ROOT)
+        own = job["mode"] == "list" and side.tree != ROOT
         return (process if own else here)(side, job, limit_s)
 
     monkeypatch.setattr(pairs, "ask_process", answers)

@@ -1,6 +1,5 @@
 import itertools
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,7 @@ from rooflab.bench.core import ceilings as module
 from rooflab.bench.core import record_files
 from rooflab.bench.core.ceilings import MachineLimits, assemble, ceilings_for, cpu_limits, limits_for, raise_ceilings
 from rooflab.bench.core.environment import Environment
-from rooflab.bench.core.noise import Samples, above_limits, why_invalid
+from rooflab.bench.core.noise import Samples, why_invalid
 from rooflab.bench.core.record import Record
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
@@ -144,14 +143,3 @@ def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkey
     assert reason.startswith("2.00 times the L2 ceiling")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     assert limits_for(device, l2).l2_bytes_per_s == pytest.approx(7.2192e12), "the data sheet has one"
-
-
-def test_a_gpu_that_is_in_no_table_has_no_ceilings(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H20")
-    device = torch.device("cuda")
-    assert ceilings_for(device) is None
-    assert limits_for(device, SLOW) is None, "a measured rate is no physical limit"
-    limits = limits_for(device, replace(SLOW, l2_bytes_per_s=6e12))
-    above = partial(above_limits, Samples((1e-6,), "cuda events", "cold"))
-    assert above(Cost(5e6, 0, {"bf16": 1e15}, 1e15), limits) is None
-    assert above(Cost(12e6, 0), limits)[0] == "L2"

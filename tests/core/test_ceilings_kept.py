@@ -11,7 +11,7 @@ from test_ceilings_cuda import CUDA, GPU, ON_H200, hopper, reading  # noqa: F401
 from rooflab.bench import show
 from rooflab.bench.core import call as calls
 from rooflab.bench.core import ceilings, record_files
-from rooflab.bench.core.ceilings import MachineLimits, assemble, ceilings_for, cpu_limits, cuda_limits, raise_ceilings
+from rooflab.bench.core.ceilings import MachineLimits, assemble, ceilings_for, cpu_limits, raise_ceilings
 from rooflab.roofline.device import get_device
 
 H200 = get_device("h200")
@@ -91,16 +91,6 @@ def test_another_driver_or_clock_limit_is_another_card(card):
         assert MachineLimits.kept(CUDA) == ([], why)
     card.be(uuid="GPU-2")
     assert MachineLimits.kept(CUDA) == ([], "none were measured on this device")
-
-
-def test_other_microkernels_measured_something_else(card, monkeypatch, tmp_path):
-    keep(card, READINGS)
-    before = cuda_limits.microkernels_hash()
-    for name in ("memory.cu", "microkernel.py", "streams.py", "compute.py"):
-        (tmp_path / name).write_text("// changed")
-    monkeypatch.setattr(cuda_limits, "HERE", tmp_path)
-    now = cuda_limits.microkernels_hash()
-    assert MachineLimits.kept(CUDA) == ([], f"they were measured with microkernels {before}, and it is {now}")
 
 
 def test_bounds_use_what_was_measured_and_else_the_data_sheet(card):
@@ -216,15 +206,6 @@ def test_a_measurement_that_fails_costs_neither_the_run_nor_the_ceilings(again, 
     again.error = ValueError("cupy: expected the package")
     assert raise_ceilings(known, CUDA) == known == ceilings_for(CUDA)
     assert "cupy: expected the package" in caplog.text
-
-
-def test_a_refresh_that_makes_no_ceilings_is_shown_and_keeps_those_there_were(again):
-    known = ceilings_for(CUDA)
-    again.readings = [found for found in OK if found.kernel != "fma"]
-    shown, reason = MachineLimits.measured(CUDA)
-    assert shown[0].ceilings is None and reason.startswith("no measured ceilings without fma; those of 20")
-    assert reason.endswith(f"those of {OK[0].timestamp} are kept") and len(shown) == len(OK) - 1
-    assert ceilings_for(CUDA) == known and len(MachineLimits.kept(CUDA)[0]) == len(OK)
 
 
 def test_memory_that_torch_holds_for_nobody_is_free(monkeypatch):

@@ -82,17 +82,10 @@ def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():
     def without_factor(x):
         return x.clone()
 
-    def refuses_factors(x, factor=1.0):
-        if factor != 1.0:
-            raise ValueError(f"factor is 1 here, got {factor}")
-        return x.clone()
-
     kernel = kernel_of(SCALE, without_factor)
     assert check(SCALE, kernel).status == "OK"
     result = check(SCALE, kernel, case=Case(T=3, factor=2.0))
     assert result.status == "UNSUPPORTED" and "has no 'factor'" in result.reason
-    result = check(SCALE, kernel_of(SCALE, refuses_factors), case=Case(T=3, factor=2.0))
-    assert result.not_offered and "scale/refuses_factors: factor is 1 here" in result.reason
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 4, 8), (3, 3, 8), (40, 2, 8), (3, 1)])

@@ -13,7 +13,6 @@ from git_repository import git
 
 from rooflab.bench.core import environment as nvml_module
 from rooflab.bench.core.environment import Environment, Gpu, git_state, last_level_cache_bytes, machine_key
-from rooflab.bench.core.timers.card import ClockWatch
 from rooflab.kernels.precision import pin_matmul_precision
 
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=700.0)
@@ -132,19 +131,6 @@ def test_a_gpu_is_described_as_far_as_it_is_known(nvml, monkeypatch):
     assert nvml.open == 0
     monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: None)
     assert Environment.now().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
-
-
-def test_the_clock_watch_keeps_extremes_and_every_throttle_bit(nvml):
-    with ClockWatch("GPU-1") as watch:
-        assert nvml.open == 1
-        for _ in range(3):
-            watch.read()
-    assert nvml.open == 0
-    found = watch.summary()
-    assert (found["readings"], found["sm_clock_mhz"], found["memory_clock_mhz"]) == (3, [1200, 1980], [3201, 3201])
-    assert (found["power_w"], found["power_by"]) == ([650.0, 650.0], "nvmlDeviceGetPowerUsage")
-    assert (found["temperature_c"], found["throttle_names"]) == ([61, 61], ["software power cap"])
-    assert found["sm_clock_hz"] is found["sm_clock_range_hz"] is None
 
 
 def test_matmul_precision_is_pinned_and_recorded():

@@ -109,14 +109,6 @@ def test_a_record_holds_the_reading_its_work_and_its_bound(reading):
     assert record.commit == Environment.now().commit and record.clocks is None and record.activity_hash is None
 
 
-def test_traffic_that_no_memory_moved_in_that_time_is_left_out_with_a_word(reading):
-    claims = [kernel(str(size), traffic=lambda inputs, size=size: Traffic(size, 0.0)) for size in (1e9, 2e9)]
-    believed, left_out = run(*claims)
-    assert (believed.traffic_bytes, believed.reason) == (1e9, "")
-    assert (left_out.traffic_bytes, left_out.status) == (None, "OK")
-    assert "claimed traffic is left out" in left_out.reason
-
-
 def test_the_real_timer_and_the_real_checker_fit():
     kernels = [kernel(), kernel("zeros", fn=lambda x, weight=None: torch.zeros_like(x))]
     checked = run(*kernels, check=None)
@@ -226,33 +218,23 @@ def test_once_a_kernel_has_broken_the_context_nothing_runs_and_it_alone_is_blame
     told = []
     monkeypatch.setattr(module, "already_broken", lambda device: "illegal access" if told[-1] == ["scale/bad"] else "")
     kernels = [kernel(name) for name in ("first", "bad", "last")]
-    found = run(*kernels, cases=(CASE, CASE.but(T=2)), running=lambda ids: told.append(list(ids)))
+    cases = (CASE, CASE.but(T=2))
+    bad = run(*kernels, cases=cases, running=lambda ids: told.append(list(ids)))
     assert told == [["scale/first"], ["scale/bad"], []], "nothing is timed, and nothing else is run"
-    first, bad, last, *later = found
-    assert [(one.case_id, one.kernel) for one in later] == [("T=2,H=8", name) for name in ("first", "bad", "last")]
-    assert (bad.status, bad.reason) == ("RUNTIME_ERROR", "illegal access"), "right, and a fault all the same"
-    innocent = [first, last, *later]
-    assert {one.reason for one in innocent} == {f"{BROKEN}, by scale/bad: illegal access"} and len(later) == 3
-    assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in found)
-    guilty, limited = [], Measurement(SPEC, FP32, replace(QUICK, limit_s=60.0), check=passes, ceilings=CEILINGS)
-    limited.running = lambda ids: told.append(list(ids))
+    guilty = bad.pop(1)
+    assert (guilty.status, guilty.reason) == ("RUNTIME_ERROR", "illegal access"), "right, and a fault all the same"
+    assert {one.reason for one in bad} == {f"{BROKEN}, by scale/bad: illegal access"} and len(bad) == 5
+    assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in bad)
+    limited = Measurement(SPEC, FP32, replace(QUICK, limit_s=60.0), check=passes, ceilings=CEILINGS)
+    limited.running, found = lambda ids: told.append(list(ids)), []
     with pytest.raises(ContextBroken, match="^the CUDA context was already broken, by scale/bad: illegal access$"):
-        guilty.extend(limited.records(kernels, (CASE, CASE.but(T=2))))
-    assert [one.kernel for one in guilty] == ["bad"], "a fresh process does the rest, with what is not to blame"
-
-
-def test_a_time_beside_another_process_on_the_card_is_noise(reading, monkeypatch):
-    together = module.time_together
-    monkeypatch.setattr(module, "time_together", lambda *a, **o: (*together(*a, **o)[:2], {"other_processes": 2}))
-    (record,) = run(kernel())
-    assert (record.status, record.reason) == ("NOISY", "other processes were on the card: 2")
-    assert record.latency_median_ms and record.bound_fraction is None
+        found.extend(limited.records(kernels, cases))
+    assert [one.kernel for one in found] == ["bad"], "a fresh process does the rest, with what is not to blame"
 
 
 @pytest.mark.usefixtures("reading")
-@pytest.mark.parametrize("by_shape", [True, False])
 @pytest.mark.parametrize(("least", "small"), [(0, CASE), (5, Case(T=6, H=8)), (7, None)])
-def test_planted_inputs_are_met_on_the_first_small_case_that_the_kernel_takes(monkeypatch, least, small, by_shape):
+def test_planted_inputs_are_met_once_on_the_first_small_case_that_the_kernel_takes(monkeypatch, least, small):
     """A case that it refuses would answer for all others, and no GEMV would ever be timed."""
     checked = []
 
@@ -262,13 +244,19 @@ def test_planted_inputs_are_met_on_the_first_small_case_that_the_kernel_takes(mo
 
     monkeypatch.setattr("rooflab.bench.core.measure.check_kernel", check)
     spec = replace(SPEC, cases={"smoke": (CASE, Case(T=6, H=8))})
-    few = "takes more rows"  # said by its shapes, or, as of an address that TMA cannot take, by the check alone
-    rows = kernel(unsupported=lambda inputs: few if by_shape and len(inputs.x) < least else None)
-    cases = [Case(T=T, H=8) for T in (6, 8, 9)]
-    found = run(rows, check=None, cases=cases, spec=spec)
-    assert [record.status for record in found] == ["OK" if case["T"] >= least else "UNSUPPORTED" for case in cases]
+    rows = kernel(unsupported=lambda inputs: "takes more rows" if len(inputs.x) < least else None)
+    found = run(rows, check=None, cases=[Case(T=T, H=8) for T in (6, 8, 9)], spec=spec)
+    assert [record.status for record in found] == ["OK" if T >= least else "UNSUPPORTED" for T in (6, 8, 9)]
     met = [case for case, planted in checked if planted and case["T"] >= least]
-    assert met == [small or Case(T=8, H=8)], "once"
+    assert met == [small or Case(T=8, H=8)]
+
+
+def test_a_time_beside_another_process_on_the_card_is_noise(reading, monkeypatch):
+    together = module.time_together
+    monkeypatch.setattr(module, "time_together", lambda *a, **o: (*together(*a, **o)[:2], {"other_processes": 2}))
+    (record,) = run(kernel())
+    assert (record.status, record.reason) == ("NOISY", "other processes were on the card: 2")
+    assert record.latency_median_ms and record.bound_fraction is None
 
 
 def test_a_kernel_that_goes_wrong_under_repeated_calls_publishes_no_number():

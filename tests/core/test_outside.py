@@ -1,4 +1,4 @@
-"""Checks on all cores: each result comes with its place, and a process that dies costs its own check alone."""
+"""Checks on all cores: which come first, what ends them at a limit, and what the wrong ones share."""
 
 import time
 from dataclasses import replace
@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.checks.checking import in_common
 from rooflab.bench.checks.drawn import OFFSETS, VALUES, principles_first, principles_tried, shown_by

@@ -18,7 +18,7 @@ import torch
 from rooflab.bench.core.noise import Samples, why_noisy, with_reading
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.timers import Flush, Timer, cpu, timing
-from rooflab.bench.core.timers.cpu import CpuTimer, assign, pinned_threads
+from rooflab.bench.core.timers.cpu import CpuTimer, pinned_threads
 from rooflab.bench.core.timers.timing import observed, time_functions
 from rooflab.kernels import _waiting as waiting
 
@@ -256,23 +256,6 @@ def test_peak_memory_is_what_a_call_holds_beyond_what_it_returns():
         (lambda: X.mul(1.0) is None, BYTES),
     ]:
         assert observed(call, CPU).peak_memory_bytes == pytest.approx(peak, abs=256)
-
-
-CORES = {0: "a", 1: "a", 2: "b", 3: "b"}
-"""Two cores of two hardware threads each."""
-
-
-def test_threads_stay_where_they_are_and_share_no_core_while_one_is_free():
-    for wanted, allowed, places in [
-        ([2], {0, 1, 2, 3}, [2]),
-        ([0, 2], {0, 1, 2, 3}, [0, 2]),
-        ([0, 0], {0, 1, 2, 3}, [0, 2]),
-        ([0, 1], {0, 1, 2, 3}, [0, 2]),
-        ([3, 3, 3, 3], {0, 1, 2, 3}, [3, 0, 1, 2]),
-        ([0, 1], {0, 1}, [0, 1]),
-        ([5, 0], {0, 2}, [2, 0]),
-    ]:
-        assert assign(wanted, allowed, CORES | {5: "c"}) == places
 
 
 def test_the_thread_is_held_on_one_processor_and_let_go(monkeypatch):

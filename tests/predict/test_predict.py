@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from rooflab.bench.compile.sass import SassInstruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict import model
-from rooflab.bench.predict.chip import (
-    MMA_SYNC_SHARE,
-    TENSOR_CLOCK_HZ,
-    bytes_in_flight,
-    chip_of,
-    span_cycles,
-    steady_cycles,
-)
+from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, chip_of, span_cycles, steady_cycles
 from rooflab.bench.predict.model import predict
 from rooflab.bench.predict.work import LaunchWork, Role, Share, roles_of, work_of
 from rooflab.roofline.device import get_device
@@ -121,15 +114,6 @@ def test_the_clock_under_tensor_load_is_that_of_published_products_of_5_ms_and_m
     assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, rel=0.03)
 
 
-def test_the_matrix_rate_that_is_held_is_one_clock_s_and_measured_ceilings_stand_for_themselves():
-    assert CHIP.tensor_share == pytest.approx(TENSOR_CLOCK_HZ / 1.83e9)
-    sheet = H100.ceilings()
-    half = {dtype: rate / 2 for dtype, rate in sheet.tensor_flops_per_s.items()}
-    measured = chip_of(H100, replace(sheet, kind="measured", tensor_flops_per_s=half, l2_bytes_per_s=1.83e12))
-    assert measured.tensor_share == 1 and measured.l2_bytes_per_clock == pytest.approx(1000)
-    assert measured.tensor_rate("bf16") == pytest.approx(CHIP.tensor_rate("bf16") / 2)
-
-
 def test_the_walk_waits_for_registers_and_pipes():
     chain = code(*["FFMA R1, R1, R2, R3"] * 10)
     apart = code(*[f"FFMA R{8 + at}, R1, R2, R3" for at in range(10)])
@@ -151,14 +135,6 @@ def test_wgmma_on_one_accumulator_issue_back_to_back_until_something_waits():
     assert steady_cycles(none_left, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
     read = code(*group, "FADD R1, R24, R2")
     assert steady_cycles(read, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
-
-
-def test_bytes_in_flight_end_at_the_first_use():
-    both = code("LDG.E.128 R4, desc[UR4][R2.64]", "LDG.E.128 R8, desc[UR4][R2.64]", "FADD R1, R4, R8")
-    in_turn = code(
-        "LDG.E.128 R4, desc[UR4][R2.64]", "FADD R1, R4, R4", "LDG.E.128 R8, desc[UR4][R2.64]", "FADD R1, R8, R8"
-    )
-    assert bytes_in_flight(both, CHIP) == 32 and bytes_in_flight(in_turn, CHIP) == 16
 
 
 def test_turns_of_a_loop_do_the_work_that_the_op_hands_it():
@@ -217,15 +193,6 @@ def test_each_part_answers_to_its_cause():
     sfu = predict(cost, traffic, [compiled(*stream[:2], *["MUFU.EX2 R1, R2"] * 2000, "EXIT", grid=(24000,))], H100)
     busy_s = 24000 / 132 * 4 * 2 * 2000 / H100.boost_clock_hz
     assert part(sfu, model.PIPE) == pytest.approx(busy_s - 100e6 / 3.015e12, rel=0.01)
-
-
-def test_a_composition_does_its_steps_in_turn():
-    cost = Cost(1e9, 0, {"bf16": 1e12})
-    one_launch = predict(cost, Traffic(1e9, 0), [], H100)
-    five = predict(cost, Traffic(1e9, 0, launches=5), [], H100)
-    assert part(one_launch, model.PIPE) == 0
-    assert part(five, model.PIPE) == pytest.approx(min(1e9 / 3.015e12, 1e12 / 989.4e12))
-    assert five.launch_s == pytest.approx(5 * 1.3e-6)
 
 
 WGMMA = "HGMMA.64x256x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
@@ -298,15 +265,6 @@ def test_a_loop_is_divided_from_what_is_around_it_and_polls_are_no_loops():
     assert role.multiplies and role.warps == 4
 
 
-def test_what_a_turn_steps_over_runs_once_a_tile():
-    names = [line.split(".")[0].split()[0] for line in EPILOGUE]
-    (role,) = divided(flattened())
-    assert "F2FP" not in families(role.loops[0]) and families(role.rounds)[: len(EPILOGUE)] == names
-    copying = program("loop:", "@P0 BRA skip", "LDGSTS.E.128 [R9], [R6.64]", "skip:", WGMMA, "@P1 BRA loop", "EXIT")
-    (role,) = divided(copying)
-    assert "LDGSTS" in families(role.loops[0]), "a copy that a branch steps over at the end is still every turn's"
-
-
 def test_the_epilogue_in_a_flattened_loop_is_charged_to_tiles_not_to_steps():
     stored, tiles, steps = 128 * 16, 4, 64
     share = Share(132 * tiles * steps * FLOPS, 0, write_bytes=132 * tiles * stored)
@@ -374,24 +332,3 @@ def test_roles_share_the_flops_and_the_time():
     assert CHIP.hbm_latency < exposed < CHIP.hbm_latency + 400
     one = worked(specialised(1), replace(share, matrix_flops=share.matrix_flops / 2), threads=256)
     assert one.cta_cycles - one.pipe_cycles["tensor"] > exposed + 2 * len(EPILOGUE)
-
-
-def two_launches(scratch: float, flops: float = 1e9) -> tuple[model.Prediction, Cost]:
-    cost = Cost(40e6, 1e6, {"bf16": flops})
-    traffic = Traffic(40e6 + scratch, 1e6 + scratch, launches=2)
-    product = replace(compiled("EXIT"), sass=program("k:", "LDGSTS.E.128 [R9], [R6.64]", WGMMA, "@P0 BRA k", "EXIT"))
-    adding = compiled("LDG.E.128 R4, [R2.64]", "STG.E.128 [R2.64], R4", "EXIT", grid=(4096,))
-    return predict(cost, traffic, [product, adding], H100), cost
-
-
-def test_of_two_launches_the_first_reads_the_operands_and_the_second_what_the_first_left():
-    found, cost = two_launches(scratch=2e6)
-    product, _ = found.works
-    assert found.launches == 2 and found.seconds >= found.bound.seconds
-    assert product.turns == pytest.approx(40e6 / 132 / (128 * 16)), "all of the operands, none of the sums"
-    alone = predict(cost, Traffic(40e6, 2e6), [], H100)
-    rest = predict(Cost(2e6, 1e6), Traffic(2e6, 1e6), [], H100)
-    apart = sum(entry.seconds - entry.launch_s for entry in (alone, rest))
-    assert found.seconds - found.launch_s == pytest.approx(apart, rel=0.25)
-    shared, _ = two_launches(scratch=0)
-    assert shared.seconds >= shared.bound.seconds and len(shared.works) == 2, "by their threads"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import calibration
-from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, kind_of, load, observations
+from rooflab.bench.predict.calibration import Observation, calibrated, fit, kind_of, load, observations
 from rooflab.bench.predict.cases import predict_all
 from rooflab.bench.predict.model import CALIBRATION, predict
 from rooflab.kernels.registry import get_kernel, get_op
@@ -103,17 +102,6 @@ def test_committed_records_become_a_calibration_that_is_kept(folder, monkeypatch
     assert found["memory"].records == len(records) and found["memory"].worst_error < 1e-9
     monkeypatch.setattr(calibration, "observations", lambda records: pytest.fail("fitted again"))
     assert load(folder) == found
-
-
-def test_other_records_make_another_fit_and_a_damaged_cache_is_no_fit(folder):
-    record_files.write(folder / "h100" / "run.jsonl", *measured(1.4))
-    load(folder)
-    [kept] = (folder.parent / "cache" / "calibration").glob("*.json")
-    kept.write_text(kept.read_text()[:20])
-    assert load(folder)["memory"].factor == pytest.approx(1.4)
-    record_files.write(folder / "h200" / "run.jsonl", *measured(2.0))
-    assert load(folder)["memory"].factor == pytest.approx((1.4 * 2.0) ** 0.5)
-    assert all(isinstance(Fit(**entry), Fit) for entry in json.loads(kept.read_text()).values())
 
 
 def test_records_that_say_nothing_of_the_prediction_are_left_out():

@@ -102,9 +102,9 @@ def test_committed_times_are_those_that_their_sources_are_known_for():
 def test_no_committed_time_is_below_its_bound():
     rng = random.Random(0)
     for table in TABLES:
-        shapes = rng.sample(sorted(table.times), min(2000, table.rows))
-        named = [dict(zip((*table.exact, *table.axes), shape, strict=True)) for shape in shapes]
-        assert all(table.times[s] >= 0.9995 * table.least_s(n, cached=True) for s, n in zip(shapes, named, strict=True))
+        for shape in rng.sample(sorted(table.times), min(500, table.rows)):
+            named = dict(zip((*table.exact, *table.axes), shape, strict=True))
+            assert table.times[shape] >= 0.9995 * table.least_s(named, cached=True)
 
 
 @pytest.mark.parametrize("op", ["gemm", "paged_attention", "flash_attention"])
@@ -134,21 +134,17 @@ def test_between_shapes_the_ratio_to_the_bound_is_linear_in_logarithms():
     assert log(found.seconds) < log(table.time(shape | {"N": 16384}).seconds)
 
 
-def test_a_table_that_does_not_fit_its_index_is_refused(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"xz", lzma.compress(b"a,us\n1,2\n")])
+def test_a_table_that_does_not_fit_its_index_is_refused(tmp_path, content):
     table = committed(gpu="h100-sxm", op="all_reduce", framework="nccl")
-    (tmp_path / table.file).write_bytes((published.FOLDER / table.file).read_bytes())
-    assert len(replace(table, folder=tmp_path).times) == table.rows
     with pytest.raises(ValueError, match="expected 64 rows"):
-        _ = replace(table, folder=tmp_path, rows=64).times
-    for content in (b"", b"xz", lzma.compress(b"a,us\n1,2\n"), (published.FOLDER / table.file).read_bytes()[:90]):
-        (tmp_path / table.file).write_bytes(content)
-        with pytest.raises(ValueError, match="is not the table that tables.json describes"):
-            _ = replace(table, folder=tmp_path).times
+        _ = replace(table, rows=64).times
+    (tmp_path / table.file).write_bytes(content)
+    with pytest.raises(ValueError, match="is not the table that tables.json describes"):
+        _ = replace(table, folder=tmp_path).times
     (tmp_path / "tables.json").write_text(json.dumps({"tables": [{"file": "x"}]}))
     with pytest.raises(ValueError, match="is no index of tables"):
         published.load(tmp_path)
-    with pytest.raises(ValueError, match="published: expected the tables .*nowhere, found none"):
-        published.load(tmp_path / "nowhere")
 
 
 def test_a_step_is_the_sum_of_its_ops_and_says_whence_each_comes():
