@@ -115,14 +115,9 @@ def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
     def answers(side, job, limit_s):
         asked.append((side.within, os.path.commonpath(side.import_path.split(os.pathsep)[:2])))
         names = sorted(file.stem for file in side.files if file.is_file())
-        entry = {
-            "kernels": dict.fromkeys(names),
-            "cases": ["T=1"],
-            "largest": ["T=1"],
-            "taken": [],
-            "schemes": ["fp32"],
-        }
-        yield {"list": {"rmsnorm": entry | {"files": [f"{name}.py" for name in names]}} if names else {}}
+        entry = {"cases": ["T=1"], "largest": ["T=1"], "taken": [], "schemes": ["fp32"]}
+        entry |= {"kernels": dict.fromkeys(names), "files": [f"{name}.py" for name in names]}
+        yield {"list": {"rmsnorm": entry} if names else {}}
         for key, values in job["targets"].items():
             record = replace(Target(**values).record("cpu", 0), basis="measured", latency_median_ms=1e3)
             yield {"key": key, "record": record.to_json()}

@@ -191,8 +191,8 @@ def hopper(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def whole_set():
-    return [
+def test_ceilings_are_the_best_of_what_counts(hopper):
+    readings = [
         reading("hbm_read", 4e12),
         reading("hbm_copy", 4.2e12),
         reading("hbm_triad", 4.1e12, status="INVALID", reason="throttled"),
@@ -207,10 +207,7 @@ def whole_set():
         reading("launch events", seconds=(3e-6, 2e-6)),
         reading("launch graph", seconds=(1e-6,)),
     ]
-
-
-def test_ceilings_are_the_best_of_what_counts(hopper):
-    found, reason = assemble(whole_set(), CUDA)
+    found, reason = assemble(readings, CUDA)
     assert reason == "" and found.kind == "measured" and found.device == "h200"
     assert found.hbm_bytes_per_s == 4.2e12 and found.access_bytes_per_s == {"read": 4e12, "copy": 4.2e12}
     assert found.l2_bytes_per_s == 6e12 and found.sfu_ops_per_s == 4e12

@@ -190,20 +190,13 @@ def test_on_a_gpu_every_microkernel_is_right_and_below_the_data_sheet(monkeypatc
         assert rows["l2_read"]["measured"] > rows["hbm_read"]["measured"]
 
 
-@pytest.fixture
-def again(card):
-    """Ceilings that are kept; what is set then is measured from then on."""
+def test_a_measurement_that_fails_costs_neither_the_run_nor_the_ceilings(card, caplog):
     MachineLimits.measured(CUDA)
-    card.budgets = []
-    return card
-
-
-def test_a_measurement_that_fails_costs_neither_the_run_nor_the_ceilings(again, caplog):
     known = ceilings_for(CUDA)
-    again.readings = [reading(found.kernel, dtype=found.scheme, status="INVALID") for found in OK]
+    card.readings = [reading(found.kernel, dtype=found.scheme, status="INVALID") for found in OK]
     assert raise_ceilings(known, CUDA) == known == ceilings_for(CUDA)
     assert "measuring again failed (no measured ceilings without HBM, fma" in caplog.text
-    again.error = ValueError("cupy: expected the package")
+    card.error = ValueError("cupy: expected the package")
     assert raise_ceilings(known, CUDA) == known == ceilings_for(CUDA)
     assert "cupy: expected the package" in caplog.text
 

@@ -75,7 +75,6 @@ class FakeNvml:
 
     def __init__(self):
         self.open, self.pids = 0, [os.getpid()]
-        self.clocks = iter([1980, 1200, 1500])
         self.refuses = {"DeviceGetMigMode": "not supported", "DeviceGetFieldValues": "function not found"}
         self.answers = {
             "SystemGetDriverVersion": lambda: "580.1",
@@ -83,10 +82,8 @@ class FakeNvml:
             "DeviceGetMaxClockInfo": lambda handle, kind: {1: 1980, 2: 3201}[kind],
             "DeviceGetEnforcedPowerLimit": lambda handle: 700_000,
             "DeviceGetEccMode": lambda handle: [1, 1],
-            "DeviceGetClockInfo": lambda handle, kind: next(self.clocks) if kind == 1 else 3201,
             "DeviceGetPowerUsage": lambda handle: 650_000,
             "DeviceGetTemperature": lambda handle, sensor: 61,
-            "DeviceGetCurrentClocksThrottleReasons": lambda handle: 4,
             "DeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=pid) for pid in self.pids],
         }
 

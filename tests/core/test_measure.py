@@ -194,21 +194,6 @@ def test_inputs_that_do_not_fit_are_not_made(reading, monkeypatch):
     assert record.status == "OUT_OF_MEMORY" and "are free" in record.reason and record.bound_ms > 0
 
 
-def test_a_reading_above_the_roof_measures_the_roof_again(reading, monkeypatch):
-    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100)
-    reading[0] = 100e-9  # 288 bytes: 2.88 GB/s under a roof of 1
-    raised = []
-
-    def raise_ceilings(known, device):
-        raised.append(known)
-        return replace(known, hbm_bytes_per_s=4e9)
-
-    monkeypatch.setattr(module, "raise_ceilings", raise_ceilings)
-    records = run(kernel(), kernel("other"))
-    assert [record.status for record in records] == ["OK", "OK"] and raised == [CEILINGS]
-    assert all(record.bound_fraction == pytest.approx(0.72) for record in records)
-
-
 def test_a_dtype_without_a_matrix_rate_has_no_bound(reading):
     (record,) = run(kernel(), ceilings=replace(CEILINGS, tensor_flops_per_s={"bf16": 1e9}))
     assert record.status == "OK" and record.bound_ms is record.limiter is record.bound_fraction is None

@@ -10,7 +10,7 @@ import pytest
 from rooflab.bench.compile.cases import KernelCase, Query
 from rooflab.bench.predict.cases import Predicted, predict_all
 from rooflab.kernels.registry import ops
-from rooflab.reference.spec import Case, Scheme, get_scheme
+from rooflab.reference.spec import Scheme, get_scheme
 from rooflab.roofline.device import get_device
 
 
@@ -78,29 +78,3 @@ def test_predictions_lie_near_what_is_published():
     moved = predicted()["rmsnorm/fused"].cost.bytes
     assert 2.0e12 < moved / found["rmsnorm/fused"].seconds < 3.0e12
     assert found["gemm/naive"].seconds > 10 * found["gemm/pipelined"].seconds
-
-
-LADDER = ("tma", "persistent", "warp_specialized", "cooperative")
-"""From the rung that pays for the start and the end of every tile to those that hide both."""
-
-
-@cache
-def gemm(M: int, N: int, K: int, *names: str) -> dict[str, Predicted]:
-    """Kernels of a matrix product on an H100, on one case."""
-    case = ops()["gemm"].check_case(Case(M=M, N=N, K=K, layout="NT", bias=False))
-    answers = predict_all([KernelCase("gemm", name, case, _scheme("gemm")) for name in names], get_device("h100"))
-    for entry in answers:
-        check(entry)
-    return {entry.target.kernel: entry for entry in answers}
-
-
-@pytest.mark.more
-def test_the_ladder_of_large_products_is_in_order_and_above_the_bound():
-    found = gemm(4096, 4096, 4096, *LADDER)
-    tma, persistent, *specialised = (found[name].prediction.seconds for name in LADDER)
-    assert persistent < tma and max(specialised) < persistent and specialised[1] <= specialised[0]
-    short = gemm(8192, 8192, 512, "tma", "cooperative")
-    first, last = (short[name].prediction.seconds for name in ("tma", "cooperative"))
-    assert first > 1.2 * last, "the shorter K, the more of a tile's time is its start and its end"
-    reached = [entry.cost.flops / entry.prediction.seconds for entry in (*found.values(), *short.values())]
-    assert all(500e12 < rate < 865e12 for rate in reached), reached
