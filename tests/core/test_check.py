@@ -14,7 +14,6 @@ from rooflab.bench.core import poison
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.poison import bits, guard, guard_output, poisoned_allocations
-from rooflab.bench.core.trial import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
@@ -62,20 +61,6 @@ def test_what_a_kernel_raises_becomes_a_status(error, status, words):
 
     result = check(PROJECT, kernel_of(PROJECT, raises))
     assert result.status == status and words in result.reason and result.checked_by == "none"
-
-
-def test_what_cannot_run_says_why():
-    plain, spec = small.plain, PROJECT
-    for options, scheme, status, words in (
-        ({"requires": ("no_such_package",)}, "fp32", "UNAVAILABLE", "no_such_package is not installed"),
-        ({"devices": ("cuda",)}, "fp32", "UNSUPPORTED", "needs a CUDA device"),
-        ({"backend": "cuda"}, "fp32", "UNSUPPORTED", "needs a CUDA device"),
-        ({"backend": "triton"}, "bf16", "UNSUPPORTED", INTERPRETER_BF16),
-        ({"unsupported": lambda inputs: f"K = {inputs.x.shape[1]}"}, "fp32", "UNSUPPORTED", "project/plain: K = 96"),
-    ):
-        result = check(spec, kernel_of(spec, plain, **options), scheme)
-        assert (result.status, result.checked_by, result.errors) == (status, "none", ())
-        assert words in result.reason
 
 
 def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():

@@ -75,13 +75,14 @@ class FakeNvml:
 
     def __init__(self):
         self.open, self.pids = 0, [os.getpid()]
-        self.refuses = {"DeviceGetMigMode": "not supported", "DeviceGetFieldValues": "function not found"}
+        self.refuses = {"DeviceGetFieldValues": "function not found"}
         self.answers = {
             "SystemGetDriverVersion": lambda: "580.1",
             "DeviceGetHandleByUUID": lambda uuid: "handle" if uuid == "GPU-1" else self._refuse("not found"),
             "DeviceGetMaxClockInfo": lambda handle, kind: {1: 1980, 2: 3201}[kind],
             "DeviceGetEnforcedPowerLimit": lambda handle: 700_000,
             "DeviceGetEccMode": lambda handle: [1, 1],
+            "DeviceGetMigMode": lambda handle: [0, 0],
             "DeviceGetPowerUsage": lambda handle: 650_000,
             "DeviceGetTemperature": lambda handle, sensor: 61,
             "DeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=pid) for pid in self.pids],
@@ -124,8 +125,10 @@ def nvml(monkeypatch):
 
 
 def test_a_gpu_is_described_as_far_as_it_is_known(nvml, monkeypatch):
-    assert Environment.now().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, None)
-    assert nvml.open == 0
+    known = Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, False)
+    assert Environment.now().gpu == known and nvml.open == 0
+    nvml.refuses["DeviceGetMigMode"] = "not supported"
+    assert Environment.now().gpu == replace(known, mig=None)
     monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: None)
     assert Environment.now().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
 

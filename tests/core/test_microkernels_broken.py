@@ -9,7 +9,7 @@ from test_ptx_microkernels import CARD, few_shapes, kernels  # noqa: F401
 
 from rooflab.bench.core.ceilings import compute, cuda_limits, value_of
 from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
-from rooflab.bench.core.ceilings.microkernel import disagreement
+from rooflab.bench.core.ceilings.microkernel import disagreement, summing
 from rooflab.bench.core.ceilings.streams import streams
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.emulate.ours import emulating_cuda
@@ -74,8 +74,11 @@ def test_the_whole_measurement_runs_with_the_real_timer(monkeypatch):
     assert all(record.metrics["sm_clock_hz"] > 0 for record in records[:4]) and value_of(records[-1]) > 0
 
 
-def test_disagreement_lets_no_nan_pass():
+def test_disagreement_lets_no_nan_pass_and_a_launch_that_writes_nothing_leaves_no_old_sums():
     right = torch.ones(4)
     assert disagreement(right, right + 0.01, 0.02) == ""
     assert disagreement(right + 0.03, right, 0.02).startswith("sums differ by up to 0.03")
     assert disagreement(torch.full((4,), torch.nan), right, 0.02)
+    idle, sums = lambda *arguments, shared_bytes: None, torch.ones(1, 32)
+    kernel = summing(idle, [], sums, lambda repeats: torch.ones(1), 0.02, limit="fma", config={}, work=1.0)
+    assert kernel.wrong(1), "the right sums of an earlier launch"

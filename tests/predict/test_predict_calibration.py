@@ -48,12 +48,11 @@ def test_the_error_is_of_the_kernel_that_was_left_out():
     assert found.error == pytest.approx(2**0.5 - 1)  # an in-sample error would be 0, the median of 0, 0 and 0.5
 
 
-@pytest.mark.parametrize("kernels", [0, 1, 2])
-def test_too_few_kernels_stay_uncalibrated(kernels):
-    found = fit([observed(f"op/{number}", 2.0) for number in range(kernels)])
-    assert found == {}
+def test_too_few_kernels_stay_uncalibrated():
+    for kernels in (0, 2):
+        assert fit([observed(f"op/{number}", 2.0) for number in range(kernels)]) == {}
     prediction = predict(Cost(1e8, 0), Traffic(1e8, 0), [], H100)
-    same, error, words = calibrated(prediction, "memory", found)
+    same, error, words = calibrated(prediction, "memory", {})
     assert (same, error) == (prediction, None)
     assert words.startswith("uncalibrated; public kernels of its kind (memory) err by ")
 
