@@ -97,3 +97,5 @@ def test_the_noise_floor_is_remembered_for_each_machine(tmp_path, monkeypatch):
     remember_floors("here", [*outcomes(k=1.05), *outcomes(k=1.0), Outcome("k", "FAILED", "no effect")])
     assert load_floors("here")["k"] == pytest.approx(0.042, rel=1e-2)  # five: the 95th percentile
     assert load_floors("elsewhere") == {}
+    remember_floors("here", outcomes(k=1.0) * 50)
+    assert load_floors("here")["k"] == pytest.approx(0, abs=1e-9), "the last 50 count"

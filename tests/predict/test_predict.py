@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rooflab.bench.compile.sass import SassInstruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict import model
-from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, chip_of, span_cycles, steady_cycles
+from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, Walk, chip_of, span_cycles, steady_cycles
 from rooflab.bench.predict.model import predict
 from rooflab.bench.predict.work import LaunchWork, Role, Share, roles_of, work_of
 from rooflab.roofline.device import get_device
@@ -111,7 +111,7 @@ def test_the_clock_under_tensor_load_is_that_of_published_products_of_5_ms_and_m
     (table,) = [each for each in committed() if (each.op, each.scheme, each.gpu) == ("gemm", "bf16", gpu)]
     fastest = max(2 * M * N * K / seconds for (M, N, K), seconds in table.times.items() if seconds >= 5e-3)
     flops_per_clock = get_device(gpu).matrix_flops_per_clock_per_sm("bf16") * get_device(gpu).sms
-    assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, rel=0.03)
+    assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, Walk, rel=0.03)
 
 
 def test_the_walk_waits_for_registers_and_pipes():
@@ -137,6 +137,17 @@ def test_wgmma_on_one_accumulator_issue_back_to_back_until_something_waits():
     assert steady_cycles(read, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
 
 
+def test_bytes_in_flight_end_at_the_first_use_and_where_everything_is_waited_for():
+    first, second, third = (
+        code(*(f"LDG.E.128 R{at}, desc[UR4][R2.64]" for at in places)) for places in ((4, 8), (12,), (16, 20))
+    )
+    walk = Walk(CHIP, 1, 500)
+    walk.run((*first, *code("FADD R1, R4, R8"), *second))
+    walk.finish()
+    walk.run(third)
+    assert walk.most_bytes == 32
+
+
 def test_turns_of_a_loop_do_the_work_that_the_op_hands_it():
     info = compiled(*LOOP)
     by_bytes = work_of(info, H100, CHIP, Share(matrix_flops=0, read_bytes=132 * 128 * 16 * 50))
@@ -145,6 +156,8 @@ def test_turns_of_a_loop_do_the_work_that_the_op_hands_it():
     assert by_flops.turns == pytest.approx(70)
     mma = compiled("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24", "@P0 BRA 0x0", "EXIT", threads=256, num_warps=8)
     assert work_of(mma, H100, CHIP, Share(132 * 2 * (2 * 64 * 128 * 16) * 9, 0)).turns == pytest.approx(9)
+    copies = compiled("LDGSTS.E.128 [R9], [R6.64]", "@P0 BRA 0x0", "EXIT")
+    assert work_of(copies, H100, CHIP, Share(0, 132 * 128 * 16 * 50)).turns == pytest.approx(50)
     assert work_of(compiled("EXIT"), H100, CHIP, Share(1e9, 1e9)).turns == 0
 
 
