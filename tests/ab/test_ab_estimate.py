@@ -65,19 +65,6 @@ def test_false_discovery_control_is_over_all_p_values():
     assert adjusted([]) == []
 
 
-def test_what_could_have_been_seen_is_seen_four_times_in_five():
-    generator = np.random.default_rng(5)
-    margin = RULES.margin(BASE_S)
-    typical = np.median(
-        [estimate([math.log(b / a) for a, b in simulated(generator, 12)]).smallest_visible(margin) for _ in range(200)]
-    )
-    seen = sum(
-        estimate([math.log(b / a) for a, b in simulated(generator, 12, slower=math.expm1(typical))]).low > margin
-        for _ in range(600)
-    )
-    assert 0.7 < seen / 600 < 0.9
-
-
 def test_pairs_needed_grow_with_the_square_of_the_noise():
     quiet, loud = Effect(12, 0.0, -0.005, 0.005), Effect(12, 0.0, -0.01, 0.01)
     assert loud.pairs_for(0.01) == pytest.approx(4 * quiet.pairs_for(0.01), abs=4)

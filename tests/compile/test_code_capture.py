@@ -1,4 +1,4 @@
-"""Launches of Triton's autotuner, of Gluon and of CUDA C++ become compilations, with no GPU."""
+"""Launches of Triton, of Gluon and of CUDA C++ become compilations, with no GPU."""
 
 from __future__ import annotations
 
@@ -23,16 +23,8 @@ def halve(x, y, n, BLOCK: tl.constexpr):
         at = i + tl.arange(0, BLOCK)
         tl.store(y + at, tl.load(x + at, mask=at < n) * 0.5, mask=at < n)
 
-tuned = triton.autotune([triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 512}, num_stages=2)], key=["n"])(halve)
-
 def result(x):
     return torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype, device=x.device)
-
-@register(op="silu_and_mul", name="test_tuned", role="optimized", backend="triton")
-def autotuned(x):
-    out = result(x)
-    tuned[lambda meta: (triton.cdiv(out.numel(), meta["BLOCK"]),)](x, out, out.numel())
-    return out
 
 @register(op="silu_and_mul", name="test_empty", role="optimized", backend="triton")
 def with_an_empty_grid(x):
@@ -84,16 +76,8 @@ def bad_argument(x):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Everything that the tests below look at, compiled once."""
-    wanted = [("silu_and_mul", name, SILU, "bf16") for name in ("tuned", "empty", "gluon", "cuda", "cuda_number")]
+    wanted = [("silu_and_mul", name, SILU, "bf16") for name in ("empty", "gluon", "cuda", "cuda_number")]
     return compiled(tmp_path_factory.mktemp("kernels"), KERNELS, wanted)
-
-
-@pytest.mark.more
-def test_every_config_of_an_autotuned_kernel_is_compiled(found):
-    """An autotuner would time them; a depth that a `triton.Config` has by itself was not asked for."""
-    first, second = found["tuned"]
-    assert (first.grid, second.grid) == ((SILU["T"] * SILU["I"] // 256,), (SILU["T"] * SILU["I"] // 512,))
-    assert "num_stages" not in first.asked and second.asked["num_stages"] == 2
 
 
 def test_an_empty_grid_is_no_launch(found):

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from rooflab.bench.compile.flow import feeding_loop, find_loops, hot_loop
+from rooflab.bench.compile.flow import find_loops, hot_loop
 from rooflab.bench.compile.sass import parse
 
 
@@ -122,12 +122,6 @@ def test_the_hot_loop_is_the_tensor_cores_then_the_loads_then_the_largest():
         code += "EXIT"
         assert hot_loop(loops_of(code)).start == function(code).labels[wanted]
     assert hot_loop(loops_of("EXIT")) is None
-
-
-def test_a_loop_that_copies_for_itself_is_fed_by_no_other():
-    itself = ".L_c:\nUTMALDG.2D [UR8], [UR12]\nHGMMA.64x64x16.F32 R4, gdesc[UR8], R4\n@P0 BRA `(.L_c)\n"
-    loops = loops_of(f"{itself}.L_p:\nLDGSTS.E.128 [R9], [R6.64]\n@P0 BRA `(.L_p)\nEXIT")
-    assert feeding_loop(loops, hot_loop(loops)) is None
 
 
 @pytest.mark.parametrize(

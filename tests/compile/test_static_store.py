@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import os
-import time
 from dataclasses import replace
-from pathlib import Path
 
-from rooflab.bench.compile import store as store_module
 from rooflab.bench.compile.cases import can_keep
+from rooflab.bench.compile.static import compile_in
 from rooflab.bench.compile.store import Store, tree_hash
+from rooflab.bench.core.process import ChildFailed
 from rooflab.kernels.registry import get_kernel
 
 MESSAGE = {"op": "gemm", "kernel": "tiled", "case": {"M": 1}, "scheme": "bf16", "target": "sm_90a", "config": None}
@@ -19,15 +17,15 @@ ANSWER = {"kernels": [{"name": "k", "sass": "x" * 10_000}]}
 
 def test_a_change_of_any_file_changes_the_hash_of_a_tree(tmp_path):
     names = ("kernels/gemm/tiled.py", "kernels/gemm/choices.json", "kernels/tile.cuh", "reference/gemm.py")
-    trees = [tmp_path / "one", tmp_path / "two"]
-    for tree in trees:
-        for name in (*names, "roofline/model.py", "bench/static.py"):
+    names += ("roofline/model.py",)
+    one, two = tmp_path / "one", tmp_path / "two"
+    for tree in (one, two):
+        for name in (*names, "bench/static.py"):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(name)
-    one, two = trees
     hashes = [tree_hash(one)]
     assert tree_hash(two) == hashes[0], "the same tree elsewhere"
-    for name in (*names, "roofline/model.py"):
+    for name in names:
         (one / name).write_text("changed")
         hashes.append(tree_hash(one))
     (one / names[0]).rename(one / "kernels/gemm/renamed.py")
@@ -56,9 +54,6 @@ def test_another_request_or_toolchain_is_another_entry(tmp_path, monkeypatch):
     assert store.key(MESSAGE, "a") == before, "what changes no code"
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
     assert store.key(MESSAGE, "a") != before
-    monkeypatch.delenv("DISABLE_LLVM_OPT")
-    monkeypatch.setattr(store_module, "_toolchain", lambda: ["triton 9.9"])
-    assert store.key(MESSAGE, "a") != before
 
 
 def test_a_damaged_entry_is_none_and_is_replaced(tmp_path):
@@ -74,15 +69,21 @@ def test_a_damaged_entry_is_none_and_is_replaced(tmp_path):
         assert store.read(key) == ANSWER
 
 
-def test_what_nothing_reads_is_deleted_after_a_month(tmp_path: Path):
-    store = Store(tmp_path)
-    kept, dropped, read = (store.key(MESSAGE, name) for name in "abc")
-    for key in (kept, dropped, read):
-        store.write(key, ANSWER)
-    (tmp_path / "crashed.part").write_text("half")
-    old = time.time() - store_module.UNUSED_S - 60
-    for name in ("crashed.part", *(f"{key}.json.gz" for key in (dropped, read))):
-        os.utime(tmp_path / name, (old, old))
-    assert store.read(read) == ANSWER
-    store.prune()
-    assert {file.name for file in tmp_path.iterdir()} == {f"{key}.json.gz" for key in (kept, read)}
+def test_what_was_compiled_is_kept_and_what_failed_is_asked_again(tmp_path):
+    """Another tree asks for everything."""
+    store, asked = Store(tmp_path), []
+    broke = {"error": "it broke", "where": "", "refused": False}
+    answers = {1: {"kernels": []}, 2: broke, 3: ChildFailed.died(7, "")}
+
+    class Workers:
+        def ask_all(self, messages):
+            sizes = [message["case"]["M"] for message in messages]
+            asked.extend(sizes)
+            return [answers[size] for size in sizes]
+
+    messages = [{**MESSAGE, "case": {"M": size}} for size in answers]
+    for tree, wanted in (("a", [1, 2, 3]), ("a", [2, 3]), ("b", [1, 2, 3])):
+        asked.clear()
+        compiled, broken, died = compile_in(Workers(), messages, [True] * 3, tree, store)
+        assert asked == wanted and compiled == []
+        assert "it broke" in str(broken) and "status 7" in str(died)

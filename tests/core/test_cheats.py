@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-import textwrap
 import time
-from dataclasses import replace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -20,7 +14,6 @@ from rooflab.bench.core import poison, trial, why
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
-from rooflab.bench.core.poison import guard
 from rooflab.bench.core.timed import Unseen
 from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.timers.timing import time_functions
@@ -35,22 +28,6 @@ def check(kernel: Kernel, spec: OpSpec = PROJECT, device: str = "cpu") -> CheckR
     return check_kernel(kernel, spec, spec.cases["smoke"][0], FP32, device)
 
 
-def test_memory_is_shared_whatever_object_holds_it():
-    buffer = torch.arange(12.0)
-    for output in (buffer[3:5], buffer.view(3, 4).mT, torch.from_numpy(buffer.numpy()[11:]), buffer.view(torch.int32)):
-        assert poison.aliases(output, buffer)
-    assert not poison.aliases(buffer.clone(), buffer) and not poison.aliases(buffer[:0], buffer)
-
-
-def test_only_fresh_memory_counts_as_never_written():
-    nan = torch.full((3,), torch.nan)
-    assert poison.never_written((nan,)) and poison.never_written((torch.full((3,), 2**31 - 1, dtype=torch.int32),))
-    assert poison.never_written((torch.full((12,), poison.SENTINEL_BYTE, dtype=torch.uint8).view(torch.int32),))
-    half, whole = torch.tensor([torch.nan, 1.0]), torch.arange(3, dtype=torch.int32)
-    for written in ((nan, torch.ones(3)), (half,), (whole,), (torch.tensor([True]),), (torch.ones(0),), ()):
-        assert not poison.never_written(written)
-
-
 # Functions under the bench replaced.
 
 
@@ -62,39 +39,22 @@ def test_a_function_replaced_at_import_fails_a_check_and_is_put_back(monkeypatch
     assert check(honest).status == "OK"
 
 
-def test_a_replacement_that_equals_the_original_and_one_that_is_gone_are_seen(monkeypatch):
-    monkeypatch.setattr(torch, "equal", MagicMock(__eq__=lambda self, other: True))
-    monkeypatch.delattr(torch, "isfinite")
-    assert tampered() == "torch.equal was replaced; torch.isfinite was replaced"
-    assert tampered() is None and torch.isfinite(torch.ones(1)).all()
-
-
 @pytest.mark.parametrize(
-    "owner, names",
+    ("owner", "name"),
     [
-        (torch.cuda, "Event synchronize current_stream"),
-        (torch.cuda.Event, "elapsed_time record"),
+        (torch.cuda, "Event"),
+        (torch.cuda, "synchronize"),
+        (torch.cuda.Event, "elapsed_time"),
         (torch.cuda.CUDAGraph, "replay"),
         (torch.nn.functional, "rms_norm"),
         (np, "median"),
     ],
 )
-def test_a_function_under_the_timer_that_was_replaced_is_named_and_put_back(owner, names):
-    for name in names.split():
-        was = getattr(owner, name)
-        setattr(owner, name, lambda *arguments: 0.0)
-        assert f".{name} was replaced (test_cheats.py:" in tampered()
-        assert tampered() is None and getattr(owner, name) is was
-
-
-def test_an_events_clock_that_was_replaced_before_the_first_import_is_named_for_good():
-    lines = """
-        import torch
-        torch.cuda.Event.elapsed_time = lambda start, end: 1e-3
-        from rooflab.bench.core.timers import tampered
-        assert [tampered() for _ in range(2)] == ["torch.cuda.Event.elapsed_time was replaced (<string>:3)"] * 2
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], check=True, timeout=100)
+def test_a_function_under_the_timer_that_was_replaced_is_named_and_put_back(owner, name):
+    was = getattr(owner, name)
+    setattr(owner, name, lambda *arguments: 0.0)
+    assert f".{name} was replaced (test_cheats.py:" in tampered()
+    assert tampered() is None and getattr(owner, name) is was
 
 
 def test_torchs_own_replacements_are_no_tampering():
@@ -117,34 +77,17 @@ def _wrong_when_timed(spec=PROJECT, **functions):
 
 
 def test_what_is_wrong_only_when_it_is_timed_is_caught_then():
-    wrong = {make.__name__: make() for make in cheats.WRONG_WHEN_TIMED}
-    packed = kernel_of(PROJECT, lambda x, weight: x @ weight[0], prepare=lambda weight: (weight.clone(),))
-    found = _wrong_when_timed(**wrong, honest=cheats.project, packed=packed)
-    assert found.keys() == wrong.keys(), "a packed weight stays"
-    assert all(fault.startswith("y: ") for fault in found.values())
-
-
-def test_each_timed_round_has_values_that_no_round_had():
-    copies = [PROJECT.make_inputs(CASE, FP32, torch.device("cpu"), 0) for _ in range(2)]
-    unseen = Unseen(PROJECT, CASE, FP32, torch.device("cpu"), copies, 0)
-    seen = {(unseen(), copies[1]["x"].numpy().tobytes()) for _ in range(20)}
-    assert len(seen) > 15, "few of 480 places and shifts come twice"
-
-
-def test_a_kernel_that_changes_its_inputs_while_it_is_timed_is_blamed_for_it():
     def damages(x, weight):
         y = cheats.project(x, weight)
         x.zero_()
         return y
 
+    wrong = {make.__name__: make() for make in cheats.WRONG_WHEN_TIMED}
+    packed = kernel_of(PROJECT, lambda x, weight: x @ weight[0], prepare=lambda weight: (weight.clone(),))
+    found = _wrong_when_timed(**wrong, honest=cheats.project, packed=packed)
+    assert found.keys() == wrong.keys(), "a packed weight stays"
+    assert all(fault.startswith("y: ") for fault in found.values())
     assert _wrong_when_timed(damages=damages)["damages"].endswith("an input was changed while it was timed")
-
-
-def test_inputs_whose_shapes_depend_on_the_seed_stay_as_they_are():
-    def ragged(case, scheme, device, seed):
-        return PROJECT.make_inputs(case.but(T=5 + seed % 7), scheme, device, seed)
-
-    assert _wrong_when_timed(replace(PROJECT, make_inputs=ragged), honest=cheats.project) == {}
 
 
 # Streams: on a CPU by a queue that runs when it is waited for.
@@ -172,36 +115,6 @@ def test_work_on_a_stream_that_is_not_waited_for_is_named(side_stream):
     result = check(kernel_of(PROJECT, other_stream))
     assert result.status == "INCORRECT" and "first data: y: 35 of 35" in result.reason
     assert "work on another stream: it is right only if the caller waits for the whole device" in result.reason
-
-
-def test_what_is_wrong_on_every_stream_is_not_laid_on_streams(side_stream):
-    def wrong(x, weight):
-        return cheats.project(x, weight) * 1.01
-
-    result = check(kernel_of(PROJECT, wrong))
-    assert result.status == "INCORRECT" and "stream" not in result.reason
-
-
-def test_a_call_is_queued_behind_a_pause_and_then_its_inputs(monkeypatch):
-    x, table = guard(torch.ones(2, 3)), guard(torch.arange(4))
-    seen = []
-
-    def note(*arguments):
-        seen.append((bool(x.view.isnan().all()), bool(x.view.eq(1).all()), table.view.tolist(), arguments))
-
-    for name, fake in {"device": contextlib.nullcontext, "synchronize": note, "_sleep": note}.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    cuda = torch.device("cuda", 0)
-    with trial.queued(cuda, [x, table], alone=False):
-        note("call")
-    idle, pause, call = seen
-    assert idle == (False, True, [0, 1, 2, 3], (cuda,))
-    assert pause == (True, False, [0, 1, 2, 3], (trial.PAUSE_CYCLES,)), "NaN, and no index is touched"
-    assert call == (False, True, [0, 1, 2, 3], ("call",)) and x.damage(may_change=False) is None
-    seen.clear()
-    with trial.queued(cuda, [x, table], alone=True):
-        note("call")
-    assert [arguments for *_, arguments in seen] == [(cuda,), ("call",)]
 
 
 def _on_side_stream(x, weight, waits_before, waits_after):
@@ -233,7 +146,17 @@ def test_on_a_gpu_another_stream_is_named_unless_both_wait(waits_before, waits_a
         assert result.status == "INCORRECT" and "work on another stream" in result.reason, result.describe()
 
 
-def test_one_output_of_two_that_changes_later_is_a_fault():
+def test_what_lies_in_memory_is_known_whatever_object_holds_it():
+    buffer = torch.arange(12.0)
+    for output in (buffer[3:5], buffer.view(3, 4).mT, torch.from_numpy(buffer.numpy()[11:]), buffer.view(torch.int32)):
+        assert poison.aliases(output, buffer)
+    assert not poison.aliases(buffer.clone(), buffer) and not poison.aliases(buffer[:0], buffer)
+    nan = torch.full((3,), torch.nan)
+    for fresh in (nan, torch.full((3,), 2**31 - 1, dtype=torch.int32)):
+        assert poison.never_written((fresh,))
+    half, whole = torch.tensor([torch.nan, 1.0]), torch.arange(3, dtype=torch.int32)
+    for written in ((nan, torch.ones(3)), (half,), (whole,), (torch.tensor([True]),), (torch.ones(0),), ()):
+        assert not poison.never_written(written)
     outputs = torch.zeros(2), torch.zeros(2)
     read = tuple(output.clone() for output in outputs)
     outputs[1].fill_(1)

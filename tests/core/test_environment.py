@@ -13,7 +13,6 @@ from git_repository import git
 
 from rooflab.bench.core import environment as nvml_module
 from rooflab.bench.core.environment import Environment, Gpu, git_state, last_level_cache_bytes, machine_key
-from rooflab.bench.core.timers.card import ClockWatch
 from rooflab.kernels.precision import pin_matmul_precision
 
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=700.0)
@@ -34,24 +33,18 @@ def test_the_machine_key_is_stable_and_tells_machines_apart():
     key = machine_key("AMD EPYC 9B45", 2, None)
     assert key == machine_key("AMD EPYC 9B45", 2, None) and key.startswith("amd-epyc-9b45-2c-")
     assert len({key, machine_key("AMD EPYC 9B45", 4, None), machine_key("AMD EPYC 9B45", 2, GPU)}) == 3
-    assert machine_key("x", 2, GPU).startswith("nvidia-h200-2c-")
     assert machine_key("x", 2, GPU) == machine_key("x", 2, replace(GPU, uuid="GPU-2", driver="1.2"))
     assert machine_key("x", 2, GPU) != machine_key("x", 2, replace(GPU, power_limit_w=500.0))
 
 
-def write_cache(folder, cpu, index, level, kind, size, shared):
-    place = folder / f"cpu{cpu}" / "cache" / f"index{index}"
-    place.mkdir(parents=True)
-    for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
-        (place / name).write_text(f"{value}\n")
-
-
 def test_last_level_caches_are_added_up_once_each(tmp_path):
     for cpu, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")):
-        write_cache(tmp_path, cpu, 0, 1, "Data", "48K", cpu)
-        write_cache(tmp_path, cpu, 1, 4, "Instruction", "1G", cpu)
-        write_cache(tmp_path, cpu, 2, 2, "Unified", "1M", cpu)
-        write_cache(tmp_path, cpu, 3, 3, "Unified", "32768K", shared)
+        caches = [(1, "Data", "48K", cpu), (4, "Instruction", "1G", cpu), (3, "Unified", "32768K", shared)]
+        for index, values in enumerate(caches):
+            place = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            place.mkdir(parents=True)
+            for name, value in zip(("level", "type", "size", "shared_cpu_list"), values, strict=True):
+                (place / name).write_text(f"{value}\n")
     assert last_level_cache_bytes(tmp_path) == 2 * 32 * 2**20
     assert last_level_cache_bytes(tmp_path / "none") == 32 * 2**20
 
@@ -82,18 +75,16 @@ class FakeNvml:
 
     def __init__(self):
         self.open, self.pids = 0, [os.getpid()]
-        self.clocks = iter([1980, 1200, 1500])
-        self.refuses = {"DeviceGetMigMode": "not supported", "DeviceGetFieldValues": "function not found"}
+        self.refuses = {"DeviceGetFieldValues": "function not found"}
         self.answers = {
             "SystemGetDriverVersion": lambda: "580.1",
             "DeviceGetHandleByUUID": lambda uuid: "handle" if uuid == "GPU-1" else self._refuse("not found"),
             "DeviceGetMaxClockInfo": lambda handle, kind: {1: 1980, 2: 3201}[kind],
             "DeviceGetEnforcedPowerLimit": lambda handle: 700_000,
             "DeviceGetEccMode": lambda handle: [1, 1],
-            "DeviceGetClockInfo": lambda handle, kind: next(self.clocks) if kind == 1 else 3201,
+            "DeviceGetMigMode": lambda handle: [0, 0],
             "DeviceGetPowerUsage": lambda handle: 650_000,
             "DeviceGetTemperature": lambda handle, sensor: 61,
-            "DeviceGetCurrentClocksThrottleReasons": lambda handle: 4,
             "DeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=pid) for pid in self.pids],
         }
 
@@ -134,30 +125,12 @@ def nvml(monkeypatch):
 
 
 def test_a_gpu_is_described_as_far_as_it_is_known(nvml, monkeypatch):
-    assert Environment.now().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, None)
-    assert nvml.open == 0
+    known = Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, False)
+    assert Environment.now().gpu == known and nvml.open == 0
+    nvml.refuses["DeviceGetMigMode"] = "not supported"
+    assert Environment.now().gpu == replace(known, mig=None)
     monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: None)
     assert Environment.now().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
-
-
-def test_the_clock_watch_keeps_extremes_and_every_throttle_bit(nvml):
-    with ClockWatch("GPU-1") as watch:
-        assert nvml.open == 1
-        for _ in range(3):
-            watch.read()
-    assert nvml.open == 0
-    found = watch.summary()
-    assert (found["readings"], found["sm_clock_mhz"], found["memory_clock_mhz"]) == (3, [1200, 1980], [3201, 3201])
-    assert (found["power_w"], found["power_by"]) == ([650.0, 650.0], "nvmlDeviceGetPowerUsage")
-    assert (found["temperature_c"], found["throttle_names"]) == ([61, 61], ["software power cap"])
-    assert found["sm_clock_hz"] is found["sm_clock_range_hz"] is None
-
-
-@pytest.mark.parametrize("uuid", [None, "GPU-of-another-machine"])
-def test_the_clock_watch_reads_nothing_where_there_is_nothing(nvml, uuid):
-    with ClockWatch(uuid) as watch:
-        watch.read()
-    assert watch.summary() is None and nvml.open == 0
 
 
 def test_matmul_precision_is_pinned_and_recorded():

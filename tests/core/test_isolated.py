@@ -1,7 +1,6 @@
 """A kernel in a child process: it may hang, end its process or be wrong; and what has passed is remembered."""
 
 import runpy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,11 +41,6 @@ def first_of(tmp_path, own_registry):  # noqa: F811
         return result.status, result.reason
 
     return first_of
-
-
-@pytest.mark.more
-def test_a_right_kernel_is_ok_whatever_it_prints(first_of):
-    assert first_of("right") == ("OK", "")
 
 
 @pytest.mark.more
@@ -105,14 +99,3 @@ def test_code_that_has_passed_is_known_until_it_or_what_lies_beside_it_changes(t
     assert known.holds(kernel) and passed.Passed(Environment.now(), tmp_path / "cache").holds(kernel)
     file.with_name("helper.py").write_text("BLOCK = 64\n")
     assert not known.holds(kernel)
-
-
-def test_code_is_all_that_a_kernel_of_the_tree_may_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(passed, "SHARED", tmp_path)
-    kernel = SimpleNamespace(fn=launcher_in(tmp_path / "mine" / "mine.py"))
-    known = passed.Passed(Environment.now(), tmp_path / "cache")
-    seen = {known.code(kernel)}
-    for name in ("mine/choices.json", "mine/tile.cu", "_cuda.py", "tuning.py"):
-        (tmp_path / name).write_text(name)
-        seen.add(known.code(kernel))
-    assert len(seen) == 5

@@ -8,7 +8,7 @@ import torch
 from rooflab.bench.compile.flow import find_loops
 from rooflab.bench.compile.sass import parse
 from rooflab.bench.compile.worker import read_cubin
-from rooflab.bench.core.ceilings.compute import RESTART, dtypes_of, mma_sync, vector, wgmma
+from rooflab.bench.core.ceilings.compute import dtypes_of, mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import Card
 from rooflab.bench.core.ceilings.streams import streams
 from rooflab.kernels._cuda import compile_cubin, compiler_log
@@ -68,12 +68,12 @@ def cases(maker):
     """Every launch shape of every limit."""
     seen = set()
     for case in made(maker):
-        quick = case[0] in (*ALWAYS, "bf16 mma.sync") and case[0] not in seen
+        quick = case[0] in ALWAYS and case[0] not in seen
         yield pytest.param(case, id=name_of(case), marks=[] if quick else [pytest.mark.slow])
         seen.add(case[0])
 
 
-MEMORY, ARITHMETIC, WGMMA, MMA = (list(cases(maker)) for maker in (streams, vector, wgmma, mma_sync))
+MEMORY, ARITHMETIC, WGMMA = (list(cases(maker)) for maker in (streams, vector, wgmma))
 
 
 def hot(function, family):
@@ -156,54 +156,6 @@ def test_wgmma_is_issued_back_to_back(case):
     assert 2 * kernel.work == SMS * warpgroups * 2 * len(products) * (2 * 64 * n * k)
     tiles = n + (64 * warpgroups if limit.endswith("shared") else 0)
     assert shared_bytes == tiles * 4 * 128
-
-
-@pytest.mark.parametrize("case", MMA)
-def test_mma_sync_has_accumulators_that_do_not_wait_for_each_other(case):
-    limit, kernel, recorded = case
-    found, function = recorded.code()
-    loop = hot(function, "mma")
-    products = [i for i in loop.instructions if i.family == "mma"]
-    k = 8 if kernel.dtype == "tf32" else 16
-    assert {i.name for i in products} == {"HMMA"} and all(f".168{k}." in i.opcode for i in products)
-    tiles = kernel.config["m_tiles"] * kernel.config["n_tiles"]
-    steps = len(products) // tiles
-    assert tiles >= 8 and steps == kernel.config["steps"] and len(products) == tiles * steps
-    # The same accumulator comes again only after all others.
-    targets = [i.operands.split(", ")[0] for i in products]
-    assert all(len(set(targets[at : at + tiles])) == tiles for at in range(0, len(targets), tiles))
-    grid, block, arguments, _ = recorded.launches[0]
-    assert fits(found, recorded.launches[0], kernel.config["blocks_per_sm"])
-    assert grid == SMS * kernel.config["blocks_per_sm"] and int(arguments[-1]) == 2
-    warps = grid * block // 32
-    assert 2 * kernel.work == warps * 2 * RESTART * len(products) * (2 * 16 * 8 * k)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    "sm", [pytest.param(80, marks=pytest.mark.slow), 89, pytest.param(120, marks=pytest.mark.slow)]
-)
-def test_mma_sync_compiles_for_other_architectures(sm):
-    arch = "sm_120a" if sm == 120 else f"sm_{sm}"
-    cases = made(mma_sync, Card(CARD.device, sm, 8, CARD.l2_bytes), arch)
-    assert {kernel.dtype for _, kernel, _ in cases} == {"bf16", "fp16", "tf32"} | ({"fp8_e4m3"} if sm > 80 else set())
-    limits = {}
-    for limit, _, recorded in cases:
-        limits.setdefault(limit, recorded)
-    for limit, recorded in limits.items():
-        _, function = recorded.code()
-        products = {i.name for i in hot(function, "mma").instructions if i.family == "mma"}
-        assert products == {"QMMA" if limit.startswith("fp8") else "HMMA"}
-
-
-@pytest.mark.slow
-def test_memory_and_arithmetic_compile_for_an_ampere():
-    for maker in (streams, vector):
-        seen = set()
-        for limit, _, recorded in made(maker, arch="sm_80"):
-            if limit not in seen:
-                recorded.code()
-            seen.add(limit)
 
 
 def test_no_wgmma_where_there_is_none_and_no_fp8_that_is_converted():

@@ -8,7 +8,7 @@ CPU = torch.device("cpu")
 X = torch.arange(24.0).reshape(4, 6)
 
 
-def test_a_tensor_keeps_strides_alignment_and_bits(tmp_path):
+def test_a_tensor_keeps_strides_alignment_and_bits_and_what_is_read_is_a_copy(tmp_path):
     writer, reader = Writer(str(tmp_path)), Reader()
     given = (X, X.mT, X[:, 1:4], X[0, 1], X[:1].expand(3, 6), X[:0], X[1:].to(torch.float8_e4m3fn), X > 3)
     value = {"inputs": dict(zip("abcdefgh", given, strict=True)), "rest": [1, 2.5, None, "text", True]}
@@ -19,13 +19,6 @@ def test_a_tensor_keeps_strides_alignment_and_bits(tmp_path):
             assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
             assert not one.numel() or one.data_ptr() % 64 == other.data_ptr() % 64
             assert torch.equal(one.float(), other.float())
-    large = torch.ones(10**5)
-    assert torch.equal(reader.read(writer.write((large,)), CPU)[0], large) and len(list(tmp_path.iterdir())) == 1
-
-
-def test_what_is_read_is_a_copy(tmp_path):
-    writer = Writer(str(tmp_path))
-    message = writer.write((X,))
-    (first,) = Reader().read(message, CPU)
-    first.zero_()
-    assert torch.equal(Reader().read(message, CPU)[0], X)
+    message = writer.write((torch.ones(10**5),))
+    reader.read(message, CPU)[0].zero_()
+    assert reader.read(message, CPU)[0].eq(1).all() and len(list(tmp_path.iterdir())) == 1

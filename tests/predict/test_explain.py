@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.compile.cases import KernelCase
@@ -17,7 +18,7 @@ from rooflab.bench.predict.calibration import Fit
 from rooflab.bench.predict.cases import measured_in
 from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, TimePart, explain, why_rows, why_sentence
 from rooflab.kernels import registry
-from rooflab.kernels.registry import get_op, kernels
+from rooflab.kernels.registry import kernels
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device
 
@@ -38,26 +39,6 @@ def record(**changes) -> Record:
     return Record(**{**run, **what, **read, **changes})
 
 
-@pytest.mark.parametrize("measured_ms", [None, 0.025, 0.001])
-def test_parts_sum_to_the_time_that_is_explained(measured_ms):
-    chosen = target()
-    found = explain([chosen], H100, {} if measured_ms is None else {chosen: measured_ms})[0]
-    assert sum(part.ms for part in found.parts) == pytest.approx(found.total_ms)
-    assert found.total_ms == (measured_ms or found.modelled_ms) and found.predicted_ms is None, "no code was read"
-    names = [part.name for part in found.parts]
-    assert names[:2] == [model.LEAST, model.LAUNCH] and (UNEXPLAINED in names) == (measured_ms is not None)
-    assert found.rows()[-1]["us"] == pytest.approx(found.total_ms * 1e3)
-
-
-def test_the_sentence_names_the_largest_part_of_the_gap():
-    naive, library = explain([target("naive"), target()], H100)
-    assert f"the largest part of the rest is {model.BYTES}" in naive.sentence()
-    assert "Of rmsnorm/library's bound" in library.sentence() and "least work is 7" in library.sentence()
-    slow = explain([target()], H100, {target(): 1.0})[0]
-    assert f"the largest part of the rest is {UNEXPLAINED}, 987 us (99%): measured is 7" in slow.sentence()
-    assert "1 ms" in slow.sentence()
-
-
 def test_a_calibrated_prediction_prints_its_held_out_error():
     chosen = target("fused")
     plain, fitted = (explain([chosen], H100, None, known)[0] for known in ({}, {"memory": Fit(1.5, 0.12, 0.3, 5, 40)}))
@@ -69,58 +50,32 @@ def test_a_calibrated_prediction_prints_its_held_out_error():
 
 
 def test_naive_and_optimized_side_by_side():
-    chosen = [target(name) for name in kernels("rmsnorm")]
-    found = explain(chosen, H200)
+    found = explain([target(name) for name in kernels("rmsnorm")], H200)
     rows = {row["kernel"]: row for row in why_rows(found)}
     assert rows["naive"]["over_least"] > 4 and rows["fused"]["over_least"] == pytest.approx(1, abs=0.01)
     assert rows["naive"]["launches"] > 4 and rows["fused"]["launches"] == 1
     assert rows["naive"]["flop_per_byte"] < rows["fused"]["flop_per_byte"]
     assert "cluster is predicted at" in why_sentence(found) and model.BYTES in why_sentence(found)
-    only = [entry for entry in found if entry.role != "naive"]
-    assert why_sentence(only) == "There is no naive and optimized kernel to compare on this case."
     for entry in found:
-        if entry.target.kernel == "native":  # for the CPU
-            continue
-        parts = [rows[entry.target.kernel][name] for name in ("least", "launch", "sustained", "bytes", "pipe")]
-        parts += [rows[entry.target.kernel][name] for name in ("waves", "latency")]
-        assert sum(parts) == pytest.approx(entry.modelled_ms * 1e3)
         row = rows[entry.target.kernel]
+        if entry.target.kernel == "native":
+            assert "UNSUPPORTED: rmsnorm/native runs on cpu" in row["reason"] and row["predicted_us"] is None
+            continue
+        parts = [row[name] for name in ("least", "launch", "sustained", "bytes", "pipe", "waves", "latency")]
+        assert sum(parts) == pytest.approx(entry.modelled_ms * 1e3)
         assert (row["predicted_us"] is None) == (not entry.compiled) == ("its code was not read" in row["reason"]), row
-
-
-def test_a_kernel_that_cannot_do_the_case_says_why():
-    wide = Case(T=4, H=32768, eps=1e-5)
-    found = explain([target("fused", case=wide), target("packed", "gemm", get_op("gemm").cases["smoke"][0])], H100)
-    assert found[0].predicted_ms is None and "expected H of at most 16384, got 32768" in found[0].reason
-    assert found[1].reason == "UNSUPPORTED: gemm/packed runs on cpu" and found[1].reason in found[1].sentence()
-    assert why_rows(found)[0]["reason"] == found[0].reason and why_rows(found)[0]["predicted_us"] is None
 
 
 def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(rooflab):
     status, out, err = rooflab("explain", "rmsnorm", "fused", "--kernel", "naive", "--gpu", "h100", "--json")
-    found = json.loads(out)
-    assert status == 0 and [entry["kernel"] for entry in found] == ["fused", "naive"]
-    for entry in found:
-        assert sum(part["ms"] for part in entry["parts"]) >= entry["bound_ms"]
-    assert found[0]["predicted_ms"] and found[0]["calibration"].startswith("uncalibrated")
-    assert found[1]["predicted_ms"] is None and found[1]["calibration"] == "its code was not read"
-    assert found[0]["compiled"][0]["ctas_per_sm"] >= 1 and found[1]["compiled"] == []
+    fused, naive = json.loads(out)
+    assert status == 0 and [fused["kernel"], naive["kernel"]] == ["fused", "naive"]
+    assert all(sum(part["ms"] for part in entry["parts"]) >= entry["bound_ms"] for entry in (fused, naive))
+    assert fused["predicted_ms"] and fused["compiled"][0]["ctas_per_sm"] >= 1
+    assert naive["predicted_ms"] is None and naive["compiled"] == []
     assert "h100 is taken as h100-sxm" in err
     status, out, _ = rooflab("explain", "rmsnorm", "--gpu", "h200")
-    assert status == 0 and "over_least" in out and "most of what it saves is bytes over the minimum" in out
-    assert [line.split()[0] for line in out.splitlines()[2:5]] == ["naive", "library", "cluster"]
-
-
-@pytest.mark.usefixtures("own_registry")
-def test_a_users_file_is_explained(rooflab, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from rooflab.kernels.registry import register\n"
-        '@register(op="rmsnorm", name="test_explained", role="optimized", backend="torch")\n'
-        "def mine(x, weight, eps=1e-6):\n    return x\n"
-    )
-    status, out, _ = rooflab("explain", "rmsnorm", "mine.py", "--json")
-    assert status == 0 and json.loads(out)[0]["kernel"] == "test_explained"
-    assert json.loads(out)[0]["traffic_basis"] == "least"
+    assert status == 0 and [line.split()[0] for line in out.splitlines()[2:5]] == ["naive", "library", "cluster"]
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -133,9 +88,8 @@ def test_a_file_that_does_not_compile_gets_no_prediction(rooflab, tmp_path):
     )
     status, out, err = rooflab("explain", "rmsnorm", "fused", "--kernel", "wrong.py", "--json")
     fused, wrong = json.loads(out)
-    assert status == 11 and fused["predicted_ms"] and wrong["reason"].startswith("COMPILE_ERROR: "), err
-    status, out, err = rooflab("explain", "rmsnorm", "test_wrong", "--kernel", "fused")
-    assert (status, "COMPILE_ERROR: " in out, "NameError" in out) == (11, True, True), "by its name it has its file"
+    assert status == 11 and fused["predicted_ms"] and wrong["predicted_ms"] is None
+    assert wrong["reason"].startswith("COMPILE_ERROR: ") and "NameError" in wrong["reason"], err
 
 
 def test_records_give_the_measured_time_and_their_gpu(rooflab, tmp_path):
@@ -153,46 +107,36 @@ def test_records_give_the_measured_time_and_their_gpu(rooflab, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "named"),
     [
         (["gem"], "op: expected one of embedding, .*got 'gem'"),
         (["gemm", "fast"], "kernel: gemm has naive, library, .*got 'fast'"),
         (["gemm", "packed"], "UNSUPPORTED: gemm/packed runs on cpu"),
-        (["gemm", "naive", "--case", "M=3"], "case: gemm takes the keys of M=.* and perhaps residual, got M=3"),
-        (["gemm", "naive", "--scheme", "fp12"], "scheme: expected one of fp32, fp16, bf16.* got 'fp12'"),
+        (["gemm", "naive", "--case", "M=3"], "case: gemm takes the keys of M="),
+        (["gemm", "naive", "--scheme", "fp12"], "scheme: expected one of fp32"),
         (["rmsnorm", "library", "--gpu", "a100"], "gpu: expected a Hopper GPU, .*got NVIDIA A100"),
-        (["rmsnorm", "library", "--gpu", "h1000"], "gpu: expected one of h100-sxm, .*got 'h1000'"),
-        (["rmsnorm", "library", "--records", "none"], "records: expected a file or folder, got 'none'"),
-        (["rmsnorm", "library", "--records", "runs"], "records: expected a measured time on h100-sxm at .*, got none"),
-        (
-            ["rmsnorm", "library", "--records", "two"],
-            "gpu: expected one by name, for this could be NVIDIA H100.*, NVIDIA H2",
-        ),
+        (["rmsnorm", "library", "--records", "none"], "records: expected a file or folder"),
+        (["rmsnorm", "library", "--records", "runs"], "records: expected a measured time on h100-sxm"),
+        (["rmsnorm", "library", "--records", "two"], "gpu: expected one by name, .*NVIDIA H100.*, NVIDIA H2"),
     ],
 )
-def test_bad_input_is_one_sentence(rooflab, tmp_path, arguments, message):
+def test_bad_input_is_one_sentence(rooflab, tmp_path, arguments, named):
     (tmp_path / "runs").mkdir()
     other = replace(record(), environment={"gpu": {"name": "NVIDIA H200"}})
     record_files.write(tmp_path / "two" / "a.jsonl", record(), other)
     status, out, err = rooflab("explain", *arguments)
-    assert status == 2 and out == ""
-    assert re.search(f"rooflab: (--)?{message}", err), err
-    assert "Traceback" not in err
+    assert status == 2 and out == "" and re.search(f"rooflab: (--)?{named}", err), err
 
 
 def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100 80GB HBM3")
-    failed = record(
-        kernel="naive", status="INCORRECT", reason="y: 3 elements differ", latency_median_ms=None, basis="bound"
-    )
+    wrong = {"status": "INCORRECT", "reason": "y: 3 elements differ", "latency_median_ms": None, "basis": "bound"}
     asked = []
 
     def measure(chosen, budget_s, seed=0):
         asked.append((tuple(entry.kernel for entry in chosen), budget_s))
-        return [record(latency_median_ms=0.03), failed]
+        return [record(latency_median_ms=0.03), record(kernel="naive", **wrong)]
 
     monkeypatch.setattr(cases, "measure_here", measure)
     arguments = ["rmsnorm", "library", "--kernel", "naive", "--case", CASE.id, "--budget", "0.2", "--json"]
@@ -254,3 +198,15 @@ def test_a_time_is_explained_in_the_config_in_which_it_was_measured():
     assert chosen[0] == library and chosen[1].config == config and times == {chosen[1]: 0.025}
     gone = record(kernel="fused", backend="triton", config={"no_such_field": 1}, timestamp=LATE)
     assert measured_in([tuned, gone], [library, fused], H100) == (chosen, times)
+
+
+@pytest.mark.parametrize("measured_ms", [None, 0.025, 1.0, 0.001])
+def test_parts_sum_to_the_time_that_is_explained_and_the_largest_is_named(measured_ms):
+    chosen = target()
+    found = explain([chosen], H100, {} if measured_ms is None else {chosen: measured_ms})[0]
+    assert sum(part.ms for part in found.parts) == pytest.approx(found.total_ms)
+    assert found.total_ms == (measured_ms or found.modelled_ms) and found.predicted_ms is None, "no code was read"
+    names = [part.name for part in found.parts]
+    assert names[:2] == [model.LEAST, model.LAUNCH] and (UNEXPLAINED in names) == (measured_ms is not None)
+    assert found.rows()[-1]["us"] == pytest.approx(found.total_ms * 1e3)
+    assert (f"the largest part of the rest is {UNEXPLAINED}, 987 us (99%)" in found.sentence()) == (measured_ms == 1.0)

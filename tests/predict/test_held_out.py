@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 
 import pandas as pd
-import public_kernels
 import pytest
 from bars.bar import Bar
 from held_out import MODELS, by_kernel, by_shape, fit
-from standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected, band
+from standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected
 
 from rooflab.bench.predict import public
 from rooflab.bench.predict.public import PublishedTime, unfitted
@@ -44,32 +43,9 @@ def test_errors_are_of_shapes_and_kernels_that_the_fit_has_not_seen():
     assert unfitted(pd.DataFrame([reading(factor=0.5)] * 2)).median == pytest.approx(12.6 / 5 - 1)
 
 
-def test_what_is_written_is_read_and_another_table_is_refused(tmp_path):
-    path = tmp_path / "predictions.csv"
-    public.write([reading(), reading("b", 3)], path)
-    pd.testing.assert_frame_equal(public.read(path), pd.DataFrame([reading(), reading("b", 3)]), check_dtype=False)
-    other = tmp_path / "other.csv"
-    other.write_text("kernel,us\na,1\n")
-    with pytest.raises(ValueError, match="predictions: expected the columns kernel, kind, .* got kernel, us"):
-        public.read(other)
-    with pytest.raises(ValueError, match="predictions: expected the file .*none.csv, found none"):
-        public.read(tmp_path / "none.csv")
-
-
-def test_public_kernels_are_asked_for_by_the_names_of_their_wheels(tmp_path):
-    with pytest.raises(ValueError, match=r"folder: expected sglang-0.5.14-\*.whl in .*, got none"):
-        public_kernels.unpack(tmp_path)
-
-
 @pytest.mark.parametrize(("ratio", "verdict"), [(2.0, WOULD_MEET), (1.0, CANNOT_TELL), (0.5, WOULD_MISS)])
 def test_a_bar_is_told_only_if_both_ends_of_the_band_agree(ratio, verdict):
     bar = Bar("bar:gemm.any", "", EntryOutcome, {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
     found = Expected(bar, (SimpleNamespace(ratio=ratio),), (0.8, 1.6), public.Errors(0.1, 0.3))
     assert found.verdict == verdict
     assert found.row()["expected"] == f"{ratio / 1.6:.2f} to {ratio / 0.8:.2f}"
-
-
-@pytest.mark.parametrize("kind", public.KINDS)
-def test_every_kind_has_a_band_from_public_kernels(kind):
-    least, most = band(kind)
-    assert 0.2 < least < most < 5

@@ -12,21 +12,14 @@ from hypothesis import strategies as st
 from rooflab.bench.compile.sass import SassInstruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict import model
-from rooflab.bench.predict.chip import (
-    MMA_SYNC_SHARE,
-    TENSOR_CLOCK_HZ,
-    bytes_in_flight,
-    chip_of,
-    span_cycles,
-    steady_cycles,
-)
+from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, Walk, chip_of, span_cycles, steady_cycles
 from rooflab.bench.predict.model import predict
 from rooflab.bench.predict.work import LaunchWork, Role, Share, roles_of, work_of
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.published import committed
 
-H100, H200 = get_device("h100"), get_device("h200")
+H100 = get_device("h100")
 CHIP = chip_of(H100)
 
 
@@ -94,11 +87,6 @@ def test_matrix_products(line, flops, dtype, wgmma):
     assert not flops or entry.mma_dtype == dtype
 
 
-def test_text_without_instructions_is_refused():
-    with pytest.raises(ValueError, match="sass: expected the instructions of a kernel, got none"):
-        parse_code("Fatbin elf code:")
-
-
 def test_pipes_have_the_published_rates():
     wgmma = CHIP.cycles(one("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24"))
     assert 4 * wgmma["tensor"] == pytest.approx(64 * 1830 / 1600, rel=1e-3)  # 4,096 FLOP per clock and SM, throttled
@@ -123,16 +111,7 @@ def test_the_clock_under_tensor_load_is_that_of_published_products_of_5_ms_and_m
     (table,) = [each for each in committed() if (each.op, each.scheme, each.gpu) == ("gemm", "bf16", gpu)]
     fastest = max(2 * M * N * K / seconds for (M, N, K), seconds in table.times.items() if seconds >= 5e-3)
     flops_per_clock = get_device(gpu).matrix_flops_per_clock_per_sm("bf16") * get_device(gpu).sms
-    assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, rel=0.03)
-
-
-def test_the_matrix_rate_that_is_held_is_one_clock_s_and_measured_ceilings_stand_for_themselves():
-    assert CHIP.tensor_share == pytest.approx(TENSOR_CLOCK_HZ / 1.83e9)
-    sheet = H100.ceilings()
-    half = {dtype: rate / 2 for dtype, rate in sheet.tensor_flops_per_s.items()}
-    measured = chip_of(H100, replace(sheet, kind="measured", tensor_flops_per_s=half, l2_bytes_per_s=1.83e12))
-    assert measured.tensor_share == 1 and measured.l2_bytes_per_clock == pytest.approx(1000)
-    assert measured.tensor_rate("bf16") == pytest.approx(CHIP.tensor_rate("bf16") / 2)
+    assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, Walk, rel=0.03)
 
 
 def test_the_walk_waits_for_registers_and_pipes():
@@ -158,12 +137,15 @@ def test_wgmma_on_one_accumulator_issue_back_to_back_until_something_waits():
     assert steady_cycles(read, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
 
 
-def test_bytes_in_flight_end_at_the_first_use():
-    both = code("LDG.E.128 R4, desc[UR4][R2.64]", "LDG.E.128 R8, desc[UR4][R2.64]", "FADD R1, R4, R8")
-    in_turn = code(
-        "LDG.E.128 R4, desc[UR4][R2.64]", "FADD R1, R4, R4", "LDG.E.128 R8, desc[UR4][R2.64]", "FADD R1, R8, R8"
+def test_bytes_in_flight_end_at_the_first_use_and_where_everything_is_waited_for():
+    first, second, third = (
+        code(*(f"LDG.E.128 R{at}, desc[UR4][R2.64]" for at in places)) for places in ((4, 8), (12,), (16, 20))
     )
-    assert bytes_in_flight(both, CHIP) == 32 and bytes_in_flight(in_turn, CHIP) == 16
+    walk = Walk(CHIP, 1, 500)
+    walk.run((*first, *code("FADD R1, R4, R8"), *second))
+    walk.finish()
+    walk.run(third)
+    assert walk.most_bytes == 32
 
 
 def test_turns_of_a_loop_do_the_work_that_the_op_hands_it():
@@ -174,6 +156,8 @@ def test_turns_of_a_loop_do_the_work_that_the_op_hands_it():
     assert by_flops.turns == pytest.approx(70)
     mma = compiled("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24", "@P0 BRA 0x0", "EXIT", threads=256, num_warps=8)
     assert work_of(mma, H100, CHIP, Share(132 * 2 * (2 * 64 * 128 * 16) * 9, 0)).turns == pytest.approx(9)
+    copies = compiled("LDGSTS.E.128 [R9], [R6.64]", "@P0 BRA 0x0", "EXIT")
+    assert work_of(copies, H100, CHIP, Share(0, 132 * 128 * 16 * 50)).turns == pytest.approx(50)
     assert work_of(compiled("EXIT"), H100, CHIP, Share(1e9, 1e9)).turns == 0
 
 
@@ -222,24 +206,6 @@ def test_each_part_answers_to_its_cause():
     sfu = predict(cost, traffic, [compiled(*stream[:2], *["MUFU.EX2 R1, R2"] * 2000, "EXIT", grid=(24000,))], H100)
     busy_s = 24000 / 132 * 4 * 2 * 2000 / H100.boost_clock_hz
     assert part(sfu, model.PIPE) == pytest.approx(busy_s - 100e6 / 3.015e12, rel=0.01)
-
-
-def test_measured_ceilings_need_no_sustained_share():
-    ceilings = replace(H100.ceilings(), kind="measured")
-    found = predict(Cost(1e9, 0), None, [], H100, ceilings)
-    assert part(found, model.SUSTAINED) == 0 and part(found, model.LEAST) == pytest.approx(1e9 / 3.35e12)
-    products = Cost(1e6, 0, {"bf16": 989.4e9})
-    assert part(predict(products, None, [], H100, ceilings), model.SUSTAINED) == 0
-    assert part(predict(products, None, [], H100), model.SUSTAINED) == pytest.approx(1e-3 * (1830 / 1600 - 1), rel=1e-3)
-
-
-def test_a_composition_does_its_steps_in_turn():
-    cost = Cost(1e9, 0, {"bf16": 1e12})
-    one_launch = predict(cost, Traffic(1e9, 0), [], H100)
-    five = predict(cost, Traffic(1e9, 0, launches=5), [], H100)
-    assert part(one_launch, model.PIPE) == 0
-    assert part(five, model.PIPE) == pytest.approx(min(1e9 / 3.015e12, 1e12 / 989.4e12))
-    assert five.launch_s == pytest.approx(5 * 1.3e-6)
 
 
 WGMMA = "HGMMA.64x256x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
@@ -312,15 +278,6 @@ def test_a_loop_is_divided_from_what_is_around_it_and_polls_are_no_loops():
     assert role.multiplies and role.warps == 4
 
 
-def test_what_a_turn_steps_over_runs_once_a_tile():
-    names = [line.split(".")[0].split()[0] for line in EPILOGUE]
-    (role,) = divided(flattened())
-    assert "F2FP" not in families(role.loops[0]) and families(role.rounds)[: len(EPILOGUE)] == names
-    copying = program("loop:", "@P0 BRA skip", "LDGSTS.E.128 [R9], [R6.64]", "skip:", WGMMA, "@P1 BRA loop", "EXIT")
-    (role,) = divided(copying)
-    assert "LDGSTS" in families(role.loops[0]), "a copy that a branch steps over at the end is still every turn's"
-
-
 def test_the_epilogue_in_a_flattened_loop_is_charged_to_tiles_not_to_steps():
     stored, tiles, steps = 128 * 16, 4, 64
     share = Share(132 * tiles * steps * FLOPS, 0, write_bytes=132 * tiles * stored)
@@ -340,12 +297,6 @@ def test_tiles_are_dealt_whole_unless_they_are_cut():
     assert whole.cta_cycles > 1.2 * cut.cta_cycles
 
 
-def test_a_tma_store_sends_what_was_put_in_shared_memory():
-    stores = ("STSM.16.M88.4 [R6], R24", "STSM.16.M88.4 [R7], R28", "UTMASTG.2D [UR8], [UR6]")
-    text = program("loop:", WGMMA, *TOLD, TMA, "@P1 BRA next", *stores, "next:", "@P2 BRA loop", "EXIT")
-    assert worked(text, Share(0, 0, write_bytes=132 * 3 * 2 * 128 * 16)).rounds == 3
-
-
 def test_a_turn_s_copies_are_what_the_barrier_is_told():
     found = worked(flattened(), Share(132 * 10 * FLOPS, 0), shared_bytes=4 * 0x800 + 0x200, num_stages=1)
     assert found.async_bytes == pytest.approx(10 * 0x800)
@@ -358,12 +309,6 @@ def test_specialised_warps_have_roles_side_by_side():
     assert [role.multiplies for role in roles] == [True, False, True]
     assert all("MUFU" in families(role.rounds) for role in roles), "the loop over tiles is around the loop over K"
     assert sum(len(role.rounds) for role in roles) == 2 * (2 + len(EPILOGUE)) + 2
-
-
-def test_warpgroups_that_run_the_same_products_are_a_role_each():
-    *roles, everyone = divided(specialised(1), 512)
-    assert [role.warps for role in roles] == [1, 4, 4, 4] and everyone.warps == 16
-    assert [role.multiplies for role in roles] == [False, True, True, True]
 
 
 def test_a_cluster_asks_for_its_part_of_what_it_shares():
@@ -400,38 +345,3 @@ def test_roles_share_the_flops_and_the_time():
     assert CHIP.hbm_latency < exposed < CHIP.hbm_latency + 400
     one = worked(specialised(1), replace(share, matrix_flops=share.matrix_flops / 2), threads=256)
     assert one.cta_cycles - one.pipe_cycles["tensor"] > exposed + 2 * len(EPILOGUE)
-
-
-def test_loops_that_copy_for_loops_that_multiply_are_other_warps():
-    feeding = ("feed:", "LDGSTS.E.128 [R9], [R6.64]", "LDGDEPBAR", "@P1 BRA feed", "EXIT")
-    text = program("@P0 BRA feed", "k:", WGMMA, "@P2 BRA k", "STG.E.128 [R2.64], R24", "EXIT", *feeding)
-    multiplying, copying, everyone = divided(text, 256)
-    assert (multiplying.warps, copying.warps, everyone.warps) == (4, 4, 8)
-    assert multiplying.multiplies and families(copying.loops[0])[0] == "LDGSTS"
-    assert len(divided(text, 128)) == 1, "with one warpgroup there is nobody else"
-
-
-def two_launches(scratch: float, flops: float = 1e9) -> tuple[model.Prediction, Cost]:
-    cost = Cost(40e6, 1e6, {"bf16": flops})
-    traffic = Traffic(40e6 + scratch, 1e6 + scratch, launches=2)
-    product = replace(compiled("EXIT"), sass=program("k:", "LDGSTS.E.128 [R9], [R6.64]", WGMMA, "@P0 BRA k", "EXIT"))
-    adding = compiled("LDG.E.128 R4, [R2.64]", "STG.E.128 [R2.64], R4", "EXIT", grid=(4096,))
-    return predict(cost, traffic, [product, adding], H100), cost
-
-
-def test_of_two_launches_the_one_that_multiplies_has_the_flops():
-    product, adding = two_launches(scratch=2e6, flops=1e11)[0].works
-    assert product.turns == pytest.approx(1e11 / 132 / FLOPS) and adding.turns == 0
-
-
-def test_of_two_launches_the_first_reads_the_operands_and_the_second_what_the_first_left():
-    found, cost = two_launches(scratch=2e6)
-    product, _ = found.works
-    assert found.launches == 2 and found.seconds >= found.bound.seconds
-    assert product.turns == pytest.approx(40e6 / 132 / (128 * 16)), "all of the operands, none of the sums"
-    alone = predict(cost, Traffic(40e6, 2e6), [], H100)
-    rest = predict(Cost(2e6, 1e6), Traffic(2e6, 1e6), [], H100)
-    apart = sum(entry.seconds - entry.launch_s for entry in (alone, rest))
-    assert found.seconds - found.launch_s == pytest.approx(apart, rel=0.25)
-    shared, _ = two_launches(scratch=0)
-    assert shared.seconds >= shared.bound.seconds and len(shared.works) == 2, "by their threads"

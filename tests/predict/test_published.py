@@ -4,7 +4,6 @@ import json
 import lzma
 import random
 import zipfile
-from contextlib import nullcontext
 from dataclasses import replace
 from math import log
 from statistics import median, quantiles
@@ -14,12 +13,10 @@ import published_engines
 import pytest
 
 from rooflab.bench.exchange.published import read_published, selected, write_published
-from rooflab.bench.report.pictures.published import curves, draw_published
 from rooflab.roofline import published
 from rooflab.roofline.architecture import PRESETS
 from rooflab.roofline.device import get_device
-from rooflab.roofline.llm import estimate
-from rooflab.roofline.step_times import loaded_itl_ms, step_time
+from rooflab.roofline.step_times import step_time
 
 H100, LLAMA_8B, LLAMA_70B = get_device("h100"), PRESETS["llama-3.1-8b"], PRESETS["llama-3.1-70b"]
 TABLES = published.load()
@@ -71,14 +68,6 @@ def test_rows_are_placed_or_counted_and_come_back_from_what_was_written(package,
     assert table.licence == "Apache-2.0" and "CUDA graph" in table.timing and GEMM in table.source
 
 
-def test_two_tables_of_one_name_are_refused_and_neither_is_dropped(package, tmp_path):
-    found = read_published([package(products())])
-    found.placed += [replace(each, rows=each.rows.head(1)) for each in found.placed]
-    assert len(selected(found)) == len(found.placed)
-    with pytest.raises(ValueError, match="^published: two tables have the same device, op, scheme, library and kernel"):
-        write_published(selected(found), tmp_path)
-
-
 def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
     many = pd.concat([products(n=4096 + step) for step in range(30)])
     many["latency"] = many["latency"] + 0.2
@@ -88,92 +77,6 @@ def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
     assert "M = 1, N = 4096, K = 4096: 1 us, bound 7.4" in found.placed[0].below[0]
     with pytest.raises(ValueError, match="are faster than a NVIDIA H100 80GB HBM3 can be: is the latency in ms?"):
         read_published([package(products(latency=[1e-5] * 9))])
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda frame: frame.drop(columns="k"), "expected a column 'k', got m, n, gemm_dtype"),
-        (lambda frame: frame.assign(latency=-1.0), "expected finite times above 0, got -1.0"),
-        (lambda frame: frame.assign(latency=float("nan")), "expected finite times above 0"),
-        (lambda frame: frame.assign(k="wide"), "gemm_perf.parquet, column 'k': expected only numbers, got 'wide'"),
-        (lambda frame: frame.assign(device="NVIDIA H999"), "expected a GPU that roofline/device.py knows"),
-    ],
-)
-def test_a_file_that_is_another_one_is_refused(package, change, words):
-    with pytest.raises(ValueError, match=words):
-        read_published([package(change(products()))])
-
-
-def test_what_is_no_package_is_refused(package, tmp_path):
-    folder = package(products())
-    whole = (folder / GEMM).read_bytes()
-    (folder / GEMM).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="gemm_perf.parquet: not a whole table"):
-        read_published([folder])
-    (tmp_path / "newer").mkdir()
-    with pytest.raises(ValueError, match=r"got none: a newer layout\?"):
-        read_published([tmp_path / "newer"])
-    (tmp_path / "broken.whl").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="expected a wheel"):
-        read_published([tmp_path / "broken.whl"])
-    with pytest.raises(ValueError, match="expected a wheel or folder"):
-        read_published([tmp_path / "nothing.csv"])
-
-
-def test_a_short_file_names_the_columns_of_any_table(tmp_path):
-    (tmp_path / "times.csv").write_text(
-        'gpu,rows,width,ms,config\nNVIDIA H200,1,4096,0.003,"{""dtype"": ""bf16""}"\n'
-        'NVIDIA H200,64,4096,0.004,"{""dtype"": ""fp32""}"\n'
-    )
-    text = """
-        name = "Ours"
-        version = "1"
-        licence = "MIT"
-        url = "https://example.org"
-        files = "times.csv"
-        timing = "a stopwatch"
-        device = "gpu"
-        kernel = "dtype"
-        latency = "ms"
-        unit = "ms"
-        json = "config"
-        [[table]]
-        where = { dtype = ["bf16"] }
-        op = "rmsnorm"
-        scheme = "bf16"
-        axes = { T = "rows", H = "width" }
-    """
-    (tmp_path / "times.toml").write_text(text)
-    found = read_published([tmp_path / "times.toml"])
-    assert [(each.table.gpu, each.table.op, each.table.rows) for each in found.placed] == [("h200", "rmsnorm", 1)]
-    assert dict(found.left) == {"times.csv": 1}
-    table = (tmp_path / "times.csv").read_text()
-    for old, new, words in (
-        ("0.003", '"0,003"', "column 'ms': expected a number with a decimal point, got '0,003'"),
-        ("0.003", '"1,000.5"', None),
-        ("1,4096", "1.5,4096", "column 'rows': expected whole numbers, got 1.5"),
-        ("1,4096,0.003", "1,4096,0,003", "times.csv: not a whole table"),
-    ):
-        (tmp_path / "times.csv").write_text(table.replace(old, new))
-        with pytest.raises(ValueError, match=words) if words else nullcontext():
-            assert read_published([tmp_path / "times.toml"]).placed[0].rows["us"].tolist() == [1000500.0]
-    (tmp_path / "times.csv").write_text(table.replace("}", ""))
-    with pytest.raises(ValueError, match="times.csv, column 'config': expected JSON"):
-        read_published([tmp_path / "times.toml"])
-    (tmp_path / "times.csv").write_text(table)
-    for old, new, words in (
-        ("licence", "license", "expected 'licence'"),
-        ('unit = "ms"', "", "expected 'unit'"),
-        ('unit = "ms"', 'unit = "min"', "the latency's unit, one of s, ms, us, ns, got 'min'"),
-        ('op = "rmsnorm"', "", "table 1: expected 'op'"),
-    ):
-        (tmp_path / "times.toml").write_text(text.replace(old, new))
-        with pytest.raises(ValueError, match=words):
-            read_published([tmp_path / "times.toml"])
-    (tmp_path / "times.toml").write_text("[")
-    with pytest.raises(ValueError, match="not TOML"):
-        read_published([tmp_path / "times.toml"])
 
 
 def test_committed_times_are_those_that_their_sources_are_known_for():
@@ -199,9 +102,9 @@ def test_committed_times_are_those_that_their_sources_are_known_for():
 def test_no_committed_time_is_below_its_bound():
     rng = random.Random(0)
     for table in TABLES:
-        shapes = rng.sample(sorted(table.times), min(2000, table.rows))
-        named = [dict(zip((*table.exact, *table.axes), shape, strict=True)) for shape in shapes]
-        assert all(table.times[s] >= 0.9995 * table.least_s(n, cached=True) for s, n in zip(shapes, named, strict=True))
+        for shape in rng.sample(sorted(table.times), min(500, table.rows)):
+            named = dict(zip((*table.exact, *table.axes), shape, strict=True))
+            assert table.times[shape] >= 0.9995 * table.least_s(named, cached=True)
 
 
 @pytest.mark.parametrize("op", ["gemm", "paged_attention", "flash_attention"])
@@ -231,21 +134,17 @@ def test_between_shapes_the_ratio_to_the_bound_is_linear_in_logarithms():
     assert log(found.seconds) < log(table.time(shape | {"N": 16384}).seconds)
 
 
-def test_a_table_that_does_not_fit_its_index_is_refused(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"xz", lzma.compress(b"a,us\n1,2\n")])
+def test_a_table_that_does_not_fit_its_index_is_refused(tmp_path, content):
     table = committed(gpu="h100-sxm", op="all_reduce", framework="nccl")
-    (tmp_path / table.file).write_bytes((published.FOLDER / table.file).read_bytes())
-    assert len(replace(table, folder=tmp_path).times) == table.rows
     with pytest.raises(ValueError, match="expected 64 rows"):
-        _ = replace(table, folder=tmp_path, rows=64).times
-    for content in (b"", b"xz", lzma.compress(b"a,us\n1,2\n"), (published.FOLDER / table.file).read_bytes()[:90]):
-        (tmp_path / table.file).write_bytes(content)
-        with pytest.raises(ValueError, match="is not the table that tables.json describes"):
-            _ = replace(table, folder=tmp_path).times
+        _ = replace(table, rows=64).times
+    (tmp_path / table.file).write_bytes(content)
+    with pytest.raises(ValueError, match="is not the table that tables.json describes"):
+        _ = replace(table, folder=tmp_path).times
     (tmp_path / "tables.json").write_text(json.dumps({"tables": [{"file": "x"}]}))
     with pytest.raises(ValueError, match="is no index of tables"):
         published.load(tmp_path)
-    with pytest.raises(ValueError, match="published: expected the tables .*nowhere, found none"):
-        published.load(tmp_path / "nowhere")
 
 
 def test_a_step_is_the_sum_of_its_ops_and_says_whence_each_comes():
@@ -273,30 +172,6 @@ def test_a_step_of_several_gpus_has_all_reduces_and_no_other_gpu_has_times():
     assert fp8.ms < step_time(LLAMA_8B, H100, "decode", 1, 2048).ms
 
 
-def test_an_estimate_has_both_the_bound_and_the_published_sum():
-    result = estimate(LLAMA_8B, H100, batch=16, context=2048)
-    assert result.least_itl_ms < result.published_decode.ms < 2 * result.least_itl_ms
-    assert result.least_ttft_ms < result.published_prefill.ms < 2 * result.least_ttft_ms
-    rows = dict(result.rows())
-    assert rows["ITL of published kernels, batch 16"].startswith(
-        f"{result.published_decode.ms:.3g} ms, {result.published_decode.published_share:.0%} of it published: products"
-    )
-    assert not any("published" in name for name, _ in estimate(LLAMA_8B, get_device("a100"), 1, 1024).rows())
-
-
-def test_the_figure_has_each_library_and_its_fraction_of_the_bound(tmp_path):
-    found = {curve.label: curve for curve in curves("h100-sxm")}
-    assert len(found) == 7
-    low, middle, high = found["cuBLAS bf16"].points[4096]
-    assert low < middle < high and middle == pytest.approx(0.795, abs=0.005)
-    assert 129 not in found["cuBLAS bf16"].points
-    prefill = found["FA3 prefill, one prompt"].points[16384]
-    assert prefill[0] == prefill[2] == pytest.approx(0.67, abs=0.01)
-    assert draw_published("h100-sxm", tmp_path).read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match=r"gpu: expected one with published times \(h100-sxm, h200\)"):
-        curves("a100-80gb")
-
-
 PAGE = (published.FOLDER / "end_to_end.md").read_text().splitlines()
 
 
@@ -307,39 +182,76 @@ def test_sums_of_published_times_are_near_published_times_of_engines_under_load(
     assert published_engines.page(published_engines.with_sums(own)).splitlines()[-1] in PAGE
 
 
-def test_the_readme_says_the_whole_of_how_near_they_are():
-    rows = [line.strip("| ").split(" | ") for line in PAGE if line.startswith("| llama")]
-    close, every = (sum(int(row[-1].split(" of ")[part]) for row in rows) for part in (0, 1))
-    errors = {" ".join(row[:5]): f"{float(row[9].rstrip('%')):.0f}%" for row in rows}
-    said = " ".join((published.FOLDER.parents[1] / "docs" / "published.md").read_text().split())
-    assert f"of {every} mean times between tokens under load, {close} lie within 15%" in said
-    one, eight = (errors[f"llama-3.1-8b h100-sxm {gpus} bf16 trtllm 1.0.0rc3"] for gpus in (1, 8))
-    worst = errors["llama-3.1-70b h200 2 fp8_e4m3 trtllm"]
-    assert f"from {one} (8B on one H100) to {eight} (8B on eight) and {worst} (70B on two H200s" in said
-    assert int(worst[:-1]) == max(int(error[:-1]) for error in errors.values())
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda frame: frame.drop(columns="k"), "expected a column 'k', got m, n, gemm_dtype"),
+        (lambda frame: frame.assign(latency=-1.0), "expected finite times above 0, got -1.0"),
+        (lambda frame: frame.assign(k="wide"), "gemm_perf.parquet, column 'k': expected only numbers, got 'wide'"),
+        (lambda frame: frame.assign(device="NVIDIA H999"), "expected a GPU that roofline/device.py knows"),
+    ],
+)
+def test_a_file_that_is_another_one_is_refused(package, tmp_path, change, words):
+    with pytest.raises(ValueError, match=words):
+        read_published([package(change(products()))])
+    (tmp_path / "broken.whl").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="expected a wheel"):
+        read_published([tmp_path / "broken.whl"])
 
 
-def test_between_two_tokens_lie_one_step_and_a_share_of_the_prefills():
-    step, prefill = step_time(LLAMA_8B, H100, "decode", 64, 2048 + 64), step_time(LLAMA_8B, H100, "prefill", 1, 2048)
-    assert loaded_itl_ms(LLAMA_8B, H100, 64, 2048, 128) == pytest.approx(step.ms + prefill.ms / 2)
-    assert loaded_itl_ms(LLAMA_8B, get_device("a100"), 64, 2048, 128) is None
+TIMES = """gpu,rows,width,ms,config
+NVIDIA H200,1,4096,0.003,"{""dtype"": ""bf16""}"
+NVIDIA H200,64,4096,0.004,"{""dtype"": ""fp32""}"
+"""
 
 
-def test_the_sample_is_read_from_its_wheel_and_from_no_other(tmp_path):
-    wheel = tmp_path / "aiconfigurator_core-0.12.0-any.whl"
-    row = {
-        "model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm", "mode": "agg", "tp_size": 4, "backend": "vllm",
-        "precision": "fp8", "backend_version": "", "silicon_data_source": "a; silicon_concurrency=16; b", "isl": 1024,
-        "osl": 256, "silicon_tpot_ms": 12.3456, "silicon_ttft_ms": 100.0,
-    }  # fmt: skip
-    rows = pd.DataFrame([row, row | {"system": "b200_sxm"}, row | {"silicon_data_source": "silicon_concurrency=512"}])
-    for frame in (rows, rows.drop(columns="isl")):
-        with zipfile.ZipFile(wheel, "w") as file:
-            file.writestr(published_engines.SAMPLE, frame.to_csv(index=False))
-        if "isl" in frame:
-            (found,) = published_engines.read_sample(wheel).to_dict("records")
-            assert (found["requests"], found["itl_ms"], found["engine"]) == (16, 12.346, "vllm")
-            assert found["dtype"] == "fp8_e4m3"
-        else:
-            with pytest.raises(ValueError, match=r"wheel: expected .*silicon_sample.csv .* 'isl'"):
-                published_engines.read_sample(wheel)
+COLUMNS = """
+name = "Ours"
+version = "1"
+licence = "MIT"
+url = "https://example.org"
+files = "times.csv"
+timing = "a stopwatch"
+device = "gpu"
+kernel = "dtype"
+latency = "ms"
+unit = "ms"
+json = "config"
+[[table]]
+where = { dtype = ["bf16"] }
+op = "rmsnorm"
+scheme = "bf16"
+axes = { T = "rows", H = "width" }
+"""
+
+
+def read_times(folder, old="", new=""):
+    """What is read of the two texts with one change."""
+    (folder / "times.csv").write_text(TIMES.replace(old, new) if old else TIMES)
+    (folder / "times.toml").write_text(COLUMNS.replace(old, new) if old else COLUMNS)
+    return read_published([folder / "times.toml"])
+
+
+def test_a_short_file_names_the_columns_of_any_table(tmp_path):
+    found = read_times(tmp_path)
+    assert [(each.table.gpu, each.table.op, each.table.rows) for each in found.placed] == [("h200", "rmsnorm", 1)]
+    assert dict(found.left) == {"times.csv": 1}
+    assert read_times(tmp_path, "0.003", '"1,000.5"').placed[0].rows["us"].tolist() == [1000500.0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("0.003", '"0,003"', "column 'ms': expected a number with a decimal point, got '0,003'"),
+        ("1,4096", "1.5,4096", "column 'rows': expected whole numbers, got 1.5"),
+        ("1,4096,0.003", "1,4096,0,003", "times.csv: not a whole table"),
+        ('bf16""}', 'bf16""', "times.csv, column 'config': expected JSON"),
+        ("licence", "license", "expected 'licence'"),
+        ('unit = "ms"', 'unit = "min"', "the latency's unit, one of s, ms, us, ns, got 'min'"),
+        ('op = "rmsnorm"', "", "table 1: expected 'op'"),
+        ("[[table]]", "[", "not TOML"),
+    ],
+)
+def test_a_short_file_that_does_not_fit_is_refused(tmp_path, old, new, words):
+    with pytest.raises(ValueError, match=words):
+        read_times(tmp_path, old, new)
