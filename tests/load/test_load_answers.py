@@ -66,7 +66,7 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
         ([text("a"), text("b"), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
         # The token that ends the text has none.
         ([text("a"), text("b"), text("", "stop"), text(""), USAGE], [(1, 1), (2, 1)], "one each"),
-        ([text("a", logprobs={"tokens": "a"}), text("b", "stop", logprobs={"tokens": "bc"})], [(1, 1), (2, 1)], "chunks"),
+        ([text("a", "stop", logprobs={"tokens": "x" * n}) for n in (1, 2)], [(1, 1), (2, 1)], "chunks"),
         ([text("a", token_ids=[1]), text("bc", "stop", token_ids=[2, 3]), USAGE], [(1, 1), (2, 2)], "said"),
         ([text("a", logprobs={"tokens": ["a"]}), text("bc", "stop", logprobs=TWO)], [(1, 1), (2, 2)], "said"),
         # One that runs along gives each chunk its difference.
