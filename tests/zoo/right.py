@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .entries import Kind, with_first
-from .parts import added, gated, gelu_and_mul, normed, shares, silu_and_mul, turned, visible
+from .parts import added, gated, gelu_and_mul, normed, shares, turned, visible
 
 compiled = Kind(__name__, "right: compiled", "OK", devices=("cpu",))
 in_cpp = Kind(__name__, "right: compiled to C++", "OK", devices=("cpu",))
@@ -33,10 +33,10 @@ def add_and_norm(x, residual, weight, eps=1e-6):
     return rmsnorm(x + residual, weight, eps), x + residual
 
 
-def layernorm(wide, x, weight, bias=None, eps=1e-5):
-    centred = x.to(wide) - x.to(wide).mean(-1, keepdim=True)
-    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.to(wide)
-    return (scaled if bias is None else scaled + bias.to(wide)).to(x.dtype)
+def layernorm(x, weight, bias=None, eps=1e-5):
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.float()
+    return added(scaled, bias).to(x.dtype)
 
 
 def gemm_silu_and_mul(a, b):
@@ -47,35 +47,14 @@ def softmax(x):
     return x.float().softmax(-1).to(x.dtype)
 
 
-def layernorm32(x, weight, bias=None, eps=1e-5):
-    return layernorm(torch.float32, x, weight, bias, eps)
-
-
 # Traced and guarded at the first call, and compiled in each mode or by another backend.  The usual backend makes C++.
 for kind, op, name, fn, how in (
     (in_cpp, "gemm_silu_and_mul", "compiled_default", gemm_silu_and_mul, {}),
-    (in_cpp, "rmsnorm", "compiled_reduce_overhead", rmsnorm, {"mode": "reduce-overhead"}),
-    (in_cpp, "gelu_and_mul", "compiled_max_autotune", gelu_and_mul, {"mode": "max-autotune-no-cudagraphs"}),
     (in_cpp, "softmax", "compiled_dynamic", softmax, {"dynamic": True}),
-    (in_cpp, "silu_and_mul", "compiled_inductor", silu_and_mul, {"dynamic": True}),
-    (compiled, "rmsnorm", "compiled_eager", rmsnorm, {"backend": "eager"}),
     (compiled, "fused_add_rmsnorm", "compiled_by_eager", add_and_norm, {"backend": "eager"}),
-    (compiled, "layernorm", "compiled_by_aot_eager", layernorm32, {"backend": "aot_eager"}),
+    (compiled, "layernorm", "compiled_by_aot_eager", layernorm, {"backend": "aot_eager"}),
 ):
     kind.enter(op, name, (), functools.partial(torch.compile, fn, **how))
-
-
-@in_cpp.made("silu_and_mul", name="compiled_fullgraph")
-def one_graph():
-    """One graph without a break, over flat fp32 copies, so that few shapes are compiled."""
-    graph = torch.compile(lambda gate, up: gate * gate.sigmoid() * up, fullgraph=True, dynamic=True)
-    flat = lambda half: half.to(torch.float32, copy=True, memory_format=torch.contiguous_format).view(-1)
-
-    @torch.inference_mode()
-    def compiled_fullgraph(x):
-        return graph(*map(flat, x.chunk(2, -1))).view(len(x), -1).to(x.dtype) if len(x) else x[:, ::2].clone()
-
-    return compiled_fullgraph
 
 
 @compiled.made("rope", name="torch_script")
@@ -118,14 +97,11 @@ class Tuned:
 
 
 # The bound method of a module; a function of autograd, which saves its inputs; results that autograd must not touch;
-# a first argument that is bound; results that know no gradient; a function of one row; an object that is called.
+# results that know no gradient; an object that is called.
 wrapped("rmsnorm", name="module_forward")(Module().eval().forward)
 wrapped("rmsnorm", name="autograd_function")(lambda x, weight, eps=1e-6: Function.apply(x, weight, eps))
 wrapped("rmsnorm", name="inference_mode")(torch.inference_mode()(rmsnorm))
-wrapped("layernorm", name="partial_in_float64")(functools.partial(layernorm, torch.float64))
 wrapped("gelu_and_mul", name="under_no_grad")(torch.no_grad()(gelu_and_mul))
-wrapped("gemm_silu_and_mul", name="under_inference_mode")(torch.inference_mode()(gemm_silu_and_mul))
-wrapped("softmax", name="vmap_over_rows")(lambda x: torch.vmap(softmax)(x) if len(x) else torch.empty_like(x))
 wrapped.enter("gemm", "tuned_object", (), Tuned)
 
 
@@ -133,13 +109,6 @@ wrapped.enter("gemm", "tuned_object", (), Tuned)
 def row_by_row(x, weight, eps=1e-6):
     """`vmap` of a function of one row."""
     return torch.vmap(lambda row: rmsnorm(row, weight, eps))(x) if len(x) else torch.empty_like(x)
-
-
-@wrapped("rope")
-def vmap_over_heads(q, k, cos, sin, positions, interleaved=False):
-    """`vmap` of the turn of one head."""
-    one = lambda head: turned(head[:, None], cos[positions], sin[positions], interleaved)[:, 0]
-    return tuple(torch.vmap(one, in_dims=1, out_dims=1)(x) for x in (q, k))
 
 
 def attend(q, k, v, causal, scale):
@@ -154,12 +123,6 @@ def attend(q, k, v, causal, scale):
 
 def no_fp8(inputs):
     return "q: takes no fp8" if inputs.q.itemsize == 1 else None
-
-
-@wrapped("flash_attention", unsupported=no_fp8)
-def vmap_over_sequences(q, k, v, causal=False, softmax_scale=None):
-    """`vmap` of the attention of one sequence."""
-    return torch.vmap(lambda *operands: attend(*operands, causal, softmax_scale))(q, k, v)
 
 
 @wrapped("flash_attention", unsupported=no_fp8)

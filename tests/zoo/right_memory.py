@@ -27,19 +27,6 @@ def in_place_on_copies(x, residual, weight, eps=1e-6):
     return wide.div_(wide.square().mean(-1, keepdim=True).add_(eps).sqrt_()).mul_(weight).to(x.dtype), total
 
 
-@scratch.made("silu_and_mul", name="scratch_is_kept")
-def with_scratch():
-    """Works in place, in memory that stays between the calls; only a copy is returned."""
-    buffers = {}
-
-    def scratch_is_kept(x):
-        gate, up = x.chunk(2, -1)
-        buffer = buffers.setdefault(gate.shape, torch.empty(gate.shape)).copy_(gate)
-        return buffer.neg_().exp_().add_(1).reciprocal_().mul_(gate).mul_(up).to(x.dtype, copy=True)
-
-    return scratch_is_kept
-
-
 @scratch.made("silu_and_mul", name="scratch_of_a_thread")
 def with_scratch_of_threads():
     """`out=` into memory that each thread keeps between its calls; the result is a copy."""
@@ -66,21 +53,6 @@ def out_of_addmm(a, b, bias=None, out=None, *, residual=None, precision="ieee"):
     return total.to(a.dtype) if out is None else out.copy_(total)
 
 
-@scratch("gemm")
-def out_of_empty(a, b, bias=None, out=None, *, residual=None, precision="ieee"):
-    """Memory without values, written by `out=`."""
-    product = torch.mm(a.float(), b.float(), out=torch.empty(len(a), b.shape[1]))
-    out = torch.empty(product.shape, dtype=a.dtype) if out is None else out
-    return out.copy_(added(product, bias, residual))
-
-
-@scratch("embedding")
-def out_of_index_select(token_ids, weight):
-    """`out=` of new memory."""
-    new = weight.new_empty(len(token_ids), weight.shape[1])
-    return torch.index_select(weight, 0, token_ids, out=new)
-
-
 @scratch("kv_cache_write")
 def index_put(k, v, k_cache, v_cache, slot_mapping):
     """`index_put_` of page and offset, into caches of any layout."""
@@ -103,13 +75,6 @@ def with_custom_op():
         torch.ops.zoo.cache_write(k, v, k_cache, v_cache, slot_mapping)
 
     return custom_op
-
-
-@foreign("rmsnorm")
-def numpy_views(x, weight, eps=1e-6):
-    """NumPy computes on views of torch's memory, and torch returns a view of NumPy's."""
-    x32, w32 = x.detach().float().numpy(), weight.detach().float().numpy()
-    return torch.from_numpy(x32 / ((x32**2).mean(-1, keepdims=True) + x32.dtype.type(eps)) ** 0.5 * w32).to(x.dtype)
 
 
 @foreign("embedding")
