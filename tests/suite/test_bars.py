@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from bars import again, attention, engine, gemm, lab, measures, worst
+from bars import again, attention, engine, gemm, lab, measures
 from bars.measures import against_library, of_bandwidth, usable
 from tiny_model import with_graphs, write_config
 
@@ -323,22 +323,6 @@ def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_p
     assert found.figures == {"gemm.x": "geomean 0.894 -> 1.118, worst 0.800 -> 1.000, met"}
     state.save(tmp_path, name, EntryOutcome(bar="MET"))
     assert again.again(context, {name: bar}).reason == "no bar against the library was missed" and len(asked) == 1
-
-
-def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypatch):
-    records = times((1.0, 1.0), tma=(1.25, 1.0), slow=(1.5, 2.0))
-    for number, (ratio, case) in enumerate([(0.9, CASES[1]), (0.8, CASES[0]), (0.95, CASES[0])]):
-        figures = {"worst": ratio, "worst case": case}
-        ran(tmp_path, f"bar:{number}", EntryOutcome(bar="MISSED", figures=figures), *records)
-    ran(tmp_path, "bar:met", EntryOutcome(bar="MET", figures={"worst": 0.1, "worst case": CASES[0]}), *records)
-    asked = []
-    answers = iter([(0, {"counted": []}, ""), (2, None, "rooflab: ncu: ERR_NVGPUCTRPERM")])
-    monkeypatch.setattr(worst, "run_command", lambda words: asked.append(words[:5]) or next(answers))
-    context = Context(tmp_path / "counted")
-    found = worst.count_worst(context, ["bar:0", "bar:1", "bar:2", "bar:met", "bar:never"])
-    assert asked == [["profile", "gemm", "tma", "--case", case] for case in CASES], "the two worst bars' best rung"
-    assert [path.name for path in context.out.iterdir()] == ["counted-0-gemm-tma.json"]
-    assert found.status == "FAILED" and found.reason == "gemm/tma: rooflab: ncu: ERR_NVGPUCTRPERM"
 
 
 def measured(monkeypatch, *records, broken=""):

@@ -14,10 +14,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import pytest
-from test_bars import CASES, record
 from wheelhouse import name_of, normalized
-
-from rooflab.bench.core.record_files import write
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
@@ -111,17 +108,6 @@ def test_the_suite_dry_runs_in_processes_of_its_own_and_names_the_commit_that_it
     assert len(found["tree"]) == 16
     done = run(bare, *words, ROOFLAB_COMMIT="main")
     assert done.returncode == 2 and "ROOFLAB_COMMIT: expected a commit's 40 hex digits" in done.stderr
-
-
-@pytest.mark.more
-def test_a_report_is_written_and_names_the_tree(bare, tmp_path):
-    made = record("library", CASES[0], 1.0, environment={"machine_key": "m"}, ceilings=None, bound_fraction=None)
-    write(tmp_path / "runs" / "made.jsonl", made)
-    page = tmp_path / "report.html"
-    words = ("report", str(tmp_path / "runs"), "--out", str(page))
-    done = run(bare, *words, ROOFLAB_COMMIT="")
-    assert done.returncode == 0, done.stderr
-    assert "rooflab from a checkout, tree " in page.read_text()
 
 
 @pytest.mark.more

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from commands_in_process import run_command
 from op_kernels import own_registry  # noqa: F401
 
-from rooflab.bench.compile.static import CompileFailure
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
@@ -66,11 +63,6 @@ def test_the_search_finds_the_fastest_and_scores_it_against_the_launchers_choice
     assert all(len(call) <= GROUP + 1 for call in bench.calls)
 
 
-def test_a_card_that_slows_down_does_not_favour_what_was_timed_first():
-    bench = Bench(lambda size: 1e-3 * (1 + abs(size - 55) / 100), drift=1.05)
-    assert bench.search(0, range(60)).finalists(Config(0))[0] == Config(55)
-
-
 def test_a_config_whose_bound_lies_above_the_best_time_is_not_timed():
     bench = Bench(lambda size: 1e-3)
     found = bench.search(0, range(30), least=lambda config: (2e-3 if config.size % 3 == 1 else 1e-6,))
@@ -108,38 +100,6 @@ def test_the_search_walks_from_the_best_so_far():
     clock = iter(range(10**6))
     found = search(Three(0, 0, 0), every, lambda config: (0.0,), times, 20, lambda: next(clock))
     assert found.finalists(Three(0, 0, 0))[0] == Three(9, 9, 9) and len(timed) < 200
-
-
-def test_on_a_gpu_a_group_is_compiled_before_it_is_timed(monkeypatch):
-    """On all cores, each config once; what does not compile is not launched."""
-    asked = []
-
-    def compile_kernels(requests):
-        asked.append([request.config for request in requests])
-        return [CompileFailure("ptxas: too much shared data") if request.config.num_stages == 5 else []
-                for request in requests]  # fmt: skip
-
-    kernel = registry.get_kernel("gemm", "pipelined")
-    case = registry.get_op("gemm").get_cases("smoke")[0]
-    monkeypatch.setattr(tune_bucket, "compile_kernels", compile_kernels)
-    monkeypatch.setattr(tune_bucket, "Rotation", launches := MagicMock())
-    monkeypatch.setattr(tune_bucket, "timer_for", lambda device: None)
-    read = SimpleNamespace(median_s=1.0)
-    monkeypatch.setattr(tune_bucket, "time_functions", lambda ready, *of, **how: dict.fromkeys(ready, read))
-    configs = good, bad = [kernel.tuning.config_type(32, 32, 16, 4, stages, 1) for stages in (2, 5)]
-    of = (kernel, registry.get_op("gemm"), [case], SCHEMES["fp32"])
-    found = tune_bucket.DeviceTimes(*of, torch.device("cpu"), 0)(configs)
-    assert found == {good: (1.0,), bad: (1.0,)} and not asked, "on a CPU nothing is compiled"
-    launches.reset_mock()
-    times = tune_bucket.DeviceTimes(*of, torch.device("cuda"), 0)
-    assert times(configs) == {good: (1.0,), bad: "ptxas: too much shared data"}
-    assert [launch.args[0].config for launch in launches.call_args_list] == [good]
-    assert times([good]) == {good: (1.0,)} and asked == [configs, []]
-
-
-def test_a_launchers_choice_that_fails_ends_the_search():
-    found = Bench(lambda size: "ValueError: no").search(3, range(5))
-    assert found.failures == {Config(3): "ValueError: no"} and not found.scores
 
 
 def test_the_bound_of_a_config_counts_padding_and_the_busiest_sm():
@@ -317,13 +277,3 @@ def test_a_dry_run_whose_winner_is_wrong_ends_with_11(mine, tmp_path, monkeypatc
     words = ("tune", "rmsnorm", "--kernel", mine, "--case", "T=256,H=64,eps=1e-06", "--dry-run", "--json")
     status, found, _ = run_command((*words, "--out", str(tmp_path)))
     assert status == 11 and found["rows"][0]["status"] == "INCORRECT" and found["rows"][0]["best"]["wrong"]
-
-
-def test_an_op_whose_cases_say_no_rows_takes_the_heuristic(tuning, tmp_path, monkeypatch):
-    run, kernel = tuning
-    two = kernel.tuning.config_type(2)
-    free = replace(kernel, tuning=replace(kernel.tuning, heuristic=lambda case, scheme=None: two))
-    assert free.config_for(Case(length=3), SCHEMES["fp32"], torch.device("cpu")) == two
-    monkeypatch.setattr(tune, "rows_of", lambda case: None)
-    with pytest.raises(ValueError, match="case: expected one of M, T, B to say its rows.*rmsnorm has T="):
-        tune_op("rmsnorm", ["test_chunked"], out=tmp_path, device="cpu")

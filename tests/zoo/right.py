@@ -8,8 +8,6 @@ from __future__ import annotations
 import functools
 import math
 import random
-import threading
-import timeit
 
 import torch
 import torch.nn.functional as F
@@ -80,29 +78,12 @@ class Function(torch.autograd.Function):
         return rmsnorm(x, weight, eps)
 
 
-class Tuned:
-    """Times two ways at the first call of each shape, and keeps the quicker."""
-
-    ways = (lambda a, b: a @ b, lambda a, b: (b.mT @ a.mT).mT)
-
-    def __init__(self):
-        self.kept = {}
-
-    def __call__(self, a, b, bias=None, *, residual=None, precision="ieee"):
-        operands, key = (a.float(), b.float()), (a.shape, b.shape, a.stride(), b.stride(), a.dtype)
-        if key not in self.kept:
-            seconds = [timeit.timeit(functools.partial(way, *operands), number=2) for way in self.ways]
-            self.kept.setdefault(key, self.ways[seconds.index(min(seconds))])
-        return added(self.kept[key](*operands), bias, residual).to(a.dtype)
-
-
 # The bound method of a module; a function of autograd, which saves its inputs; results that autograd must not touch;
-# results that know no gradient; an object that is called.
+# results that know no gradient.
 wrapped("rmsnorm", name="module_forward")(Module().eval().forward)
 wrapped("rmsnorm", name="autograd_function")(lambda x, weight, eps=1e-6: Function.apply(x, weight, eps))
 wrapped("rmsnorm", name="inference_mode")(torch.inference_mode()(rmsnorm))
 wrapped("gelu_and_mul", name="under_no_grad")(torch.no_grad()(gelu_and_mul))
-wrapped.enter("gemm", "tuned_object", (), Tuned)
 
 
 @wrapped("rmsnorm")
@@ -132,40 +113,6 @@ def sdpa(q, k, v, causal=False, softmax_scale=None):
     heads = (x.transpose(1, 2).float() for x in (q, k, v))
     out = F.scaled_dot_product_attention(*heads, attn_mask=seen, scale=softmax_scale, enable_gqa=True)
     return out.where(seen.any(1)[:, None], 0).transpose(1, 2).to(q.dtype)
-
-
-def too_wide(inputs):
-    return "x: takes rows of at most 16384" if inputs.x.shape[1] > 16384 else None
-
-
-@wrapped.made("softmax", name="triton_rows", backend="triton", devices=("cpu", "cuda"), unsupported=too_wide)
-def triton_softmax():
-    """Triton, imported by the launcher; a lock, because the interpreter runs one launch at a time."""
-    one_launch = threading.Lock()
-
-    @functools.cache
-    def jit():
-        global tl
-        import triton
-        import triton.language as tl
-
-        @triton.jit
-        def kernel(x_ptr, out_ptr, H, BLOCK: tl.constexpr):
-            columns, start = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * H
-            x = tl.load(x_ptr + start + columns, mask=columns < H, other=float("-inf")).to(tl.float32)
-            parts = tl.exp(x - tl.max(x, 0))
-            tl.store(out_ptr + start + columns, parts / tl.sum(parts, 0), columns < H)
-
-        return kernel
-
-    def triton_rows(x):
-        x, out = x.contiguous(), torch.empty(x.shape, device=x.device)
-        with one_launch:
-            if len(x):
-                jit()[(len(x),)](x, out, x.shape[1], BLOCK=1 << (x.shape[1] - 1).bit_length())
-        return out.to(x.dtype)
-
-    return triton_rows
 
 
 @formula("rmsnorm")
