@@ -12,7 +12,7 @@ import pytest
 import torch
 from op_kernels import assert_right
 
-from rooflab.bench.core.call import Rotation, planned
+from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check import check_kernel
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
@@ -85,13 +85,6 @@ def test_a_dense_batch_is_planned_once_for_its_shape() -> None:
         assert [wrapper.plans for wrapper in fake_flashinfer.Wrapper.made] == plans
 
 
-def test_groups_of_four_decode_on_tensor_cores() -> None:
-    for H, tensor_cores in ((2, False), (6, False), (8, True), (14, True)):
-        text = f"B=2,context=40,H={H},H_kv=2,D=64,block_size=16,ragged=false"
-        get_kernel("paged_attention", "flashinfer")(**inputs_of("paged_attention", text))
-        assert fake_flashinfer.Wrapper.made[-1].options == {"use_tensor_cores": tensor_cores}
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_where_nothing_is_seen_it_is_zero_and_minus_infinity_without_a_call(op: str, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
@@ -145,16 +138,6 @@ def test_sequences_that_it_cannot_take_are_refused() -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_it_is_refused_by_name_where_it_is_not_installed(op: str, monkeypatch: Any) -> None:
-    monkeypatch.delitem(sys.modules, "flashinfer")
-    kernel = get_kernel(op, "flashinfer")
-    assert kernel.role == "peer" and kernel.backend == "cuda" and kernel.min_sm == 80
-    assert str(kernel.why_not_here(torch.device("cpu"))) in (
-        "UNAVAILABLE: flashinfer is not installed", "UNSUPPORTED: needs a CUDA device"
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("op", OPS)
 def test_the_log_sum_exp_is_read_and_written_once_more_in_the_other_base(op: str) -> None:
     spec, kernel = get_op(op), get_kernel(op, "flashinfer")
     inputs = spec.make_inputs(spec.cases["llama3_8b"][0], SCHEMES["bf16"], torch.device("meta"), 0)
@@ -179,12 +162,3 @@ def test_what_is_timed_is_run_alone(op: str, text: str) -> None:
     for _ in range(4):
         rotation()
     assert [wrapper.plans for wrapper in fake_flashinfer.Wrapper.made] == [1, 1] and len(made) == 2
-
-
-def test_a_plan_sees_no_float() -> None:
-    kernel, seen = on_cpu("paged_attention"), {}
-    watched = dataclasses.replace(kernel, plan=lambda inputs: seen.update(vars(inputs)))
-    planned(watched, inputs_of("paged_attention", PAGED))
-    assert {name for name, value in seen.items() if isinstance(value, torch.Tensor) and not value.is_meta} == {
-        "block_table", "seq_lens"
-    }  # fmt: skip

@@ -76,16 +76,3 @@ def test_the_number_of_threads_changes_no_bit(dtype):
         found.append((get_kernel("gemm", "native").fn(a, panels), get_kernel("silu_and_mul", "native").fn(x)))
     torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for pair in found[1:] for one, other in zip(found[0], pair, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("op", "dtype", "beside"),
-    [("gemm", torch.float32, ()), ("gemm_w8a16", torch.int8, (torch.ones(40, dtype=torch.bfloat16),))],
-)
-def test_a_packed_weight_is_read_once_and_in_order(op, dtype, beside):
-    """Its columns lie side by side in panels of 32, row after row of K, and zeros fill the last panel."""
-    weight = torch.arange(3 * 40).remainder(101).view(3, 40).to(dtype)
-    packed = get_kernel(op, "native").prepare(weight, *beside)
-    assert packed.tensor.is_contiguous() and packed.tensor.shape == (2, 3, 32)
-    assert torch.equal(packed.tensor[0], weight[:, :32]) and torch.equal(packed.tensor[1, :, :8], weight[:, 32:])
-    assert not packed.tensor[1, :, 8:].any()

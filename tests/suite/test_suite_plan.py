@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import typer
 from bars import judge
 
 from rooflab.bench.cli.app import app
-from rooflab.bench.suite import first
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import BESIDE, SWAPS, is_of, make_plan
 from rooflab.kernels import registry
@@ -158,10 +156,3 @@ def test_every_swap_of_the_plan_is_one_that_an_engine_on_a_card_takes(monkeypatc
     assert chunked.why_not_served(cuda) == "Triton 3.6.0 compiles it with a race; 3.7.1 does not"
     monkeypatch.setattr(registry, "version", lambda package: "3.7.1")
     assert chunked.why_not_served(cuda) is None
-
-
-def test_the_first_checks_may_take_more_than_their_cost():
-    entry = BY_ID["first"]
-    assert entry.most_s > 2 * entry.cost_s and entry.limit_s >= entry.most_s + first.FIRST_CHECK_S
-    other = replace(entry, whole=False)
-    assert other.most_s == other.cost_s < other.limit_s
