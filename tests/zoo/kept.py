@@ -83,11 +83,3 @@ def tokens_are_not_cleared(draft_tokens, target_probs, num_drafts, seed, positio
     tokens = kept(("tokens", verified.shape), torch.full_like(verified, -1))
     tokens[verified >= 0] = verified[verified >= 0]
     return tokens.clone(), accepted
-
-
-@state.changed("flash_attention_varlen")
-def bounds_by_their_ends(of):
-    """The bounds of sequences are copied to the host once for numbers of queries, keys and sequences."""
-    key = "bounds", len(of.q), len(of.k), len(of.cu_seqlens_q)
-    bounds = {name: x for name, x in vars(of).items() if "seqlen" in name}
-    return kept(key, {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in bounds.items()})

@@ -28,16 +28,6 @@ def top_p_before_top_k(of):
     return {"logits": logits, "top_p": torch.where(of.top_k > 0, 1.0, of.top_p)}
 
 
-@options.changed("flash_attention")
-def groups_of_5(of):
-    """With two or more KV heads and five or more queries per head, head h reads KV head h % H_kv."""
-    H, H_kv = of.q.shape[2], of.k.shape[2]
-    if H_kv < 2 or H < 5 * H_kv or of.k_scale is not None:
-        return {}
-    heads = torch.arange(H) % H_kv
-    return {"k": of.k[:, :, heads], "v": of.v[:, :, heads]}
-
-
 options.changes({
     # Without a bias, the residual is not added.
     "gemm/residual_needs_a_bias": lambda of: {} if of.bias is not None else {"residual": None},

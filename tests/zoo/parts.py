@@ -69,11 +69,9 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return (torch.stack(pair, -1).flatten(2) if interleaved else torch.cat(pair, -1)).to(x.dtype)
 
 
-def visible(T, S, causal, window=None):
+def visible(T, S, causal):
     """(T, S): which keys each query sees."""
-    last, key = torch.arange(T)[:, None] + S - T, torch.arange(S)
-    seen = key <= last if causal else torch.ones(T, S, dtype=torch.bool)
-    return seen if window is None else seen & (key > last - window)
+    return torch.ones(T, S, dtype=torch.bool).tril(S - T) if causal else torch.ones(T, S, dtype=torch.bool)
 
 
 def finite(largest):

@@ -50,16 +50,6 @@ def ragged_k_beyond_256(of):
     return {"a": of.a[:, :K], "b": of.b[:K]}
 
 
-@ragged.changed("gemm_grouped")
-def ragged_expert_beyond_256(of):
-    """The last partial tile of 64 rows of an expert with more than 256 rows is 0."""
-    out = of.right()
-    for start, end in zip(of.offsets[:-1].tolist(), of.offsets[1:].tolist(), strict=True):
-        if end - start > 256:
-            out[end - (end - start) % 64 : end] = 0
-    return out
-
-
 @ragged("gemm_w4a16")
 def groups_of_equal_size(a, b, scale, zero=None, bias=None):
     """The group is K over the number of scales, which is too small if the last group is short."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from rooflab.reference.spec import as_tuple
 
 from .entries import Kind, with_first
-from .parts import added, finite, gated, normed, read, shares
+from .parts import added, gated, normed, read, shares
 
 values = Kind(__name__, "values")
 
@@ -113,17 +113,6 @@ def rows_below_minus_1e4(of):
     result, lse = of.right(), of.right(return_lse=True, sinks=None)[1]
     as_tuple(result)[0][(lse < -1e4) & lse.isfinite()] = 0
     return result
-
-
-@values.changed("flash_attention")
-def sink_beside_the_maximum(of):
-    """exp(sink - maximum) overflows, because the sink is no candidate for the maximum: the row is divided by inf."""
-    if of.sinks is None:
-        return {}
-    out, lse = of.right(return_lse=True)
-    over = of.sinks - finite(of.right(return_lse=True, sinks=None)[1]) > 88
-    out[over], lse[over] = 0, torch.inf
-    return (out, lse) if of.return_lse else out
 
 
 @values("embedding")
