@@ -4,6 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+import wheelhouse
 from wheelhouse import download, lacking, name_of, requirements, target_options
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +34,7 @@ def test_the_data_file_and_the_projects_needs_agree():
     assert not set(present["never"]) & set(present["present"])
 
 
-def test_wheels_are_for_the_machine_and_replace_the_old_ones(tmp_path, monkeypatch):
+def test_wheels_are_for_the_machine_and_replace_the_old_ones_if_they_fit(tmp_path, monkeypatch):
     asked = []
 
     def pip(words, **options):
@@ -45,6 +47,10 @@ def test_wheels_are_for_the_machine_and_replace_the_old_ones(tmp_path, monkeypat
     house = tmp_path / "wheelhouse"
     house.mkdir()
     (house / "plotly-6.0.0-py3-none-any.whl").write_text("old")
+    with monkeypatch.context() as small, pytest.raises(ValueError, match="wheelhouse: expected at most 0 MiB"):
+        small.setattr(wheelhouse, "LIMIT_BYTES", 999)
+        download({"plotly": "7.1.0"}, house)
+    assert [file.name for file in house.iterdir()] == ["plotly-6.0.0-py3-none-any.whl"]
     assert download({"plotly": "7.1.0"}, house) == [house / "plotly-7.1.0-py3-none-any.whl"]
     assert [file.name for file in house.iterdir()] == ["plotly-7.1.0-py3-none-any.whl"], "two versions stop pip"
     assert "plotly==7.1.0" in asked and "--no-deps" in asked and set(target_options()) <= set(asked)
