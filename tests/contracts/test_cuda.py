@@ -248,18 +248,24 @@ def test_a_kernel_that_waits_is_launched_early_and_another_is_not(launched, monk
         _cuda.load(SCALE, "scale", dependent=True)
 
 
-@pytest.mark.parametrize("bad", [3, 2.0, True, "x", [1], np.zeros(2)])
-def test_an_argument_of_no_known_width_is_refused(launched, bad):
-    with pytest.raises(ValueError, match="^arguments: expected a tensor, None or a NumPy scalar .* in place 1, got"):
-        _cuda.CudaKernel(SCALE, "scale")((1,), (1,), np.int32(1), bad)
+ELSEWHERE = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        *(
+            (bad, "a tensor, None or a NumPy scalar .* in place 1, got")
+            for bad in (3, 2.0, True, "x", [1], np.zeros(2))
+        ),
+        (ELSEWHERE, "tensors on one GPU, got cpu, cuda:1"),
+    ],
+)
+def test_an_argument_of_no_known_width_and_tensors_elsewhere_are_refused(launched, bad, words):
+    here = ELSEWHERE.as_subclass(FakeTensor)
+    with pytest.raises(ValueError, match=f"^arguments: expected {words}"):
+        _cuda.CudaKernel(SCALE, "scale")((1,), (1,), here, bad)
     assert not launched.launches
-
-
-def test_tensors_elsewhere_are_refused(launched):
-    x = torch.zeros(1)
-    for tensors, found in (((x,), "cpu$"), ((x, x.as_subclass(FakeTensor)), "cpu, cuda:1")):
-        with pytest.raises(ValueError, match=f"^arguments: expected tensors on one GPU, got {found}"):
-            _cuda.CudaKernel(SCALE, "scale")((1,), (1,), *tensors)
 
 
 def test_the_same_source_is_one_kernel():

@@ -68,14 +68,15 @@ def test_cost_and_traffic_read_only_shapes(spec):
 
 
 @every_op
-def test_inputs_depend_on_the_seed_alone(spec):
+def test_inputs_depend_on_the_seed_alone_and_the_reference_changes_none_of_them(spec):
     case, device = spec.cases["smoke"][0], torch.device("cpu")
     first, again, other = (spec.make_inputs(case, SCHEMES["fp32"], device, seed) for seed in (0, 0, 1))
     assert list(first) == [parameter.name for parameter in spec.parameters if parameter.name in first]
-    tensors = [name for name, value in first.items() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    assert 1 <= len(spec.oracle(first)) <= len(spec.outputs)
+    tensors = [name for name, value in first.items() if isinstance(value, torch.Tensor)]
     for name in tensors:
         assert bits(first[name]).equal(bits(again[name])), name
-    assert any(not torch.equal(first[name], other[name]) for name in tensors)
+    assert any(not torch.equal(first[name], other[name]) for name in tensors if first[name].is_floating_point())
 
 
 @every_op
@@ -84,16 +85,6 @@ def test_a_word_that_a_case_may_not_have_is_refused_by_its_name(spec):
         for key in (key for key, value in case.items() if isinstance(value, str)):
             with pytest.raises(ValueError, match=f"^{key}: expected .*, got 'colour'$"):
                 spec.make_inputs(case.but(**{key: "colour"}), SCHEMES[spec.schemes[0]], torch.device("cpu"), 0)
-
-
-@every_op
-def test_the_reference_changes_none_of_its_arguments(spec):
-    inputs = spec.make_inputs(spec.cases["smoke"][0], SCHEMES["fp32"], torch.device("cpu"), 0)
-    before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    outputs = spec.oracle(inputs)
-    assert 1 <= len(outputs) <= len(spec.outputs)
-    for name, value in before.items():
-        assert bits(value).equal(bits(inputs[name])), name
 
 
 def test_case_text_round_trips_and_refuses_nonsense():
