@@ -181,16 +181,18 @@ def test_a_wide_group_is_one_of_128_or_several(K: int, group: int) -> None:
 
 def test_what_does_not_fit_is_refused_by_its_name() -> None:
     codes, zeros, scales, _ = layer(64, 8, 32)
-    qweight, qzeros = gptq_tensors(codes, zeros, v1=True)
-    changes = [
-        ({"checkpoint_format": "marlin"}, "checkpoint_format: expected gptq or gptq_v2, got 'marlin'"),
-        ({"qweight": qweight.long()}, "qweight: expected int32"),
-        ({"group": 64}, "qzeros: expected shape"),
-        ({"scales": scales.mT}, "scales: expected shape"),
-        ({"group": 48}, "group: expected one of 32, 64, 128"),
-        ({"g_idx": torch.zeros(8)}, "g_idx: expected shape"),
-    ]
-    refuses(read_gptq, lambda: {"qweight": qweight, "qzeros": qzeros, "scales": scales, "group": 32}, changes)
+    checkpoints = (read_gptq, gptq_tensors(codes, zeros, v1=True)), (read_awq, awq_tensors(codes, zeros))
+    for read, (qweight, qzeros) in checkpoints:
+        changes = [
+            ({"checkpoint_format": "marlin"}, "checkpoint_format: expected gptq or gptq_v2, got 'marlin'"),
+            ({"qweight": qweight.long()}, "qweight: expected int32"),
+            ({"group": 64}, "qzeros: expected shape"),
+            ({"scales": scales.mT}, "scales: expected shape"),
+            ({"group": 48}, "group: expected one of 32, 64, 128"),
+            ({"g_idx": torch.zeros(8)}, "g_idx: expected shape"),
+        ]
+        given = {"qweight": qweight, "qzeros": qzeros, "scales": scales, "group": 32}
+        refuses(read, given.copy, changes)
     changes = [
         ({"weight": torch.ones(2, 3)}, "weight: expected an even K"),
         ({"group": 0}, "group: expected a positive"),
