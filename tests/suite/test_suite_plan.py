@@ -42,6 +42,9 @@ def test_every_op_is_checked_timed_and_tuned():
     for op, kernels in ((op, registry.kernels(op).values()) for op in registry.ops()):
         assert {f"check:{op}", f"bench:{op}"} <= BY_ID.keys()
         assert (f"tune:{op}" in BY_ID) == any(kernel.tuning is not None for kernel in kernels)
+        spec = registry.get_op(op)
+        checks = len(kernels) * len(spec.schemes) * (len(spec.cases["smoke"]) + len(spec.cases["edge"]))
+        assert BY_ID[f"check:{op}"].cost_s > 0.1 * checks, "every kernel in every dtype on every case"
     assert ops_of_first(PLAN) == set(registry.ops())
 
 
