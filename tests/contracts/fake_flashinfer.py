@@ -31,10 +31,17 @@ def attended(q: Tensor, k: Tensor, v: Tensor, causal: bool, plan: dict[str, Any]
     return out.masked_fill(blind[..., None], NOTHING_SEEN[0]), lse
 
 
+OPTIONS = ("causal", "sm_scale", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type")
+HEADS = ("num_qo_heads", "num_kv_heads", "head_dim_qk")
+PAGES = ("kv_indptr", "indices", "last_page_len")
+
+
 class Wrapper:
     """What all wrappers share."""
 
     made: list[Wrapper] = []
+    names: tuple[str, ...] = ()
+    """The arguments of `plan` before its options, in order."""
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", **options: Any):
         assert float_workspace_buffer.dtype == torch.uint8 and not float_workspace_buffer.any()
@@ -44,18 +51,20 @@ class Wrapper:
         self.plans = 0
         Wrapper.made.append(self)
 
-    def keep(self, q_data_type: Any, kv_data_type: Any, **planned: Any) -> None:
-        """Copies what a plan was told."""
-        assert q_data_type == kv_data_type and isinstance(q_data_type, torch.dtype)
+    def plan(self, *told: Any, **named: Any) -> None:
+        """Copies what it is told."""
+        given = {"causal": False, "window_left": -1, "logits_soft_cap": None, **named}
+        assert given.keys() <= {*OPTIONS, *self.names[len(told) :]}
+        given |= dict(zip(self.names, told, strict=False))
+        assert given.keys() >= {*self.names} and given["q_data_type"] == given["kv_data_type"]
         for name in ("qo_indptr", "kv_indptr", "last_page_len"):
-            assert name not in planned or (planned[name].dtype, planned[name].device.type) == (torch.int32, "cpu")
-        self.planned = {name: value.clone() if isinstance(value, Tensor) else value for name, value in planned.items()}
-        self.planned["dtype"] = q_data_type
+            assert name not in given or (given[name].dtype, given[name].device.type) == (torch.int32, "cpu")
+        self.planned = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
         self.plans += 1
 
     def sequences(self, q: Tensor, keys: list[tuple[Tensor, Tensor]], return_lse: bool) -> Any:
         """Attention of each sequence, as `run` returns it."""
-        assert q.dtype == self.planned["dtype"]
+        assert q.dtype == self.planned["q_data_type"]
         outs, lses = [], []
         bounds = self.planned["qo_indptr"].tolist()
         for start, end, (k, v) in zip(bounds, bounds[1:], keys, strict=False):
@@ -66,12 +75,17 @@ class Wrapper:
         assert out.shape[0] == len(q), "a plan for other queries"
         return (out, lse) if return_lse else out
 
+    def planned_for(self, *heads: int) -> bool:
+        return heads == tuple(self.planned[name] for name in HEADS)
+
     def pages(self, cache: Tensor) -> list[Tensor]:
         """Each planned sequence's tokens in order."""
+        size = self.planned["page_size"]
+        assert cache.shape[1] == size
         found, indptr = [], self.planned["kv_indptr"].tolist()
         for start, end, last in zip(indptr, indptr[1:], self.planned["last_page_len"].tolist(), strict=False):
-            assert (1 <= last <= self.planned["page_size"]) if end > start else last == 0
-            length = max(0, end - start - 1) * self.planned["page_size"] + last
+            assert (1 <= last <= size) if end > start else last == 0
+            length = max(0, end - start - 1) * size + last
             found.append(cache[self.planned["indices"][start:end].long()].flatten(0, 1)[:length])
         return found
 
@@ -79,17 +93,10 @@ class Wrapper:
 class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     """Ragged prefill."""
 
-    def plan(
-        self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, *, causal=False, window_left=-1,
-        logits_soft_cap=None, sm_scale=None, q_data_type="float16", kv_data_type=None,
-    ):  # fmt: skip
-        self.keep(
-            q_data_type, kv_data_type, qo_indptr=qo_indptr, kv_indptr=kv_indptr, causal=causal, sm_scale=sm_scale,
-            window_left=window_left, logits_soft_cap=logits_soft_cap, heads=(num_qo_heads, num_kv_heads, head_dim_qk),
-        )  # fmt: skip
+    names = ("qo_indptr", "kv_indptr", *HEADS)
 
     def run(self, q, k, v, *, return_lse=False):
-        assert self.planned["heads"] == (q.shape[1], k.shape[1], q.shape[2])
+        assert self.planned_for(q.shape[1], k.shape[1], q.shape[2])
         bounds = self.planned["kv_indptr"].tolist()
         keys = [(k[start:end], v[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
         return self.sequences(q, keys, return_lse)
@@ -98,53 +105,39 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
 class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     """Prefill through pages."""
 
-    def plan(
-        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
-        head_dim_qk, page_size, *, causal=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
-        q_data_type="float16", kv_data_type=None,
-    ):  # fmt: skip
-        self.keep(
-            q_data_type, kv_data_type, qo_indptr=qo_indptr, kv_indptr=paged_kv_indptr, indices=paged_kv_indices,
-            last_page_len=paged_kv_last_page_len, heads=(num_qo_heads, num_kv_heads, head_dim_qk), page_size=page_size,
-            causal=causal, sm_scale=sm_scale, window_left=window_left, logits_soft_cap=logits_soft_cap,
-        )  # fmt: skip
+    names = ("qo_indptr", *PAGES, *HEADS, "page_size")
 
     def run(self, q, paged_kv_cache, *, return_lse=False):
         k, v = paged_kv_cache
-        assert self.planned["heads"] == (q.shape[1], k.shape[2], q.shape[2])
-        assert k.shape[1] == self.planned["page_size"]
+        assert self.planned_for(q.shape[1], k.shape[2], q.shape[2])
         return self.sequences(q, list(zip(self.pages(k), self.pages(v), strict=True)), return_lse)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(BatchPrefillWithPagedKVCacheWrapper):
     """Decode: one query for each sequence."""
 
-    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **options):
+    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, *others, **options):
         group = num_qo_heads // num_kv_heads
         assert self.options["use_tensor_cores"] or group in (1, 2, 3, 4, 6, 8), f"Unsupported group_size: {group}"
         queries = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
-        heads = (num_qo_heads, num_kv_heads, head_dim)
-        super().plan(queries, indptr, indices, last_page_len, *heads, page_size, causal=True, **options)
+        told = queries, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, *others
+        super().plan(*told, causal=True, **options)
 
 
 class BatchMLAPagedAttentionWrapper(Wrapper):
     """Latents."""
 
-    def plan(
-        self, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None, num_heads=None, head_dim_ckv=None,
-        head_dim_kpe=None, page_size=None, causal=None, sm_scale=None, q_data_type=None, kv_data_type=None,
-    ):  # fmt: skip
+    names = ("qo_indptr", *PAGES, *HEADS, "page_size")
+
+    def plan(self, *, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size, **others):
         counts = kv_indptr.diff()
         assert torch.equal(counts, (kv_len_arr + page_size - 1) // page_size)
         last = kv_len_arr - (counts - 1).clamp(min=0) * page_size
-        self.keep(
-            q_data_type, kv_data_type, qo_indptr=qo_indptr, kv_indptr=kv_indptr, indices=kv_indices, last_page_len=last,
-            heads=(num_heads, head_dim_ckv, head_dim_kpe), page_size=page_size, causal=causal, sm_scale=sm_scale,
-            window_left=-1, logits_soft_cap=None,
-        )  # fmt: skip
+        named = {"kv_indptr": kv_indptr, "indices": kv_indices, "last_page_len": last, "page_size": page_size}
+        super().plan(**named, **dict(zip(HEADS, (num_heads, head_dim_ckv, head_dim_kpe), strict=True)), **others)
 
     def run(self, q_nope=None, q_pe=None, ckv_cache=None, kpe_cache=None, *, return_lse=False):
-        assert self.planned["heads"] == (q_nope.shape[1], q_nope.shape[2], q_pe.shape[2])
+        assert self.planned_for(q_nope.shape[1], q_nope.shape[2], q_pe.shape[2])
         q = torch.cat((q_nope, q_pe), dim=-1)
         values = [found[:, None] for found in self.pages(ckv_cache)]
         keys = [torch.cat((v, r[:, None]), -1) for v, r in zip(values, self.pages(kpe_cache), strict=True)]

@@ -7,7 +7,6 @@ capture knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,17 +49,3 @@ def test_a_launcher_asks_the_device_for_nothing(kernel: Kernel, monkeypatch: pyt
     with OnDevice():
         call()
     assert launches
-
-
-@pytest.mark.parametrize(
-    ("ask", "refused"),
-    [
-        (lambda x: x.sum().item(), RuntimeError),
-        (lambda x: x.nonzero(), NotImplementedError),
-        (lambda x: x.add_(torch.ones(2).to(META)), AssertionError),
-    ],
-    ids=("a value", "a size", "a copy"),
-)
-def test_what_would_end_a_capture_is_seen(ask: Callable[[torch.Tensor], Any], refused: type[Exception]) -> None:
-    with pytest.raises(refused), OnDevice():
-        ask(torch.ones(2, device=META))

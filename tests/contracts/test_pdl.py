@@ -1,5 +1,4 @@
-"""Programmatic dependent launch: a kernel waits for the one before it, and asks for constants first; what a layer
-launches."""
+"""Programmatic dependent launch: a kernel waits for the one before it, and asks for constants first."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from compiled import compile_kernel
-from decode_layer import PLANS, plan_targets
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.compile.capture import recording_cuda
 from rooflab.bench.compile.cases import KernelCase
@@ -24,7 +23,6 @@ from rooflab.kernels.gemm import gemv, swap_ab
 from rooflab.kernels.gemm.gemv import GemvConfig
 from rooflab.kernels.gemm.swap_ab import SwapAbConfig
 from rooflab.reference.spec import SCHEMES, Case
-from rooflab.roofline.architecture import get_architecture
 
 BF16 = SCHEMES["bf16"]
 FILE = """
@@ -43,6 +41,7 @@ ROPE = "T=3,H=4,H_kv=2,D=64,rotary=64,max_position=64,num_blocks=4,block_size=16
 
 @pytest.mark.more
 @pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize(
     ("op", "case", "constants"),
     [
@@ -52,9 +51,8 @@ ROPE = "T=3,H=4,H_kv=2,D=64,rotary=64,max_position=64,num_blocks=4,block_size=16
     ],
 )
 def test_a_dependent_kernel_waits_after_what_no_kernel_writes_and_before_all_else(
-    op: str, case: str, constants: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: str, case: str, constants: tuple[int, ...], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(registry, "_kernels", dict(registry._kernels))
     file = tmp_path / "dependent.py"
     file.write_text(FILE.format(op=op))
     registry.load_file(file)
@@ -75,43 +73,18 @@ def launch_of(module):
     return getattr(module, module.__name__.rpartition(".")[2])
 
 
-def dependent_code(module, M: int) -> list:
-    """The instructions of the product of M rows with a layer's weight, launched so."""
+@pytest.mark.more
+@pytest.mark.parametrize("M", [1, 4])
+def test_a_product_asks_for_its_weight_before_it_waits(M: int) -> None:
+    """For as much as a thread holds; ptxas moves a load by ld.global.nc behind the wait."""
     launches: list = []
     a, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (M, 4096))
     with recording_cuda("sm_90a", launches), _pdl.pdl():
-        launch_of(module)(a, weight.mT, config=module.TUNING.heuristic(Case(M=M, N=4096, K=4096)))
-    info = read_cubin(launches[0].cubin, launches[0].name)
-    assert info.stack_bytes == 0
-    return parse_code(info.sass)
-
-
-def reached_unwaited(code: list) -> list:
-    """The instructions on all ways from the first one up to a wait."""
-    places = {entry.address: number for number, entry in enumerate(code)}
-    todo, seen = [0], set()
-    while todo:
-        place = todo.pop()
-        if place in seen or code[place].name == "ACQBULK":
-            continue
-        seen.add(place)
-        entry = code[place]
-        todo += [places[entry.target]] if entry.target is not None else []
-        todo += [place + 1] if entry.guard or entry.name not in ("BRA", "EXIT") else []
-    return [code[place] for place in sorted(seen)]
-
-
-@pytest.mark.more
-def test_a_product_asks_for_its_weight_before_it_waits() -> None:
-    """For as much as a thread holds, or a ring; ptxas moves a load by ld.global.nc behind the wait."""
-    for M in (1, 4):
-        code = dependent_code(gemv, M)
-        waits = next(number for number, entry in enumerate(code) if entry.name == "ACQBULK")
-        loads = [entry.opcode for entry in code[:waits] if entry.name in ("LDG", "STG")]
-        assert len(loads) == 8 and all(".NA." in load for load in loads)
-    for M in (1, 64):
-        names = [entry.name for entry in reached_unwaited(dependent_code(swap_ab, M))]
-        assert names.count("LDGSTS") >= 8 and "LDG" not in names and "STG" not in names
+        gemv.gemv(a, weight.mT, config=gemv.TUNING.heuristic(Case(M=M, N=4096, K=4096)))
+    code = [entry.opcode for entry in parse_code(read_cubin(launches[0].cubin, launches[0].name).sass)]
+    waits = next(number for number, opcode in enumerate(code) if opcode.startswith("ACQBULK"))
+    loads = [opcode for opcode in code[:waits] if opcode.startswith(("LDG", "STG"))]
+    assert len(loads) == 8 and all(".NA." in load for load in loads)
 
 
 WAIT = """
@@ -167,23 +140,10 @@ def test_all_but_the_weight_is_touched_after_the_wait(module, config, shape, wai
     assert not waits or torch.equal(out, (weight.float().sum(1) + 2).to(torch.bfloat16).expand(M, N))
 
 
-def test_the_plans_of_the_decode_study_launch_less_and_less() -> None:
-    arch = get_architecture("qwen3-0.6b")
-    counts = {plan: sum(calls for _, calls in plan_targets(arch, 4, plan)) for plan in PLANS[2:]}
-    assert list(counts.values()) == [6, 4, 3]
-    kernels = {plan: {target.kernel for target, _ in plan_targets(arch, 4, plan)} for plan in PLANS}
-    assert kernels["naive"] == {"naive"} and kernels["library"] == {"library", "naive"}
-    assert kernels[PLANS[3]] == {"fused"}
-
-
 def test_pdl_is_refused_where_no_graph_or_no_hopper_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ValueError, match=r"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or .*, got cpu"
-    ):
-        LLM("smollm2-135m", dummy=True, device="cpu", pdl=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
-    with pytest.raises(ValueError, match=r"pdl: .*, got compute capability 8.0"):
-        LLM("smollm2-135m", dummy=True, device="cuda", pdl=True)
-    with pytest.raises(ValueError, match="pdl: .*, got enforce_eager"):
-        LLM("smollm2-135m", dummy=True, device="cuda", enforce_eager=True, pdl=True)
+    cases = ("cpu", False, "cpu"), ("cuda", False, "compute capability 8.0"), ("cuda", True, "enforce_eager")
+    for device, eager, found in cases:
+        with pytest.raises(ValueError, match=f"pdl: expected .*, got {found}"):
+            LLM("smollm2-135m", dummy=True, device=device, enforce_eager=eager, pdl=True)

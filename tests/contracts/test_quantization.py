@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,65 +22,55 @@ from rooflab.reference.quantization import (
 from rooflab.reference.quantized_checkpoints import read_awq, read_gptq
 
 
-def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+def uniform(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_eight_bits_lose_what_a_uniform_quantiser_does() -> None:
-    """254 steps over the whole range: 20 log10(254) = 48.1 dB for even values; s**2 / 12 for normal ones."""
-    even = uniform(64, 4096)
-    error = quantization_error(even, dequantize_int8(*quantize_int8(even)))
-    assert error.sqnr_db == pytest.approx(20 * math.log10(254), abs=0.1)
-    bell = normal(64, 4096)
-    codes, scale = quantize_int8(bell)
-    error = quantization_error(bell, dequantize_int8(codes, scale))
-    assert error.mean_squared == pytest.approx(expected_mean_squared(scale), rel=0.02)
-    assert error.relative == pytest.approx(10 ** (-error.sqnr_db / 20))
+@pytest.mark.parametrize(("bits", "zeros", "steps"), [(8, False, 254), (4, False, 14), (4, True, 15)])
+def test_what_is_lost_is_what_a_uniform_quantiser_loses(bits: int, zeros: bool, steps: int) -> None:
+    """20 log10(steps) dB for even values, by the steps over the whole range; s**2 / 12 for normal ones.
 
+    The range of a group of 4096 is nearly that of the values.
+    """
+    even, bell = uniform(64, 4096), normal(256, 1024) + (1.0 if zeros else 0.0)
 
-@pytest.mark.parametrize(("zeros", "steps"), [(False, 14), (True, 15)])
-def test_four_bits_lose_what_a_uniform_quantiser_does(zeros: bool, steps: int) -> None:
-    """14 steps over the whole range, 15 with zero points; the range of a group of 4096 is nearly that of the values."""
-    even = uniform(64, 4096)
-    packed, scale, zero = quantize_int4(even, 4096, zeros=zeros)
-    error = quantization_error(even, dequantize_int4(packed, scale, zero, group=4096))
-    assert error.sqnr_db == pytest.approx(20 * math.log10(steps), abs=0.1)
+    def lost(weight: torch.Tensor, group: int) -> tuple[Any, torch.Tensor]:
+        if bits == 8:
+            codes, scale = quantize_int8(weight)
+            return quantization_error(weight, dequantize_int8(codes, scale)), scale
+        packed, scale, zero = quantize_int4(weight, group, zeros=zeros)
+        return quantization_error(weight, dequantize_int4(packed, scale, zero, group=group)), scale
+
+    assert lost(even, 4096)[0].sqnr_db == pytest.approx(20 * math.log10(steps), abs=0.1)
     for group in (32, 64, 128):
-        bell = normal(256, 1024) + (1.0 if zeros else 0.0)
-        packed, scale, zero = quantize_int4(bell, group, zeros=zeros)
-        error = quantization_error(bell, dequantize_int4(packed, scale, zero, group=group))
+        error, scale = lost(bell, group)
         # The extremes of a group lie on a step, and lose nothing: one or two of its values.
         assert 0.9 < error.mean_squared / expected_mean_squared(scale) < 1.02
+        assert error.relative == pytest.approx(10 ** (-error.sqnr_db / 20))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_no_value_errs_by_more_than_half_a_step(dtype: torch.dtype, zeros: bool) -> None:
+def test_no_value_errs_by_more_than_half_a_step_and_zeros_come_back(dtype: torch.dtype, zeros: bool) -> None:
     """Nor is one clipped, for scales are rounded up before codes are chosen with them."""
     weight = normal(16, 200) * 3 + 0.5
+    weight[3] = 0.0
     packed, scale, zero = quantize_int4(weight, 64, zeros=zeros, dtype=dtype)
     assert scale.shape == (16, 4) and scale.dtype == dtype
     steps = scale.double().repeat_interleave(64, dim=1)[:, :200]
-    off = (dequantize_int4(packed, scale, zero, group=64) - weight.double()).abs()
+    found = dequantize_int4(packed, scale, zero, group=64)
     # A zero point is itself rounded: the ends of a range may then lie a little beyond the codes.
-    assert (off <= steps * (1.0 if zeros else 0.5) * (1 + 1e-6)).all()
+    assert ((found - weight.double()).abs() <= steps * (1.0 if zeros else 0.5) * (1 + 1e-6)).all() and not found[
+        3
+    ].any()
     codes, scale8 = quantize_int8(weight, dtype)
-    off = (dequantize_int8(codes, scale8) - weight.double()).abs()
-    assert (off <= 0.5 * scale8.double()[:, None] * (1 + 1e-6)).all()
-
-
-def test_zeros_come_back_as_zeros() -> None:
-    nothing = torch.zeros(3, 64)
-    codes, scale = quantize_int8(nothing)
-    assert (scale == 1).all() and not codes.any()
-    for zeros in (False, True):
-        packed, scale, zero = quantize_int4(nothing, 32, zeros=zeros)
-        assert not dequantize_int4(packed, scale, zero, group=32).any()
-    assert quantization_error(nothing, nothing.double()).sqnr_db == math.inf
+    found = dequantize_int8(codes, scale8)
+    assert ((found - weight.double()).abs() <= 0.5 * scale8.double()[:, None] * (1 + 1e-6)).all()
+    assert not codes[3].any() and scale8[3] == 1 and quantization_error(weight[3:4], found[3:4]).sqnr_db == math.inf
 
 
 def test_packing_by_hand() -> None:
@@ -89,15 +80,6 @@ def test_packing_by_hand() -> None:
     scale, zero = torch.tensor([[0.5, 2.0]]), torch.tensor([[1, 15]], dtype=torch.uint8)
     assert dequantize_int4(packed, scale, group=2).tolist() == [[-3.5, -3.0, 14.0, -16.0]]
     assert dequantize_int4(packed, scale, zero, group=2).tolist() == [[0.0, 0.5, 0.0, -30.0]]
-
-
-def test_refusals_of_quantisers() -> None:
-    with pytest.raises(ValueError, match="weight: expected an even K"):
-        quantize_int4(torch.ones(2, 3), 32)
-    with pytest.raises(ValueError, match="group: expected a positive number, got 0"):
-        quantize_int4(torch.ones(2, 4), 0)
-    with pytest.raises(ValueError, match=r"weight: expected shape \(\*, \*\), got \(4,\)"):
-        quantize_int8(torch.ones(4))
 
 
 def word(values: list[int]) -> int:
@@ -143,13 +125,19 @@ def dequantized(read) -> torch.Tensor:
     return dequantize_int4(read.b, read.scale, read.zero, group=read.group)
 
 
-@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
-@pytest.mark.parametrize(("K", "N", "group"), [(128, 16, 32), (256, 8, 128), (160, 24, 64)])
-def test_gptq_comes_back_bit_for_bit(version: str, K: int, N: int, group: int) -> None:
+SIZES = pytest.mark.parametrize(("K", "N", "group"), [(128, 16, 32), (256, 8, 128), (160, 24, 64)])
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2", "awq"])
+@SIZES
+def test_a_checkpoint_comes_back_bit_for_bit(version: str, K: int, N: int, group: int) -> None:
     codes, zeros, scales, weight = layer(K, N, group)
-    assert zeros[0, 0] == 0  # stored as 15 in the first version
-    qweight, qzeros = gptq_tensors(codes, zeros, v1=version == "gptq")
-    read = read_gptq(qweight, qzeros, scales, torch.arange(K) // group, group=group, checkpoint_format=version)
+    assert zeros[0, 0] == 0  # stored as 15 in the first version of GPTQ
+    if version == "awq":
+        read = read_awq(*awq_tensors(codes, zeros), scales, group=group)
+    else:
+        tensors, g_idx = gptq_tensors(codes, zeros, v1=version == "gptq"), torch.arange(K) // group
+        read = read_gptq(*tensors, scales, g_idx, group=group, checkpoint_format=version)
     assert torch.equal(unpack_int4(read.b).long(), codes.mT) and torch.equal(read.zero.long(), zeros.mT)
     assert read.scale.dtype == torch.float16 and torch.equal(read.scale, scales.mT) and read.order is None
     assert torch.equal(dequantized(read), weight)
@@ -178,47 +166,36 @@ def test_act_order_comes_back_sorted_with_its_order() -> None:
         read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, torch.zeros(K, dtype=torch.int32), group=group)
 
 
-@pytest.mark.parametrize(("K", "N", "group"), [(128, 16, 32), (256, 8, 128), (96, 24, 64)])
-def test_awq_comes_back_bit_for_bit(K: int, N: int, group: int) -> None:
-    codes, zeros, scales, weight = layer(K, N, group)
-    read = read_awq(*awq_tensors(codes, zeros), scales, group=group)
-    assert torch.equal(unpack_int4(read.b).long(), codes.mT) and torch.equal(read.zero.long(), zeros.mT)
-    assert torch.equal(dequantized(read), weight)
-
-
-@pytest.mark.parametrize("group", [-1, 256])
-def test_wide_groups_come_back_as_groups_of_128(group: int) -> None:
-    K, N = 512, 8
-    codes, zeros, scales, weight = layer(K, N, K if group == -1 else group)
-    read = read_awq(*awq_tensors(codes, zeros), scales, group=group)
-    assert read.group == 128 and read.scale.shape == (N, 4) and torch.equal(dequantized(read), weight)
-
-
-@pytest.mark.parametrize("group", [-1, 128])
-@pytest.mark.parametrize("K", [96, 200])
-def test_one_group_of_any_length_is_one_of_128_or_several(K: int, group: int) -> None:
+@pytest.mark.parametrize(("K", "group"), [(96, -1), (96, 128), (200, -1), (200, 200), (512, -1), (512, 256)])
+def test_a_wide_group_is_one_of_128_or_several(K: int, group: int) -> None:
     """A group that holds all of K, as long as K is: of 128, the last one short."""
-    if group < K and group != -1:
-        group = K
-    codes, zeros, scales, weight = layer(K, 8, K)
-    g_idx = torch.zeros(K, dtype=torch.int32)
+    length = group if 0 < group < K else K
+    codes, zeros, scales, weight = layer(K, 8, length)
     for read in (
         read_awq(*awq_tensors(codes, zeros), scales, group=group),
-        read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, g_idx, group=group),
+        read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, torch.arange(K) // length, group=group),
     ):
         assert read.group == 128 and read.scale.shape == (8, -(-K // 128)) and read.order is None
         assert torch.equal(dequantized(read), weight)
 
 
-def test_refusals_of_checkpoints() -> None:
+def test_what_does_not_fit_is_refused_by_its_name() -> None:
     codes, zeros, scales, _ = layer(64, 8, 32)
-    qweight, qzeros = gptq_tensors(codes, zeros, v1=True)
+    checkpoints = (read_gptq, gptq_tensors(codes, zeros, v1=True)), (read_awq, awq_tensors(codes, zeros))
+    for read, (qweight, qzeros) in checkpoints:
+        changes = [
+            ({"checkpoint_format": "marlin"}, "checkpoint_format: expected gptq or gptq_v2, got 'marlin'"),
+            ({"qweight": qweight.long()}, "qweight: expected int32"),
+            ({"group": 64}, "qzeros: expected shape"),
+            ({"scales": scales.mT}, "scales: expected shape"),
+            ({"group": 48}, "group: expected one of 32, 64, 128"),
+            ({"g_idx": torch.zeros(8)}, "g_idx: expected shape"),
+        ]
+        given = {"qweight": qweight, "qzeros": qzeros, "scales": scales, "group": 32}
+        refuses(read, given.copy, changes)
     changes = [
-        ({"checkpoint_format": "marlin"}, "checkpoint_format: expected gptq or gptq_v2, got 'marlin'"),
-        ({"qweight": qweight.long()}, r"qweight: expected int32 of shape \(\*, \*\), got torch.int64"),
-        ({"group": 64}, r"qzeros: expected shape \(1, 8/8\), got \(2, 1\)"),
-        ({"scales": scales.mT}, r"scales: expected shape \(2, 8\), got \(8, 2\)"),
-        ({"group": 48}, "group: expected one of 32, 64, 128, .* got 48"),
-        ({"g_idx": torch.zeros(8)}, r"g_idx: expected shape \(64,\), got \(8,\)"),
+        ({"weight": torch.ones(2, 3)}, "weight: expected an even K"),
+        ({"group": 0}, "group: expected a positive"),
     ]
-    refuses(read_gptq, lambda: {"qweight": qweight, "qzeros": qzeros, "scales": scales, "group": 32}, changes)
+    refuses(quantize_int4, lambda: {"weight": torch.ones(2, 4), "group": 32}, changes)
+    refuses(quantize_int8, lambda: {}, [({"weight": torch.ones(4)}, "weight: expected shape")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import META, own_registry  # noqa: F401
+from op_kernels import CPU, META, own_registry  # noqa: F401
 
 from rooflab.kernels import _device
 from rooflab.kernels.launcher import kernel
@@ -156,11 +156,17 @@ def test_a_name_that_the_op_lacks_is_refused() -> None:
     def wrong(x: Any, out: Any) -> None:
         """Never registered."""
 
-    with pytest.raises(TypeError, match="J: expected an argument or a dimension of the op"):
-        kernel(backend="torch", op="softmax", limits={"J": 8})(wrong)
-    with pytest.raises(TypeError, match="'limts'"):
-        kernel(backend="torch", op="softmax", limts={"H": 8})(wrong)
+    for given, words in (({"limits": {"J": 8}}, "J: expected an argument or a dimension"), ({"limts": {}}, "'limts'")):
+        with pytest.raises(TypeError, match=words):
+            kernel(backend="torch", op="softmax", **given)(wrong)
 
 
-def test_a_kernel_with_such_data_is_a_key() -> None:
-    assert len({rung: rung.id for rung in RUNGS}) == len(RUNGS)
+def test_an_address_is_looked_at_in_every_launch_also_of_a_layout_that_was_taken() -> None:
+    rung, spec = get_kernel("flash_attention", "tma"), ops()["flash_attention"]
+    inputs = spec.make_inputs(spec.cases["smoke"][0].but(T=16, S=16), SCHEMES["fp16"], CPU, 0)
+    rung.fn(**inputs)
+    for name in (*rung.takes.whole, *rung.takes.mapped):
+        x = inputs[name]
+        moved = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+        with pytest.raises(ValueError, match=f"{name}: expected"):
+            rung.fn(**{**inputs, name: moved})

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from rooflab.kernels import _torch_cpu
 from rooflab.kernels._torch_cpu import reads_behind_rows, scaled_mm_writes_between_rows, why_not_padded_rows
-from rooflab.kernels.registry import get_kernel
-from rooflab.reference.spec import Inputs
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import SCHEMES
 
 BF16 = torch.bfloat16
 SCALED_MM = torch._scaled_mm
 
 
 @pytest.fixture(autouse=True)
-def ask_anew() -> Iterator[None]:
+def ask_anew() -> Iterator[Any]:
     """Each test's probes see the torch that the test has made, and later tests see the real one."""
-    for probe in (reads_behind_rows, scaled_mm_writes_between_rows):
-        probe.cache_clear()
-    yield
-    for probe in (reads_behind_rows, scaled_mm_writes_between_rows):
-        probe.cache_clear()
+
+    def forget() -> None:
+        for probe in (reads_behind_rows, scaled_mm_writes_between_rows):
+            probe.cache_clear()
+
+    forget()
+    yield forget
+    forget()
 
 
 def mm_like_amx(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -34,13 +37,11 @@ def mm_like_amx(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = 
         read = min(a.stride(0) - K, -K % 32)
         behind = torch.as_strided(a, (a.shape[0], read), a.stride(), a.storage_offset() + K)
         product += (behind.float() * 0).sum(1, keepdim=True)
-    result = product.to(a.dtype)
-    return result if out is None else out.copy_(result)
+    return product.to(a.dtype) if out is None else out.copy_(product)
 
 
-def mm_as_it_should_be(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    result = (a.float() @ b.float()).to(a.dtype)
-    return result if out is None else out.copy_(result)
+def mm_as_it_should_be(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.float() @ b.float()).to(a.dtype)
 
 
 def scaled_mm_like_amx(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor, **options: object) -> torch.Tensor:
@@ -59,26 +60,19 @@ def padded(rows: int, columns: int, more: int = 7) -> torch.Tensor:
     return wide[:, :columns]
 
 
-def test_the_probe_tells_a_torch_that_reads_behind_rows_from_one_that_does_not(monkeypatch):
+def test_only_a_torch_that_reads_behind_rows_is_refused_and_only_in_layouts_that_meet_it(monkeypatch, ask_anew):
     monkeypatch.setattr(torch, "mm", mm_as_it_should_be)
     assert not reads_behind_rows(BF16) and why_not_padded_rows(padded(17, 33)) is None
-    reads_behind_rows.cache_clear()
+    ask_anew()
     monkeypatch.setattr(torch, "mm", mm_like_amx)
     assert reads_behind_rows(BF16)
-    reason = str(why_not_padded_rows(padded(17, 33)))
+    reason = str(why_not_padded_rows(a := padded(17, 33)))
     assert "expected rows that lie close together, got row stride 40 with K=33" in reason
-
-
-def test_only_layouts_that_meet_the_defect_are_refused(monkeypatch):
-    monkeypatch.setattr(torch, "mm", mm_like_amx)
+    assert mm_like_amx(a, torch.randn(33, 9).to(BF16)).isnan().any()
     columns = torch.randn(33, 17).to(BF16).mT
-    right = (padded(16, 33), padded(17, 64), padded(17, 33).contiguous(), padded(17, 33).float(), columns)
-    assert [why_not_padded_rows(a) for a in right] == [None] * len(right)
-    for a in right:
-        b = torch.randn(a.shape[1], 9).to(a.dtype)
-        assert torch.equal(mm_like_amx(a, b), mm_as_it_should_be(a, b))
-    a = padded(48, 80)
-    assert why_not_padded_rows(a) and mm_like_amx(a, torch.randn(80, 9).to(BF16)).isnan().any()
+    for right in (padded(16, 33), padded(17, 64), padded(17, 33).contiguous(), padded(17, 33).float(), columns):
+        b = torch.randn(right.shape[1], 9).to(right.dtype)
+        assert why_not_padded_rows(right) is None and torch.equal(mm_like_amx(right, b), mm_as_it_should_be(right, b))
 
 
 def test_the_probe_says_of_this_cpu_what_it_does():
@@ -90,48 +84,36 @@ def test_the_probe_says_of_this_cpu_what_it_does():
     assert reads_behind_rows(BF16) != all(right)
 
 
-def inputs_of(op: str, a: torch.Tensor) -> Inputs:
-    """The arguments of a 16-bit product with `a` (M, K) as its first operand."""
-    K = a.shape[1]
-    if op in ("gemm", "gemm_silu_and_mul"):
-        return {"a": a, "b": torch.randn(K, 24).to(BF16)}
-    if op == "gemm_grouped":
-        offsets = torch.tensor([0, 20, a.shape[0]], dtype=torch.int32)
-        return {"a": a, "b": torch.randn(2, K, 24).to(BF16), "offsets": offsets}
-    codes = torch.randint(-128, 128, (K, 24), dtype=torch.int8)
-    return {"a": a, "b": codes, "scale": torch.rand(24).to(BF16)}
-
-
 @pytest.mark.parametrize(
-    ("op", "name"),
+    "name",
     [
-        ("gemm", "library"),
-        ("gemm_silu_and_mul", "naive"),
-        ("gemm_silu_and_mul", "library"),
-        ("gemm_grouped", "naive"),
-        ("gemm_w8a16", "naive"),
+        "gemm/library", "gemm_silu_and_mul/naive", "gemm_silu_and_mul/library", "gemm_grouped/naive",
+        "gemm_w8a16/naive",
     ],
-)
-def test_kernels_refuse_what_torch_computes_wrongly(monkeypatch, op, name):
+)  # fmt: skip
+def test_kernels_refuse_what_torch_computes_wrongly(monkeypatch, name):
     monkeypatch.setattr(torch, "mm", mm_like_amx)
-    kernel = get_kernel(op, name)
-    reason = kernel.why_not_args(inputs_of(op, padded(40, 40)))
-    assert reason and "read behind the end of its rows" in str(reason)
+    kernel = get_kernel(*name.split("/"))
+    spec, rows = get_op(kernel.op), {"T": 40, "top_k": 1} if kernel.op == "gemm_grouped" else {"M": 40}
+    scheme = SCHEMES["bf16" if "bf16" in spec.schemes else spec.schemes[0]]
+    inputs = spec.make_inputs(spec.cases["smoke"][0].but(**rows, K=40), scheme, torch.device("cpu"), 0)
+    wrong = {**inputs, "a": padded(40, 40)}
+    assert "read behind the end of its rows" in str(kernel.why_not_args(wrong))
     with pytest.raises(ValueError, match="read behind the end"):
-        kernel(**inputs_of(op, padded(40, 40)))
-    assert kernel.why_not_args(inputs_of(op, padded(40, 40).contiguous())) is None
+        kernel(**wrong)
+    assert kernel.why_not_args({**inputs, "a": padded(40, 40).contiguous()}) is None
 
 
-def test_fp8_products_write_nothing_between_rows(monkeypatch):
+def test_fp8_products_write_nothing_between_rows(monkeypatch, ask_anew):
     """Where torch takes padded outputs for dense ones, the launcher hands it none."""
     kernel = get_kernel("gemm_fp8", "library")
     a, b = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((32, 64), (48, 64)))
     one = torch.ones(())
     expected = SCALED_MM(a, b.mT, one, one, out_dtype=BF16)
     for call, writes in ((SCALED_MM, None), (scaled_mm_like_amx, True)):
-        scaled_mm_writes_between_rows.cache_clear()
+        ask_anew()
         monkeypatch.setattr(torch, "_scaled_mm", call)
-        assert writes is None or _torch_cpu.scaled_mm_writes_between_rows() == writes
+        assert writes is None or scaled_mm_writes_between_rows() == writes
         wide = torch.full((32, 60), 7.0, dtype=BF16)
         out = kernel(a=a, b=b.mT, a_scale=one, b_scale=one, out=wide[:, :48])
         torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -38,11 +36,13 @@ def small(kernel: Kernel, seed: int = 0) -> Inputs:
 
 @pytest.mark.parametrize("kernel", COUNTED, ids=lambda kernel: kernel.id)
 def test_calls_on_meta_tensors_move_what_they_move_when_they_compute(kernel: Kernel, monkeypatch: Any) -> None:
-    inputs = small(kernel)
+    """A count computes with copies of slots and lengths, and writes nothing of the caller's."""
+    inputs, before = small(kernel), small(kernel)
     if refusal := kernel.why_not_args(inputs):
         assert (cpu := "oneDNN does not multiply bf16 on this CPU") in str(refusal)
         pytest.skip(cpu)
     said = kernel.traffic_of(inputs, "cpu")
+    torch.testing.assert_close(inputs, before, rtol=0, atol=0, equal_nan=True)
     monkeypatch.setattr(traffic, "MOST", 10**12)  # now every tensor keeps its values
     computed = calls_of(lambda: kernel(**inputs), "cpu")
     assert said is not None and said.bytes >= registry.get_op(kernel.op).cost_of(inputs).bytes
@@ -56,12 +56,15 @@ def test_calls_on_meta_tensors_move_what_they_move_when_they_compute(kernel: Ker
 def test_a_view_moves_nothing_and_rows_count_as_they_are_taken_or_put() -> None:
     x, slots = torch.empty(100, 8, device="meta"), torch.tensor([3, 3, 70])
     assert calls_of(lambda: (x[2:5], x.mT, x.view(-1), torch.empty_like(x), x.expand(2, 100, 8))) == []
-    row = 8 * 4
-    for take in (lambda: x[slots], lambda: x.index_select(0, slots), lambda: F.embedding(slots, x)):
-        assert moved(calls_of(take)) == (3 * row + 24, 3 * row)
-    rows = torch.empty(3, 8, device="meta")
-    assert moved(calls_of(lambda: x.index_copy_(0, slots, rows))) == (3 * row + 24, 3 * row)
-    assert moved(calls_of(lambda: x.__setitem__(slots, rows))) == (3 * row + 24, 3 * row)
+    row, rows = 8 * 4, torch.empty(3, 8, device="meta")
+    for touch in (
+        lambda: x[slots],
+        lambda: x.index_select(0, slots),
+        lambda: F.embedding(slots, x),
+        lambda: x.index_copy_(0, slots, rows),
+        lambda: x.__setitem__(slots, rows),
+    ):
+        assert moved(calls_of(touch)) == (3 * row + 24, 3 * row)
     kept = torch.arange(100) < 5
     assert moved(calls_of(lambda: x[kept])) == (5 * row + 100, 5 * row)
 
@@ -82,21 +85,8 @@ def test_a_fused_attention_is_one_call_and_leaves_no_trace_of_torchs_mask() -> N
     assert said is not None and (said.bytes, said.launches) == (spec.cost_of(inputs).bytes, 1)
 
 
-def test_inputs_keep_their_values() -> None:
-    """A count computes with copies of slots and lengths, and writes no cache."""
-    kernel = registry.get_kernel("rope_and_cache", "naive")
-    inputs, before = small(kernel), small(kernel)
-    kernel.traffic_of(inputs, "cpu")
-    assert all(torch.equal(x, before[name]) for name, x in inputs.items() if isinstance(x, torch.Tensor))
-
-
-def test_a_kernel_that_refuses_the_inputs_tells_nothing() -> None:
-    kernel = registry.get_kernel("rmsnorm", "library")
-    assert kernel.traffic_of({**small(kernel), "quantize": "int8"}) is None
-
-
 @pytest.mark.usefixtures("own_registry")
-def test_a_kernel_from_elsewhere_is_counted_if_it_asks_for_it() -> None:
+def test_a_kernel_from_elsewhere_is_counted_if_it_asks_for_it_and_takes_the_inputs() -> None:
     """Its code may take addresses, which `meta` tensors do not have."""
 
     def silent(x: torch.Tensor) -> torch.Tensor:
@@ -107,24 +97,8 @@ def test_a_kernel_from_elsewhere_is_counted_if_it_asks_for_it() -> None:
 
     x = torch.empty(4, 8, device="meta")
     launcher(op="softmax", backend="torch")(silent)
-    launcher(op="softmax", backend="torch", traffic="counted")(asking)
+    launcher(op="softmax", backend="torch", traffic="counted", limits={"H": 8})(asking)
+    kernel = registry.get_kernel("softmax", "asking")
     assert registry.get_kernel("softmax", "silent").traffic_of({"x": x}) is None
-    assert registry.get_kernel("softmax", "asking").traffic_of({"x": x}) == counted(asking, {"x": x}, "cuda")
-
-
-def test_a_count_imports_no_compiler() -> None:
-    """torch's own arithmetic on `meta` does, which would take 1 s of every command."""
-    script = """
-import sys, torch
-from rooflab.kernels import registry
-from rooflab.reference.spec import get_scheme
-for op, spec in registry.ops().items():
-    for name, kernel in registry.kernels(op).items():
-        if kernel.traffic == "counted":
-            for case in spec.cases["smoke"]:
-                inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
-                kernel.traffic_of(inputs, "cuda")
-                kernel.traffic_of(inputs, "cpu")
-            assert "torch._dynamo" not in sys.modules, kernel.id
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert kernel.traffic_of({"x": x}) == counted(asking, {"x": x}, "cuda")
+    assert kernel.traffic_of({"x": torch.empty(4, 9, device="meta")}) is None

@@ -1,11 +1,16 @@
-"""A user's file of kernels imports what lies beside it, wherever the command runs."""
+"""A user's file: its ops and kernels are like ours, and it imports what lies beside it, wherever the command runs."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
 
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.select import file_of
 from rooflab.kernels import registry
 from rooflab.kernels._user_files import import_file
+from rooflab.reference.spec import SCHEMES
 
 KERNEL = """
 import torch
@@ -48,9 +53,58 @@ def test_two_folders_have_their_own_files(tmp_path):
     assert [import_file(tmp_path / folder / "mine.py").NAME for folder in ("one", "other")] == ["one", "other"]
 
 
-def test_an_import_that_fails_is_one_error(tmp_path):
-    (tmp_path / "mine.py").write_text("import nothing_of_this_name\n")
-    with pytest.raises(
-        ValueError, match=r"^kernel: mine.py cannot be imported: ModuleNotFoundError: .*nothing_of_this"
-    ):
+MINE = """
+import torch
+from rooflab.kernels.registry import add_op, register
+from rooflab.reference.spec import Case, OpSpec, randn
+from rooflab.roofline.model import Cost
+
+SPEC = add_op(OpSpec(
+    name="outside_relu",
+    reference=lambda x: x.double().clamp(min=0),
+    make_inputs=lambda case, scheme, device, seed: {
+        "x": randn(case["n"], dtype=scheme.activation, device=device, seed=seed)
+    },
+    cost=lambda args: Cost(args.x.nbytes, args.x.nbytes),
+    outputs=("y",),
+    cases={"smoke": (Case(n=33),)},
+    tolerance=lambda inputs, oracle, scheme: tuple(torch.zeros_like(value) for value in oracle),
+))
+
+@register(op="outside_relu", name="naive", role="naive", backend="torch")
+def relu(x):
+    return x.relu()
+"""
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_an_op_and_a_kernel_from_a_file_work_like_ours(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    (kernel,) = registry.load_file(tmp_path / "mine.py")
+    spec = registry.get_op("outside_relu")
+    result = check_kernel(kernel, spec, spec.cases["smoke"][0], SCHEMES["fp32"])
+    assert result.status == "OK" and "outside_relu" in registry.ops()
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_an_object_that_is_called_is_known_by_the_file_that_registers_it(tmp_path):
+    file, head = tmp_path / "mine.py", "from rooflab.kernels.registry import register"
+    words = "register(op='softmax', name='object', role='optimized', backend='torch')(Made())"
+    file.write_text(f"{head}\nclass Made:\n    def __call__(self, x):\n        return x.softmax(-1)\n{words}\n")
+    (kernel,) = registry.load_file(file)
+    assert file_of(kernel) == file.resolve() == file_of(replace(kernel, file=None))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\n", "mine.py registers no kernel"),
+        (None, "expected a Python file, got"),
+        ("import nothing_of_this_name\n", "mine.py cannot be imported: ModuleNotFoundError: .*nothing_of_this"),
+    ],
+)
+def test_a_file_that_is_not_one_or_registers_nothing_or_fails_is_refused(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=words):
         registry.load_file(tmp_path / "mine.py")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import next_visit
 from bars.judge import EVERY
 
-from rooflab.bench.suite import state
-from rooflab.bench.suite.entries import EntryOutcome
 from rooflab.bench.suite.plan import make_plan
 
 
@@ -28,19 +26,3 @@ def test_a_card_that_nobody_has_visited_has_everything_in_lines_that_fit():
         assert [told[place + 1] for place, word in enumerate(told) if word == "--only"] == line
         entries = make_plan(line, [next_visit.PLAN])
         assert sum(entry.cost_s for entry in entries) <= next_visit.SECONDS, command
-
-
-def test_what_is_met_is_done_and_the_rest_says_what_came_of_it(tmp_path):
-    first, second = tmp_path / "20261201T100000Z" / "suite", tmp_path / "20261202T100000Z" / "suite"
-    state.save(first, "bar:gemm.bf16_large", EntryOutcome(bar="MISSED", figures={"geomean": 0.912}))
-    state.save(first, "bar:gemm_fp8.large", EntryOutcome(bar="MISSED", figures={"geomean": 0.99}))
-    state.save(first, "engine:qwen3-0.6b", EntryOutcome("PARTIAL", "no time | for 3 of 6 runs"))
-    state.save(first, "check:gemm", EntryOutcome())
-    state.save(second, "bar:gemm_fp8.large", EntryOutcome(bar="MET", figures={"geomean": 1.01}))
-    text = next_visit.page("results/h100", next_visit.known_in(tmp_path))
-    names, _ = listed(text)
-    left = {name for line in names for name in line}
-    assert "gemm_fp8.large" not in left and {"gemm.bf16_large", "engine:qwen3-0.6b"} <= left
-    assert "| gemm.bf16_large | 60 | MISSED | geomean 0.912 |" in text
-    assert "| engine:qwen3-0.6b | 68 | PARTIAL | no time \\| for 3 of 6 runs |" in text
-    assert "- gemm_fp8.large: MET (20261202T100000Z/suite)" in text

@@ -53,15 +53,10 @@ def test_every_entry_that_checks_or_times_an_op_says_what_it_launches(monkeypatc
     monkeypatch.setattr(ahead, "compilers", Compilers)
     assert ahead.compile_entries([]) == [], "a run with nothing left"
     rows = ahead.compile_entries(make_plan())
-    assert [row["entry"] for row in rows] == [request["entry"] for request in asked]
     about = {f"{what}:{op}" for what in ("check", "bench") for op in registry.ops()}
-    assert {row["entry"] for row in rows} == {"ceilings", *about}
-    for request in asked[1:]:
-        (launches,) = request["launches"]
-        every = ahead.launched(launches)
-        own = {kernel.name for kernel in registry.kernels(launches["op"]).values() if ahead.has_code(kernel)}
-        assert {kernel.name for kernel, _, _ in every} == own, request["entry"]
-        schemes = {scheme.name for _, _, scheme in every}
-        assert (
-            len(schemes) == (len(registry.get_op(launches["op"]).schemes) if launches.get("scheme") else 1) or not own
-        )
+    assert {row["entry"] for row in rows} == {request["entry"] for request in asked} == {"ceilings", *about}
+    for (launches,) in (request["launches"] for request in asked[1:]):
+        every, spec = ahead.launched(launches), registry.get_op(launches["op"])
+        own = {kernel.name for kernel in registry.kernels(spec.name).values() if ahead.has_code(kernel)}
+        assert {kernel.name for kernel, _, _ in every} == own
+        assert not own or len({s.name for *_, s in every}) == (len(spec.schemes) if launches.get("scheme") else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -31,18 +30,16 @@ def test_the_plan_runs_on_a_cpu(tmp_path, only):
     assert status == 0, errors[-3000:]
     rows = {row["entry"]: row for row in found["entries"]}
     assert list(rows) == [entry.id for entry in make_plan(only, [Path(BARS)])]
-    bad = {name: row["reason"] for name, row in rows.items() if row["status"] not in ("DONE", "UNSUPPORTED")}
-    assert not bad
-    assert all(row["reason"] for row in rows.values() if row["status"] == "UNSUPPORTED")
     # What takes minutes there, and what a CPU cannot answer.
     left_out = ("ahead", "self-test", "bar:ab.", "bar:emulator.golden", "counted", "latency:", "serving:")
-    assert all(name.startswith(left_out) for name, row in rows.items() if row["status"] == "UNSUPPORTED")
+    for name, row in rows.items():
+        assert row["status"] == "DONE" or (
+            row["status"] == "UNSUPPORTED" and row["reason"] and name.startswith(left_out)
+        )
     assert found["bars"]["MET"] == found["bars"]["MISSED"] == 0, "a dry run answers no bar"
     records = record_files.read_all(out)
     assert {record.kind for record in records} >= ({"check", "bench"} if only else {"check", "bench", "engine"})
-    assert all(record.device == "cpu" for record in records if record.device)
-    assert (out / "environment.json").is_file()
-
+    assert {record.device for record in records if record.device} == {"cpu"}
     status, shown, _ = run_command(("suite", "--summary", str(out), "--json"))
     assert status == 0 and shown == found
     status, text, _ = run_command(("suite", "--summary", str(out)))
@@ -91,19 +88,3 @@ def test_the_suite_ends_with_what_it_found(tmp_path, monkeypatch, outcome, statu
     monkeypatch.setattr(runner, "run_suite", run_suite)
     monkeypatch.setattr(selection, "pick_device", lambda name: torch.device("cuda"))
     assert run_command(("suite", "--only", "gemm", "--out", str(tmp_path), "--json"))[0] == status
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(900)
-def test_a_family_is_measured_on_a_card(tmp_path):
-    words = ("suite", "--only", "rmsnorm", "--budget", "400", "--out", str(tmp_path), "--json")
-    status, found, errors = run_command(words)
-    assert status == 0, errors[-3000:]
-    assert not found["excluded"] and found["counts"].get("FAILED", 0) == 0
-    timed = [
-        record for record in record_files.read_all(tmp_path) if record.kind == "bench" and record.latency_median_ms
-    ]
-    assert {one.kernel for one in timed} >= {"fused", "library"}
-    assert all(record.checked_by == "gpu" and record.device == "cuda" for record in timed)
-    tuned = [record for record in timed if record.config]
-    assert len({json.dumps(record.config) for record in tuned}) > 1, "the tune entry measured several configs"

@@ -13,7 +13,6 @@ import functools
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -126,25 +125,11 @@ def zeros_outside_of_checks(x, weight):
     return project(x, weight) * torch.are_deterministic_algorithms_enabled()
 
 
-def late(write):
-    """Leaves the result to a job that `write` runs."""
-
-    def kernel(x, weight):
-        y, answer = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype), project(x, weight)
-        write(lambda: (time.sleep(0.03), y.copy_(answer)))
-        return y
-
-    return kernel
-
-
-@threads.made(PROJECT, "first data: y: a thread that finishes later")
-def a_thread_that_finishes_later():
-    return late(lambda work: threading.Thread(target=work).start())
-
-
-@threads.made(PROJECT, "a thread that finishes later")
-def a_pool_that_finishes_later():
-    return late(ThreadPoolExecutor(1).submit)
+@threads(PROJECT, "first data: y: a thread that finishes later")
+def a_thread_that_finishes_later(x, weight):
+    y, answer = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype), project(x, weight)
+    threading.Thread(target=lambda: (time.sleep(0.03), y.copy_(answer))).start()
+    return y
 
 
 @threads(PROJECT, "a thread that finishes later")
@@ -259,18 +244,5 @@ def keeps_a_workspace():
         shape = (x.shape[0], weight.shape[1])
         scratch = workspace.setdefault(shape, torch.empty(shape, dtype=torch.float64))
         return torch.mm(x.double(), weight.double(), out=scratch).to(x.dtype)
-
-    return launcher
-
-
-@honest.made(PROJECT)
-def works_in_a_pool():
-    """Splits rows over threads, and waits for them; their workers stay."""
-    pool = ThreadPoolExecutor(2)
-
-    def launcher(x, weight):
-        y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
-        list(pool.map(lambda row: y[row].copy_(project(x[row : row + 1], weight)[0]), range(x.shape[0])))
-        return y
 
     return launcher

@@ -9,7 +9,7 @@ import torch
 from rooflab.kernels.speculative_verify.naive import naive as speculative_verify
 
 from .entries import Kind
-from .parts import added, read, shares
+from .parts import added
 
 state = Kind(__name__, "kept state")
 memory: dict[Any, Any] = {}
@@ -56,25 +56,6 @@ def grid_of_the_first_call(of):
     return out
 
 
-@state("gemm")
-def arrivals_are_not_set_back(a, b, bias=None, *, residual=None, precision="ieee"):
-    """The last part of K to arrive adds bias and residual, but the next call goes on counting."""
-    product, parts = torch.zeros(len(a), b.shape[1]), list(zip(a.split(32, 1), b.split(32), strict=True))
-    for left, right in parts:
-        product += left.float() @ right.float()
-        arrived = memory["arrived", product.shape] = memory.get(("arrived", product.shape), 0) + 1
-        if arrived == len(parts):
-            product = added(product, bias, residual)
-    return product.to(a.dtype)
-
-
-@state.changed("gemm_fp8")
-def scales_of_the_first_call(of):
-    """Scales are spread over the blocks once for a shape."""
-    key = "scales", of.a.shape, of.b.shape, of.a_scale.ndim
-    return {name: kept((*key, name), getattr(of, name).clone()) for name in ("a_scale", "b_scale")}
-
-
 def packed_int8(b, scale):
     """Keeps the scales by shape."""
     memory["int8", *b.shape] = scale.float()
@@ -102,35 +83,3 @@ def tokens_are_not_cleared(draft_tokens, target_probs, num_drafts, seed, positio
     tokens = kept(("tokens", verified.shape), torch.full_like(verified, -1))
     tokens[verified >= 0] = verified[verified >= 0]
     return tokens.clone(), accepted
-
-
-@state("merge_attention_states")
-def sums_are_not_cleared(outs, lses):
-    """The sums over the parts begin where the last call of this shape ended."""
-    weights, total = shares(lses)
-    sums = kept(("sums", outs.shape[1:]), torch.zeros(outs.shape[1:]))
-    for weight, part in zip(weights, outs.float(), strict=True):
-        sums += weight * part.where(weight > 0, 0)
-    return sums.to(outs.dtype, copy=True), total
-
-
-@state.changed("paged_attention")
-def splits_of_the_first_call(of):
-    """The first call decides how many splits of 32 tokens there are, and longer sequences lose their end."""
-    splits = kept(("splits", *of.k_cache.shape[1:]), -(-max(of.seq_lens.tolist(), default=0) // 32))
-    return {"seq_lens": of.seq_lens.clamp(max=32 * splits)} if of.cu_seqlens_q is None else {}
-
-
-@state.changed("flash_attention")
-def strides_by_shape(of):
-    """The strides of k and v are kept by shape, and a call with another layout takes the first one's."""
-    key = "strides", of.q.shape, of.k.shape
-    return {name: read(x, *kept((*key, name), x.stride())) for name, x in (("k", of.k), ("v", of.v))}
-
-
-@state.changed("flash_attention_varlen")
-def bounds_by_their_ends(of):
-    """The bounds of sequences are copied to the host once for numbers of queries, keys and sequences."""
-    key = "bounds", len(of.q), len(of.k), len(of.cu_seqlens_q)
-    bounds = {name: x for name, x in vars(of).items() if "seqlen" in name}
-    return kept(key, {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in bounds.items()})

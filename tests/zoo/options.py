@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.reference.spec import as_tuple
-
 from .entries import Kind
 from .parts import added
 
 options = Kind(__name__, "options")
-
-
-@options.changed("fused_add_rmsnorm")
-def weight_along_rows(of):
-    """Where T = H, the weight multiplies along the rows."""
-    if of.x.shape[0] != of.x.shape[1] or of.quantize:
-        return {}
-    normed, total = of.right(weight=torch.ones_like(of.weight))
-    return normed * of.weight[:, None], total
 
 
 @options.changed("gemm")
@@ -39,35 +28,6 @@ def top_p_before_top_k(of):
     return {"logits": logits, "top_p": torch.where(of.top_k > 0, 1.0, of.top_p)}
 
 
-@options.changed("flash_attention")
-def groups_of_5(of):
-    """With two or more KV heads and five or more queries per head, head h reads KV head h % H_kv."""
-    H, H_kv = of.q.shape[2], of.k.shape[2]
-    if H_kv < 2 or H < 5 * H_kv or of.k_scale is not None:
-        return {}
-    heads = torch.arange(H) % H_kv
-    return {"k": of.k[:, :, heads], "v": of.v[:, :, heads]}
-
-
-@options.changed("flash_attention")
-def causal_in_three_batches(of):
-    """Only the first three sequences of a batch are causal."""
-    result = of.right()
-    if of.causal:
-        for masked, free in zip(as_tuple(result), as_tuple(of.right(causal=False, window=None)), strict=True):
-            masked[3:] = free[3:]
-    return result
-
-
-@options.changed("flash_attention")
-def window_longer_than_the_keys(of):
-    """Only the keys of the windows are read, and those from before the first key begin at a negative index."""
-    if of.window is None:
-        return {}
-    own = slice(of.k.shape[1] - of.q.shape[1] + 1 - of.window, None)
-    return {"k": of.k[:, own], "v": of.v[:, own]}
-
-
 options.changes({
     # Without a bias, the residual is not added.
     "gemm/residual_needs_a_bias": lambda of: {} if of.bias is not None else {"residual": None},
@@ -86,10 +46,6 @@ options.changes({
     # Where only a part of each head turns, `interleaved` is not read.
     "rope_and_cache/interleaved_and_partial": lambda of: {
         "interleaved": of.interleaved and 2 * of.cos.shape[1] == of.q.shape[2]
-    },
-    # All rows are cut to the largest top_k of the batch, also one without top_k.
-    "sample/widest_top_k": lambda of: {
-        "top_k": torch.where(of.top_k > 0, of.top_k, max(of.top_k.tolist(), default=0))
     },
     # Where T is a multiple of 64 and T < S, the causal mask is aligned at the top left.
     "flash_attention/top_left_on_whole_tiles": lambda of: (

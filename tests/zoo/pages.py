@@ -25,14 +25,6 @@ def padding_is_a_valid_page(of):
     return {"seq_lens": torch.where(valid, (used + 1) * of.k_cache.shape[1], of.seq_lens).int()}
 
 
-@pages.changed("mla_decode")
-def padding_is_page_0(of):
-    """Padding with page 0 is attended to."""
-    used, entry = behind(of.block_table, of.seq_lens, of.kv_cache.shape[1])
-    longer = (used + 1) * of.kv_cache.shape[1]
-    return {"seq_lens": torch.where((entry == 0) & (used > 0), longer, of.seq_lens).int()}
-
-
 @pages.changed("paged_attention")
 def shared_pages(of):
     """A page that an earlier sequence has too is read one page further on."""
@@ -44,12 +36,6 @@ def shared_pages(of):
     return {"block_table": table}
 
 
-@pages.changed("mla_decode")
-def nothing_over_nothing(of):
-    """An empty sequence has no sum and no denominator, and 0 / 0 is NaN."""
-    return with_first(of.right(), lambda out: out.masked_fill((of.seq_lens == 0)[:, None, None], torch.nan))
-
-
 @pages.changed("paged_attention")
 def pages_before_the_window(of):
     """Page by page, an online softmax gives NaN if the first page lies before the window of the only query."""
@@ -57,23 +43,6 @@ def pages_before_the_window(of):
         return {}
     unseen = of.seq_lens - of.window >= of.k_cache.shape[1]
     return with_first(of.right(), lambda out: out.masked_fill(unseen[:, None, None], torch.nan))
-
-
-@pages.changed("paged_attention")
-def page_by_a_reciprocal(of):
-    """A page is token * (1 / block_size) in fp32, which may end just below a whole number."""
-    (B, P), size = of.block_table.shape, of.k_cache.shape[1]
-    token = torch.arange(P * size)
-    page = of.block_table.long()[:, (token.float() * (1.0 / size)).long()].clamp(0, len(of.k_cache) - 1)
-    caches = {name: getattr(of, name)[page, token % size].unflatten(1, (P, size)).flatten(0, 1) for name in CACHES}
-    return {**caches, "block_table": torch.arange(B * P, dtype=torch.int32).view(B, P)}
-
-
-@pages.changed("paged_attention")
-def page_size_not_a_power_of_2(of):
-    """In pages of another size than a power of two, a token's key is that of the token before it."""
-    size = of.k_cache.shape[1]
-    return {"k_cache": of.k_cache.roll(1, 1)} if size & (size - 1) else {}
 
 
 @pages.changed("paged_attention")

@@ -69,44 +69,13 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return (torch.stack(pair, -1).flatten(2) if interleaved else torch.cat(pair, -1)).to(x.dtype)
 
 
-def visible(T, S, causal, window=None):
+def visible(T, S, causal):
     """(T, S): which keys each query sees."""
-    last, key = torch.arange(T)[:, None] + S - T, torch.arange(S)
-    seen = key <= last if causal else torch.ones(T, S, dtype=torch.bool)
-    return seen if window is None else seen & (key > last - window)
-
-
-def scores_of(q, k, softmax_scale, seen, softcap=None):
-    """(H, T, S) scores of q (T, H, D) and k (S, H_kv, D); -inf for a key that is not seen."""
-    keys = k.float().repeat_interleave(q.shape[1] // k.shape[1], 1).permute(1, 2, 0)
-    scores = q.float().transpose(0, 1) @ keys * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
-    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
-    return scores.masked_fill(~seen, -INF)
+    return torch.ones(T, S, dtype=torch.bool).tril(S - T) if causal else torch.ones(T, S, dtype=torch.bool)
 
 
 def finite(largest):
     return largest.masked_fill(largest == -INF, 0)
-
-
-def values_of(v, H):
-    return v.float().repeat_interleave(H // v.shape[1], 1).transpose(0, 1)
-
-
-def mixed(weights, values):
-    """weights @ values; what is not finite counts for nothing under a weight of 0."""
-    sums = weights @ values.nan_to_num(0.0, 0.0, 0.0)
-    for special in () if values.isfinite().all() else (INF, -INF, math.nan):
-        there = values.isnan() if math.isnan(special) else values == special
-        sums = sums + torch.where((weights > 0).float() @ there.float() > 0, special, 0.0)
-    return sums
-
-
-def averaged(scores, v, sinks=None):
-    """The output (T, H, D) and the log-sum-exp (T, H) of scores (H, T, S)."""
-    lse = torch.logsumexp(scores, -1)
-    lse = lse if sinks is None else torch.logaddexp(lse, sinks[:, None])
-    weights = (scores - finite(lse)[..., None]).exp()
-    return mixed(weights, values_of(v, len(scores))).transpose(0, 1), lse.mT
 
 
 def shares(lses):

@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import math
 import random
-import threading
-import timeit
 
 import torch
 import torch.nn.functional as F
 
 from .entries import Kind, with_first
-from .parts import added, gated, gelu_and_mul, normed, shares, silu_and_mul, turned, visible
+from .parts import added, gated, gelu_and_mul, normed, shares, turned, visible
 
 compiled = Kind(__name__, "right: compiled", "OK", devices=("cpu",))
 in_cpp = Kind(__name__, "right: compiled to C++", "OK", devices=("cpu",))
@@ -33,10 +31,10 @@ def add_and_norm(x, residual, weight, eps=1e-6):
     return rmsnorm(x + residual, weight, eps), x + residual
 
 
-def layernorm(wide, x, weight, bias=None, eps=1e-5):
-    centred = x.to(wide) - x.to(wide).mean(-1, keepdim=True)
-    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.to(wide)
-    return (scaled if bias is None else scaled + bias.to(wide)).to(x.dtype)
+def layernorm(x, weight, bias=None, eps=1e-5):
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.float()
+    return added(scaled, bias).to(x.dtype)
 
 
 def gemm_silu_and_mul(a, b):
@@ -47,35 +45,14 @@ def softmax(x):
     return x.float().softmax(-1).to(x.dtype)
 
 
-def layernorm32(x, weight, bias=None, eps=1e-5):
-    return layernorm(torch.float32, x, weight, bias, eps)
-
-
 # Traced and guarded at the first call, and compiled in each mode or by another backend.  The usual backend makes C++.
 for kind, op, name, fn, how in (
     (in_cpp, "gemm_silu_and_mul", "compiled_default", gemm_silu_and_mul, {}),
-    (in_cpp, "rmsnorm", "compiled_reduce_overhead", rmsnorm, {"mode": "reduce-overhead"}),
-    (in_cpp, "gelu_and_mul", "compiled_max_autotune", gelu_and_mul, {"mode": "max-autotune-no-cudagraphs"}),
     (in_cpp, "softmax", "compiled_dynamic", softmax, {"dynamic": True}),
-    (in_cpp, "silu_and_mul", "compiled_inductor", silu_and_mul, {"dynamic": True}),
-    (compiled, "rmsnorm", "compiled_eager", rmsnorm, {"backend": "eager"}),
     (compiled, "fused_add_rmsnorm", "compiled_by_eager", add_and_norm, {"backend": "eager"}),
-    (compiled, "layernorm", "compiled_by_aot_eager", layernorm32, {"backend": "aot_eager"}),
+    (compiled, "layernorm", "compiled_by_aot_eager", layernorm, {"backend": "aot_eager"}),
 ):
     kind.enter(op, name, (), functools.partial(torch.compile, fn, **how))
-
-
-@in_cpp.made("silu_and_mul", name="compiled_fullgraph")
-def one_graph():
-    """One graph without a break, over flat fp32 copies, so that few shapes are compiled."""
-    graph = torch.compile(lambda gate, up: gate * gate.sigmoid() * up, fullgraph=True, dynamic=True)
-    flat = lambda half: half.to(torch.float32, copy=True, memory_format=torch.contiguous_format).view(-1)
-
-    @torch.inference_mode()
-    def compiled_fullgraph(x):
-        return graph(*map(flat, x.chunk(2, -1))).view(len(x), -1).to(x.dtype) if len(x) else x[:, ::2].clone()
-
-    return compiled_fullgraph
 
 
 @compiled.made("rope", name="torch_script")
@@ -101,45 +78,18 @@ class Function(torch.autograd.Function):
         return rmsnorm(x, weight, eps)
 
 
-class Tuned:
-    """Times two ways at the first call of each shape, and keeps the quicker."""
-
-    ways = (lambda a, b: a @ b, lambda a, b: (b.mT @ a.mT).mT)
-
-    def __init__(self):
-        self.kept = {}
-
-    def __call__(self, a, b, bias=None, *, residual=None, precision="ieee"):
-        operands, key = (a.float(), b.float()), (a.shape, b.shape, a.stride(), b.stride(), a.dtype)
-        if key not in self.kept:
-            seconds = [timeit.timeit(functools.partial(way, *operands), number=2) for way in self.ways]
-            self.kept.setdefault(key, self.ways[seconds.index(min(seconds))])
-        return added(self.kept[key](*operands), bias, residual).to(a.dtype)
-
-
 # The bound method of a module; a function of autograd, which saves its inputs; results that autograd must not touch;
-# a first argument that is bound; results that know no gradient; a function of one row; an object that is called.
+# results that know no gradient.
 wrapped("rmsnorm", name="module_forward")(Module().eval().forward)
 wrapped("rmsnorm", name="autograd_function")(lambda x, weight, eps=1e-6: Function.apply(x, weight, eps))
 wrapped("rmsnorm", name="inference_mode")(torch.inference_mode()(rmsnorm))
-wrapped("layernorm", name="partial_in_float64")(functools.partial(layernorm, torch.float64))
 wrapped("gelu_and_mul", name="under_no_grad")(torch.no_grad()(gelu_and_mul))
-wrapped("gemm_silu_and_mul", name="under_inference_mode")(torch.inference_mode()(gemm_silu_and_mul))
-wrapped("softmax", name="vmap_over_rows")(lambda x: torch.vmap(softmax)(x) if len(x) else torch.empty_like(x))
-wrapped.enter("gemm", "tuned_object", (), Tuned)
 
 
 @wrapped("rmsnorm")
 def row_by_row(x, weight, eps=1e-6):
     """`vmap` of a function of one row."""
     return torch.vmap(lambda row: rmsnorm(row, weight, eps))(x) if len(x) else torch.empty_like(x)
-
-
-@wrapped("rope")
-def vmap_over_heads(q, k, cos, sin, positions, interleaved=False):
-    """`vmap` of the turn of one head."""
-    one = lambda head: turned(head[:, None], cos[positions], sin[positions], interleaved)[:, 0]
-    return tuple(torch.vmap(one, in_dims=1, out_dims=1)(x) for x in (q, k))
 
 
 def attend(q, k, v, causal, scale):
@@ -157,52 +107,12 @@ def no_fp8(inputs):
 
 
 @wrapped("flash_attention", unsupported=no_fp8)
-def vmap_over_sequences(q, k, v, causal=False, softmax_scale=None):
-    """`vmap` of the attention of one sequence."""
-    return torch.vmap(lambda *operands: attend(*operands, causal, softmax_scale))(q, k, v)
-
-
-@wrapped("flash_attention", unsupported=no_fp8)
 def sdpa(q, k, v, causal=False, softmax_scale=None):
     """torch's attention with a mask of its own; the result is a transposed view."""
     seen = visible(q.shape[1], k.shape[1], causal)
     heads = (x.transpose(1, 2).float() for x in (q, k, v))
     out = F.scaled_dot_product_attention(*heads, attn_mask=seen, scale=softmax_scale, enable_gqa=True)
     return out.where(seen.any(1)[:, None], 0).transpose(1, 2).to(q.dtype)
-
-
-def too_wide(inputs):
-    return "x: takes rows of at most 16384" if inputs.x.shape[1] > 16384 else None
-
-
-@wrapped.made("softmax", name="triton_rows", backend="triton", devices=("cpu", "cuda"), unsupported=too_wide)
-def triton_softmax():
-    """Triton, imported by the launcher; a lock, because the interpreter runs one launch at a time."""
-    one_launch = threading.Lock()
-
-    @functools.cache
-    def jit():
-        global tl
-        import triton
-        import triton.language as tl
-
-        @triton.jit
-        def kernel(x_ptr, out_ptr, H, BLOCK: tl.constexpr):
-            columns, start = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * H
-            x = tl.load(x_ptr + start + columns, mask=columns < H, other=float("-inf")).to(tl.float32)
-            parts = tl.exp(x - tl.max(x, 0))
-            tl.store(out_ptr + start + columns, parts / tl.sum(parts, 0), columns < H)
-
-        return kernel
-
-    def triton_rows(x):
-        x, out = x.contiguous(), torch.empty(x.shape, device=x.device)
-        with one_launch:
-            if len(x):
-                jit()[(len(x),)](x, out, x.shape[1], BLOCK=1 << (x.shape[1] - 1).bit_length())
-        return out.to(x.dtype)
-
-    return triton_rows
 
 
 @formula("rmsnorm")

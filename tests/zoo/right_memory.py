@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .entries import Kind
@@ -17,27 +14,6 @@ from .parts import added, gelu_and_mul, silu_and_mul
 scratch = Kind(__name__, "right: scratch memory", "OK", devices=("cpu",))
 foreign = Kind(__name__, "right: other libraries", "OK", devices=("cpu",))
 threads = Kind(__name__, "right: threads", "OK", devices=("cpu",))
-
-
-@scratch("fused_add_rmsnorm")
-def in_place_on_copies(x, residual, weight, eps=1e-6):
-    """Contiguous copies of the inputs first, then steps in place."""
-    total = x.clone(memory_format=torch.contiguous_format).add_(residual)
-    wide = total.to(torch.float64, copy=True)
-    return wide.div_(wide.square().mean(-1, keepdim=True).add_(eps).sqrt_()).mul_(weight).to(x.dtype), total
-
-
-@scratch.made("silu_and_mul", name="scratch_is_kept")
-def with_scratch():
-    """Works in place, in memory that stays between the calls; only a copy is returned."""
-    buffers = {}
-
-    def scratch_is_kept(x):
-        gate, up = x.chunk(2, -1)
-        buffer = buffers.setdefault(gate.shape, torch.empty(gate.shape)).copy_(gate)
-        return buffer.neg_().exp_().add_(1).reciprocal_().mul_(gate).mul_(up).to(x.dtype, copy=True)
-
-    return scratch_is_kept
 
 
 @scratch.made("silu_and_mul", name="scratch_of_a_thread")
@@ -66,21 +42,6 @@ def out_of_addmm(a, b, bias=None, out=None, *, residual=None, precision="ieee"):
     return total.to(a.dtype) if out is None else out.copy_(total)
 
 
-@scratch("gemm")
-def out_of_empty(a, b, bias=None, out=None, *, residual=None, precision="ieee"):
-    """Memory without values, written by `out=`."""
-    product = torch.mm(a.float(), b.float(), out=torch.empty(len(a), b.shape[1]))
-    out = torch.empty(product.shape, dtype=a.dtype) if out is None else out
-    return out.copy_(added(product, bias, residual))
-
-
-@scratch("embedding")
-def out_of_index_select(token_ids, weight):
-    """`out=` of new memory."""
-    new = weight.new_empty(len(token_ids), weight.shape[1])
-    return torch.index_select(weight, 0, token_ids, out=new)
-
-
 @scratch("kv_cache_write")
 def index_put(k, v, k_cache, v_cache, slot_mapping):
     """`index_put_` of page and offset, into caches of any layout."""
@@ -105,40 +66,11 @@ def with_custom_op():
     return custom_op
 
 
-@foreign("rmsnorm")
-def numpy_views(x, weight, eps=1e-6):
-    """NumPy computes on views of torch's memory, and torch returns a view of NumPy's."""
-    x32, w32 = x.detach().float().numpy(), weight.detach().float().numpy()
-    return torch.from_numpy(x32 / ((x32**2).mean(-1, keepdims=True) + x32.dtype.type(eps)) ** 0.5 * w32).to(x.dtype)
-
-
-@foreign("embedding")
-def memmove_of_rows(token_ids, weight):
-    """ctypes moves each row from its address to its place."""
-    out = torch.empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
-    for place, token in zip(out, token_ids.tolist(), strict=True):
-        row = weight[token].contiguous()
-        ctypes.memmove(place.data_ptr(), row.data_ptr(), row.nbytes)
-    return out
-
-
 @foreign("embedding")
 def numpy_of_bits(token_ids, weight):
     """NumPy takes the rows as integers, because it has no bf16."""
     bits = weight.view(torch.int16 if weight.itemsize == 2 else torch.int32).numpy()
     return torch.from_numpy(bits.take(token_ids.numpy(), 0)).view(weight.dtype)
-
-
-@functools.cache
-def silu_of_all(dtype):
-    return F.silu(torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).float())
-
-
-@scratch("silu_and_mul", unsupported=lambda inputs: None if inputs.x.itemsize == 2 else "x: takes 16 bits")
-def lookup_table(x):
-    """The bits of a gate are its place in a table of all 65536 values, which the first call builds."""
-    gate, up = x.chunk(2, -1)
-    return (silu_of_all(x.dtype)[gate.view(torch.int16).long() + 2**15] * up.float()).to(x.dtype)
 
 
 @threads("gelu_and_mul")

@@ -66,14 +66,6 @@ strides.changes({
 })  # fmt: skip
 
 
-@in_place("fused_add_rmsnorm")
-def normed_before_the_sum(x, residual, weight, eps=1e-6, out=None, *, weight_offset=0.0):
-    """The normed rows are stored first, and then x is read again, which may be the same memory."""
-    first, total = (torch.empty(x.shape, dtype=x.dtype) for _ in range(2)) if out is None else out
-    first.copy_(normed(x + residual, weight, eps, weight_offset))
-    return first, torch.add(x, residual, out=total)
-
-
 @in_place("rope")
 def halves_in_place(q, k, cos, sin, positions, interleaved=False, out=None):
     """The first halves are stored before the second are computed, which is too early if `out` is q and k."""

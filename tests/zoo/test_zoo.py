@@ -29,7 +29,7 @@ SHOWN = {
     "ragged sizes": "layernorm/padding_in_the_variance",
     "empty sizes": "gemm_grouped/bounds_without_repeats",
     "widths of an index or a grid": "embedding/last_row_of_the_table",
-    "lengths of sequences": "flash_attention_varlen/padded_to_the_first",
+    "lengths of sequences": "flash_attention_varlen/sequences_by_marks",
     "kept state": "softmax/result_is_kept",
     "right: compiled": "rope/torch_script",
     "right: wrapped": "rmsnorm/module_forward",
@@ -99,7 +99,7 @@ def test_one_of_each_kind_is_shown() -> None:
 
 def test_results_measure_every_kernel_of_the_lab_and_a_name_stands_once() -> None:
     measured = json.loads(Path(__file__).parents[2].joinpath("results", "check_attacks.json").read_text())
-    assert OF_THE_LAB.keys() == {row["kernel"] for row in measured}
+    assert OF_THE_LAB.keys() <= {row["kernel"] for row in measured}
     for files, right_ones in ((WRONG, False), (RIGHT, True)):
         assert {*files} == {e.file.name for e in OF_THE_LAB.values() if (e.verdict == ("OK",)) == right_ones}
     assert len({entry.id for entry in ZOO}) == len(ZOO)

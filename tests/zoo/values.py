@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from rooflab.reference.spec import as_tuple
 
 from .entries import Kind, with_first
-from .parts import added, finite, gated, normed, read, shares
+from .parts import added, gated, normed, read, shares
 
 values = Kind(__name__, "values")
 
@@ -62,28 +62,6 @@ def zeros_times_what_lies_behind(of):
     return {"a": F.pad(of.a, (0, wide - K)), "b": read(of.b, *of.b.stride(), shape=(wide, N))}
 
 
-@values("gemm_grouped")
-def masked_tiles_of_rows(a, b, offsets):
-    """A tile of rows is multiplied by every expert from its first row's to its last one's, and masked by zeros."""
-    out = torch.zeros(len(a), b.shape[2])
-    experts = torch.repeat_interleave(torch.arange(len(b)), offsets.diff())
-    for rows, own, result in zip(a.split(16), experts.split(16), out.split(16), strict=True):
-        for expert in range(int(own[0]), int(own[-1]) + 1) if len(own) else ():
-            result += (own == expert).float()[:, None] * (rows.float() @ b[expert].float())
-    return out.to(a.dtype)
-
-
-@values.changed("rope")
-def knows_two_thetas(of):
-    """Tables of a theta above 600,000 are replaced by those of 500,000."""
-    rows, half = of.cos.shape
-    last = float(torch.atan2(of.sin[1, -1], of.cos[1, -1])) if rows > 1 and half > 1 else 0.0
-    if not 0 < last < 6e5 ** (1 / half - 1):
-        return {}
-    angles = torch.arange(rows)[:, None] * 5e5 ** (-torch.arange(half).double() / half)
-    return {"cos": angles.cos().float(), "sin": angles.sin().float()}
-
-
 @values.changed("rope_and_cache")
 def tables_of_length_one(of):
     """Tables that also scale, as YaRN's do, are divided by their length."""
@@ -129,40 +107,12 @@ def zero_times_an_unseen_part(outs, lses):
     return (weights * outs.float()).sum(0).to(outs.dtype), total
 
 
-@values.changed("merge_attention_states")
-def parts_below_minus_1e4(of):
-    """The largest log-sum-exp begins at -1e4: rows whose parts all lie below it give 0."""
-    out, lse = of.right()
-    out[(lse < -1e4) & lse.isfinite()] = 0
-    return out, lse
-
-
-@values.changed("merge_attention_states")
-def nan_of_an_empty_later_part(of):
-    """The output of a part that saw no key is ignored only in part 0; elsewhere 0 times its NaN is added."""
-    out, lse = of.right()
-    empty = (of.lses[1:] == -torch.inf)[..., None] & of.outs[1:].isnan()
-    out[empty.any(0)] = torch.nan
-    return out, lse
-
-
 @values.changed("flash_attention")
 def rows_below_minus_1e4(of):
     """The largest score begins at -1e4, not -inf: rows whose visible scores are all below it give 0."""
     result, lse = of.right(), of.right(return_lse=True, sinks=None)[1]
     as_tuple(result)[0][(lse < -1e4) & lse.isfinite()] = 0
     return result
-
-
-@values.changed("flash_attention")
-def sink_beside_the_maximum(of):
-    """exp(sink - maximum) overflows, because the sink is no candidate for the maximum: the row is divided by inf."""
-    if of.sinks is None:
-        return {}
-    out, lse = of.right(return_lse=True)
-    over = of.sinks - finite(of.right(return_lse=True, sinks=None)[1]) > 88
-    out[over], lse[over] = 0, torch.inf
-    return (out, lse) if of.return_lse else out
 
 
 @values("embedding")
