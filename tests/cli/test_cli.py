@@ -14,7 +14,7 @@ import pytest
 from op_kernels import own_registry  # noqa: F401
 from test_load_metrics import TRACE
 from test_records import measured
-from test_registry import OUTSIDE
+from test_user_files import MINE as OUTSIDE
 from tiny_model import write_config
 from typer.main import get_command
 

@@ -111,7 +111,7 @@ def test_the_clock_under_tensor_load_is_that_of_published_products_of_5_ms_and_m
     (table,) = [each for each in committed() if (each.op, each.scheme, each.gpu) == ("gemm", "bf16", gpu)]
     fastest = max(2 * M * N * K / seconds for (M, N, K), seconds in table.times.items() if seconds >= 5e-3)
     flops_per_clock = get_device(gpu).matrix_flops_per_clock_per_sm("bf16") * get_device(gpu).sms
-    assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, Walk, rel=0.03)
+    assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, rel=0.03)
 
 
 def test_the_walk_waits_for_registers_and_pipes():
