@@ -13,11 +13,20 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from mutant_targets import REDUNDANT, TARGETS
 from mutant_targets.target import BARRIERS
+from ptx_mutants import mutants
 from ptx_processes import asked
 
+from rooflab.bench.compile.cases import KernelCase, Query
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
+from rooflab.bench.compile.store import Store
+from rooflab.bench.core.call import packed
+from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.kernels import registry
+
+SCHEMES = {"bf16", "fp8_e4m3"}
 
 SEEDS = (0, 1)
 """Warps together as far as they go, and an order drawn."""
@@ -79,3 +88,43 @@ def test_mutants_are_flagged_or_argued_redundant(kernel: str) -> None:
 def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
     assert REDUNDANT.keys() <= TARGETS.keys()
     assert all(reason.endswith(".") for reasons in REDUNDANT.values() for reason in reasons.values())
+
+
+def texts_of(items: list[KernelCase]) -> dict[str, list[str]]:
+    """By kernel: the PTX of everything that it launches on these cases."""
+    compiled = [item for item in items if item.registered.backend != "cuda"]
+    texts: dict[str, list[str]] = {item.registered.id: [] for item in items}
+    for item, result in zip(compiled, compile_kernels(compiled, Store()), strict=True):
+        assert not isinstance(result, CompileFailure), str(result)
+        texts[item.registered.id] += [info.ptx for info in result]
+    for item in items:
+        kernel, spec = item.registered, registry.get_op(item.op)
+        if kernel.backend == "cuda":
+            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), 0)
+            given = {
+                name: value.to("meta") if isinstance(value, torch.Tensor) else value  # lengths and tables are real
+                for name, value in inputs.items()
+                if name in kernel.accepted
+            }
+            prepared = spec.prepared
+            if kernel.prepare is not None and prepared is not None:
+                given[prepared] = packed(kernel.prepare, prepared, given)
+            with emulating_cuda(lambda launch, grid, args, own=texts[kernel.id]: own.append(launch.ptx)):
+                kernel.fn(**given)
+    return texts
+
+
+@pytest.mark.slow
+def test_every_registered_kernel_that_orders_its_warps_is_a_target() -> None:
+    # Not those of other projects, whose packages may be missing: `select` leaves peers out.
+    every = [
+        item
+        for op, spec in registry.ops().items()
+        for item in Query(op, (), ("llama3_8b",), (), sorted(SCHEMES & set(spec.schemes)), every_case=True).select()
+    ]
+    # The most and the least work in each dtype.
+    ends = [{(item.registered.id, item.scheme.name): item for item in order} for order in (every, reversed(every))]
+    launched = texts_of([item for end in ends for item in end.values()])
+    assert all(launched.values())
+    found = {name for name, texts in launched.items() if any(next(mutants(text), None) for text in texts)}
+    assert found == {f"{target.op}/{target.kernel}" for target in TARGETS.values()}
