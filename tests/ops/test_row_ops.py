@@ -45,6 +45,13 @@ def test_the_sum_is_rounded_to_nearest_even(kernel: Kernel) -> None:
     assert new_residual.tolist() == [[2048.0, 2052.0, 65504.0, 1.0]]
 
 
+@each([*here("silu_and_mul"), *here("gelu_and_mul")])
+def test_a_large_gate_passes_its_value_on_or_stops_it(kernel: Kernel) -> None:
+    """Also where a row's half is no power of two."""
+    x = torch.tensor([[100.0, 80.0, -100.0, 2.0, -0.5, 3.0]])
+    torch.testing.assert_close(kernel(x=x), torch.tensor([[200.0, -40.0, 0.0]]))
+
+
 @each(here("embedding", "triton"))
 def test_an_id_outside_the_table_reads_nothing(kernel: Kernel) -> None:
     weight = torch.full((6, 4), torch.nan)
