@@ -85,7 +85,10 @@ def test_mutants_are_flagged_or_argued_redundant(kernel: str) -> None:
     assert len(own) <= MOST_REDUNDANT * len(asked_for) or len(argued) <= MOST_REDUNDANT * len(names)
 
 
-def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
+def test_every_target_has_a_config_of_its_kernel_and_every_redundant_mutant_a_reason() -> None:
+    for target in TARGETS.values():
+        if target.config is not None:
+            registry.get_kernel(target.op, target.kernel).tunable.make_config(dict(target.config))
     assert REDUNDANT.keys() <= TARGETS.keys()
     assert all(reason.endswith(".") for reasons in REDUNDANT.values() for reason in reasons.values())
 

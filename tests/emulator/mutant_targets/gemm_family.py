@@ -25,10 +25,11 @@ TRITON = {"num_warps": 8, "num_stages": 3, "group_m": 8}
 TARGETS: dict[str, Target] = {
     "fp8_fast_accum": Target(
         "gemm_fp8", "fast_accum", ("M=136,N=72,K=1168,scales=tensor,bias=true,fast_accum=true",),
-        _tiles(128, **TRITON), (), (FP8,),
+        _tiles(128, block_k=128, **TRITON), (), (FP8,),
     ),
     "fp8_promoted": Target(
-        "gemm_fp8", "promoted", ("M=136,N=72,K=1168,scales=block,bias=true",), _tiles(128, **TRITON), (), (FP8,),
+        "gemm_fp8", "promoted", ("M=136,N=72,K=1168,scales=block,bias=true",),
+        _tiles(128, block_k=128, **TRITON), (), (FP8,),
     ),
     "fp8_promoted_ws": Target(
         "gemm_fp8", "promoted_ws", ("M=136,N=72,K=1296,scales=block,bias=true",),
