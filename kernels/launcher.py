@@ -39,7 +39,7 @@ class BoundCall:
     dims: Dims
     made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     """Shapes, strides and dtypes of the results that the kernel writes, by name; empty if it makes its own."""
-    absent: dict[str, torch.Tensor | None]
+    absent: dict[str, None]
     """The other results, which are None for it."""
     apart: list[tuple[str, int, str, int, bool, str]]
     """What may not overlap: an output of the caller and its bytes, an input or another output and its bytes, whether
@@ -96,7 +96,7 @@ class Launcher:
     def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Launches with the op's arguments."""
         named = dict(zip(self.positional, args, strict=False))
-        if len(args) > len(self.positional) or not given.keys().isdisjoint(named):
+        if len(args) > len(self.positional) or (given and not given.keys().isdisjoint(named)):
             self.signature.bind(*args, **given)
         given = {**self.defaults, **named, **given}
         outs = given.pop("out", None)
@@ -105,12 +105,11 @@ class Launcher:
         bound = self.bound(given, outs)
         if self.contract.bounds is not None or _checks.CHECK_VALUES:
             self._check_values(given, bound.dims)
-        made = bound.absent.copy()
+        made = {} if outs is None else dict(zip(bound.made, outs, strict=True))
         if outs is None:
             for name, (shape, strides, dtype) in bound.made.items():  # 1.3 us; torch.empty takes 2.4
                 made[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
-        else:
-            made.update(zip(bound.made, outs, strict=True))
+        given.update(bound.absent)
         given.update(made)
         for name, nbytes, other, other_nbytes, over, error in bound.apart:
             start, begin = given[name].data_ptr(), given[other].data_ptr()
@@ -119,7 +118,7 @@ class Launcher:
         if bound.instead is not None:
             bound.instead(Arguments(**given))
             return _returned(made)
-        if self.kernel.tuning is not None:
+        if bound.config is not None:
             given["config"] = bound.config
         if self.bind is not None:
             if bound.more is None:
@@ -231,9 +230,9 @@ class Launcher:
         return traffic(inputs)
 
 
-def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
-    results = [tensor for tensor in made.values() if tensor is not None]
-    return results[0] if len(results) == 1 else tuple(results) or None
+def _returned(made: Mapping[str, torch.Tensor]) -> Any:
+    results = tuple(made.values())
+    return results[0] if len(results) == 1 else results or None
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
