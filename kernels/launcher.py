@@ -67,7 +67,6 @@ class Launcher:
     on_cpu: bool
     allocates: bool
     kernel: Kernel = field(init=False)
-    """What it is registered as."""
 
     def __post_init__(self) -> None:
         own = inspect.signature(self.fn).parameters
@@ -111,13 +110,15 @@ class Launcher:
                 made[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
         given.update(bound.absent)
         given.update(made)
+        results = tuple(made.values())
+        result = results[0] if len(results) == 1 else results or None
         for name, nbytes, other, other_nbytes, over, error in bound.apart:
             start, begin = given[name].data_ptr(), given[other].data_ptr()
             if start < begin + other_nbytes and begin < start + nbytes and not (over and start == begin):
                 raise ValueError(error)
         if bound.instead is not None:
             bound.instead(Arguments(**given))
-            return _returned(made)
+            return result
         if bound.config is not None:
             given["config"] = bound.config
         if self.bind is not None:
@@ -129,7 +130,7 @@ class Launcher:
                 returned = self.fn(**given)
         else:
             returned = self.fn(**given)
-        return _returned(made) if bound.made else returned
+        return result if bound.made else returned
 
     def bound(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
         """What is known for the layout of these arguments; checks them if it is new.  Raises `ValueError`."""
@@ -228,11 +229,6 @@ class Launcher:
         if self.kernel.tuning is not None and inputs.config is None:
             inputs = inputs.but(config=self.default_config(vars(inputs), self.contract.sizes(vars(inputs))))
         return traffic(inputs)
-
-
-def _returned(made: Mapping[str, torch.Tensor]) -> Any:
-    results = tuple(made.values())
-    return results[0] if len(results) == 1 else results or None
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:

@@ -147,8 +147,7 @@ class Kernel:
         op needs, no other kernel is looked for."""
         defaults = {each.name: each.default for each in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
-        lacks = f"it has no {others[0]!r}" if others else None
-        reason = lacks or self.unsupported(self._arguments(inputs, spec))
+        reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
         taken = "" if spec or not reason else who_takes(self, inputs)
         return Refusal("UNSUPPORTED", f"{self.id}: {reason}{taken}") if reason else None
 
