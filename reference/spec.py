@@ -18,7 +18,7 @@ from rooflab.reference.special import common_sets
 from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.names import values_by_name
 
-CONTRACT = 4
+CONTRACT = 5
 """What `bench` takes for granted of `kernels`, `reference` and `roofline`.  An A/B measures both of its trees with one
 `bench`, so it refuses a tree with another number.  It grows when a field, a function or a meaning that `bench` uses of
 the three changes."""
