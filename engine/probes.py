@@ -24,7 +24,7 @@ OPS = (
     "sample",
 )
 DECODE = "decode_attention"
-"""`paged_attention` with one query per sequence: a kernel may take these calls alone, and serves them alone."""
+"""`paged_attention` with one query per sequence.  A kernel that takes no other calls can still serve these."""
 FUSED = "gemm_silu_and_mul"
 """On CUDA in place of `gemm` and `silu_and_mul` where a record of the card prefers it to them."""
 PRODUCTS = ("gemm", "gemm_w8a16")
@@ -118,7 +118,7 @@ def probes(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
 
 
 def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
-    """Tables and lengths."""
+    """The table of pages and the lengths of this number of sequences."""
     table = torch.zeros(sequences, max_blocks, dtype=torch.int32)
     return {"block_table": table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
 
