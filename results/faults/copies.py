@@ -110,7 +110,9 @@ def run_pytest(
         folder = Path(temporary)
         (folder / "cache").mkdir()
         for name in BY_CONTENT:
-            (folder / "cache" / name).symlink_to(Path.home() / ".cache" / "rooflab" / name)
+            kept = Path.home() / ".cache" / "rooflab" / name
+            kept.mkdir(parents=True, exist_ok=True)
+            (folder / "cache" / name).symlink_to(kept)
         (folder / "report").touch()
         variables = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", DATA)
