@@ -106,6 +106,10 @@ def test_a_barrier_that_votes_counts_threads_and_not_warps(form: str, want: int)
     body = f"setp.ge.u32 %p1, %r0, 0; bar.red.{form}, 0, %p1;"
     body += "" if "popc" in form else "selp.u32 %r1, 1, 0, %p2;"
     assert launch(body, block=48)[0] == [want] * 48
+    for left in (1, 33, 48):  # threads that return early are not waited for
+        early = f"setp.ge.u32 %p3, %r0, {left}; @%p3 exit;"
+        wanted = left if "popc" in form else want
+        assert launch(early + body, block=64)[0] == [wanted] * left + [0] * (64 - left)
 
 
 @pytest.mark.parametrize(
