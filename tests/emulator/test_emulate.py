@@ -115,16 +115,6 @@ def test_bad_input_is_one_sentence(rooflab, arguments, message):
     assert status == 2 and re.search(message, " ".join(err.split())), err
 
 
-def test_a_check_with_no_gpu_runs_the_compiled_code_and_counts_its_bytes(rooflab, tmp_path):
-    arguments = ["--kernel", "fused", "--suite", "smoke", "--scheme", "bf16", "--out", tmp_path / "records", "--json"]
-    status, out, _ = rooflab("check", "silu_and_mul", *arguments)
-    rows = json.loads(out)
-    assert status == 0 and {row["checked_by"] for row in rows} == {"emulator"}
-    for record in read(tmp_path / "records"):
-        assert record.checked_by == "emulator" and record.traffic_basis == "counted"
-        assert record.traffic_bytes >= record.metrics["hbm_write_bytes"] > 0
-
-
 def other_file(tmp_path, name, text):
     """A file that registers `name` for the same op: the head of the one above, and other code."""
     file = tmp_path / f"{name}.py"
