@@ -87,16 +87,14 @@ def test_a_few_ctas_that_cannot_be_judged_are_not_right(rooflab, tmp_path):
         assert status == wanted and words in " ".join(f"{out} {err}".split())
 
 
-def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
-    for name, change, status, words in (
-        ("right", {}, 0, ("rmsnorm/mine_right", ": OK")),
-        ("wrong", {"factor": "1.5"}, 11, ("INCORRECT",)),
-        ("racing", {"rows": "0"}, 11, ("write-write race on global memory", "mine_racing.py:12 (st.global")),
-        ("reaching", {"shift": "2048"}, 11, ("RUNTIME_ERROR", "mine_reaching.py:9 (ld.global", "into x of 4096")),
+def test_what_is_wrong_with_a_users_kernel_is_named(rooflab, tmp_path):
+    for name, change, words in (
+        ("racing", {"rows": "0"}, ("write-write race on global memory", "mine_racing.py:12 (st.global")),
+        ("reaching", {"shift": "2048"}, ("RUNTIME_ERROR", "mine_reaching.py:9 (ld.global", "into x of 4096")),
     ):
         file = mine(tmp_path, f"mine_{name}", **change)
-        found, out, _ = rooflab("emulate", "--kernel", file, *CASE)
-        assert found == status and all(word in " ".join(out.split()) for word in words), out
+        status, out, _ = rooflab("emulate", "--kernel", file, *CASE)
+        assert status == 11 and all(word in " ".join(out.split()) for word in words), out
 
 
 @pytest.mark.parametrize(

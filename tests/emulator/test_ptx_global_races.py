@@ -44,11 +44,11 @@ def kinds(races: GlobalRaces) -> list[str]:
 def run(races: GlobalRaces, words: str) -> list[str]:
     """Moves, each a word: `read@3/1` is done by CTA 3 to tile 1, `release@3/1` to flag 1; without a number to 0.
 
-    `add` is an atomic that neither releases nor acquires, `look` and `gets` are loads of a flag, `gets` with acquire.
+    `look` and `gets` are loads of a flag, `gets` with acquire.  What else there is, `test_ptx_race_model.py` draws.
     """
     orders = {
-        "release": {"release": True}, "acquire": {"acquire": True}, "both": {"release": True, "acquire": True},
-        "add": {}, "look": {"stores": False}, "gets": {"acquire": True, "stores": False},
+        "release": {"release": True}, "acquire": {"acquire": True}, "look": {"stores": False},
+        "gets": {"acquire": True, "stores": False},
     }  # fmt: skip
     for word in words.split():
         name, cta, number = re.fullmatch(r"(\w+)@(\d)(?:/(\d))?", word).groups()

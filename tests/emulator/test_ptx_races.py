@@ -135,6 +135,7 @@ RIGHT = [
 WRONG = {
     "store read": "write-read store read",
     "read store": "read-write read store",
+    "arrive@0 phase store@0 arrive@0 wait@1 read@1": "write-read store read",  # what is signalled is of before
     "read@0 atomic@1": "read-write read atomic",
     "store@0 atomic@1": "write-write store atomic",
     "atomic@0 store@1": "write-write atomic store",
