@@ -87,16 +87,14 @@ def test_a_few_ctas_that_cannot_be_judged_are_not_right(rooflab, tmp_path):
         assert status == wanted and words in " ".join(f"{out} {err}".split())
 
 
-def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
-    for name, change, status, words in (
-        ("right", {}, 0, ("rmsnorm/mine_right", ": OK")),
-        ("wrong", {"factor": "1.5"}, 11, ("INCORRECT",)),
-        ("racing", {"rows": "0"}, 11, ("write-write race on global memory", "mine_racing.py:12 (st.global")),
-        ("reaching", {"shift": "2048"}, 11, ("RUNTIME_ERROR", "mine_reaching.py:9 (ld.global", "into x of 4096")),
+def test_what_is_wrong_with_a_users_kernel_is_named(rooflab, tmp_path):
+    for name, change, words in (
+        ("racing", {"rows": "0"}, ("write-write race on global memory", "mine_racing.py:12 (st.global")),
+        ("reaching", {"shift": "2048"}, ("RUNTIME_ERROR", "mine_reaching.py:9 (ld.global", "into x of 4096")),
     ):
         file = mine(tmp_path, f"mine_{name}", **change)
-        found, out, _ = rooflab("emulate", "--kernel", file, *CASE)
-        assert found == status and all(word in " ".join(out.split()) for word in words), out
+        status, out, _ = rooflab("emulate", "--kernel", file, *CASE)
+        assert status == 11 and all(word in " ".join(out.split()) for word in words), out
 
 
 @pytest.mark.parametrize(
@@ -113,16 +111,6 @@ def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
 def test_bad_input_is_one_sentence(rooflab, arguments, message):
     status, _, err = rooflab(*arguments)
     assert status == 2 and re.search(message, " ".join(err.split())), err
-
-
-def test_a_check_with_no_gpu_runs_the_compiled_code_and_counts_its_bytes(rooflab, tmp_path):
-    arguments = ["--kernel", "fused", "--suite", "smoke", "--scheme", "bf16", "--out", tmp_path / "records", "--json"]
-    status, out, _ = rooflab("check", "silu_and_mul", *arguments)
-    rows = json.loads(out)
-    assert status == 0 and {row["checked_by"] for row in rows} == {"emulator"}
-    for record in read(tmp_path / "records"):
-        assert record.checked_by == "emulator" and record.traffic_basis == "counted"
-        assert record.traffic_bytes >= record.metrics["hbm_write_bytes"] > 0
 
 
 def other_file(tmp_path, name, text):

@@ -11,14 +11,13 @@ import pytest
 import torch
 from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
 
-from rooflab.bench.emulator.numbers.bits import high_half, low_half, pack_pair, parts, whole
+from rooflab.bench.emulator.numbers.bits import high_half, low_half
 from rooflab.bench.emulator.numbers.formats import (
     FORMATS,
     INTEGERS,
     cvt,
     cvt_f16x2_fp8x2,
     cvt_fp8x2_f16x2,
-    cvt_pack,
     cvt_pair,
     cvt_rn_bf16x2_f32,
     decode,
@@ -47,7 +46,10 @@ def floats(name: str, seed: int = 2) -> np.ndarray:
     rng = np.random.default_rng(seed)
     halves = rng.integers(-600, 600, 300) / 2
     ends = np.array([s * 2.0**p for p in (7, 8, 15, 16, 31, 32, 63, 64) for s in (1, -1)])
-    around = np.concatenate([ends, np.nextafter(ends, 0), ends + 0.5, ends - 0.5, ends - 1, ends * 1.5])
+    # Ties of bf16, f16, f32 and what float64 has beside them, where rounding to float32 first would show.
+    ties = np.array([s * (1 + k * 2.0**-p) for p in (8, 11, 24) for k in (1, 3) for s in (1, -1, 2.0**-126)])
+    around = [ends, np.nextafter(ends, 0), ends + 0.5, ends - 0.5, ends - 1, ends * 1.5]
+    around = np.concatenate([*around, ties, np.nextafter(ties, np.inf), np.nextafter(ties, -np.inf)])
     values = np.concatenate([halves, around, edges(np.float64), random_floats(rng, np.float32, 250)])
     return encode(values, name) if name in ("f16", "bf16") else values.astype(FLOAT_TYPES[name])
 
@@ -164,22 +166,6 @@ def test_packed_fp8_and_packed_f16_convert_half_by_half(kind):
     assert cvt_fp8x2_f16x2(np.uint32(0xBC003C00), kind, relu=True) == {"e4m3": 0x0038, "e5m2": 0x003C}[kind]
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: cvt(np.float32(1), "f128", "f32"), "to: expected a type of cvt, got 'f128'"),
-        (lambda: cvt(np.float32(1), "f32", "f128"), "source: expected a type of cvt, got 'f128'"),
-        (lambda: cvt(np.float32(1), "s32", "f32", "rn"), "rounding: expected one of rni, rzi, rmi, rpi"),
-        (lambda: cvt_pack(np.int32(1), np.int32(1), "s32"), "to: expected an integer of 16, 8, 4 or 2 bits"),
-        (lambda: encode(np.float32(1), "e3m4"), "format: expected one of"),
-        (lambda: encode(np.float32(1), "e4m3", "rz"), "rounding: expected one of rn for e4m3, got 'rz'"),
-    ],
-)
-def test_what_ptx_lacks_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 # Formats
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -232,18 +218,6 @@ def test_float32_is_encoded_to_nearest_as_torch_does_it(name):
     assert (encode(values, name)[~number] == FORMATS[name].nan).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("rounding", ["rn", "rz", "rm", "rp"])
-@pytest.mark.parametrize("name", ["f16", "bf16"])
-def test_every_rounding_of_16_bits_is_that_of_the_rational_number(name, rounding, dtype):
-    values = trials(name)[:1200].astype(dtype)
-    if dtype is np.float64:
-        # Next to a float32 and between two of them, where rounding to float32 first would show.
-        values = np.concatenate([values, np.nextafter(values, np.inf), np.nextafter(values, -np.inf), [1e300, -1e-300]])
-    expected = [rounded(Fraction(x), SHAPES[name], rounding) if np.isfinite(x) and x else x for x in values.tolist()]
-    assert_same(decode(encode(values, name, rounding), name), expected, values)
-
-
 @pytest.mark.parametrize("rounding", ["rn", "rz", "rna"])
 def test_tf32_keeps_ten_bits_of_mantissa(rounding):
     rng = np.random.default_rng(3)
@@ -271,15 +245,3 @@ def test_what_fp8_cannot_hold_overflows_as_its_format_says():
     values = np.array([464, 465, 480, 1e30, np.inf, -np.inf], np.float32)
     assert encode(values, "e4m3").tolist() == [0x7E, 0x7F, 0x7F, 0x7F, 0x7F, 0xFF]
     assert encode(np.array([61439, 61440, np.inf, -1e9], np.float32), "e5m2").tolist() == [0x7B, 0x7C, 0x7C, 0xFC]
-
-
-def test_packed_pairs_keep_element_0_in_the_low_half():
-    low, high = np.array([1, 2], np.uint16), np.array([0xAAAA, 0xBBBB], np.uint16)
-    pair = pack_pair(high, low)
-    assert pair.tolist() == [0xAAAA0001, 0xBBBB0002] and pair.dtype == np.uint32
-    assert (low_half(pair) == low).all() and (high_half(pair) == high).all()
-    assert parts(pair, np.uint16).tolist() == [[1, 0xAAAA], [2, 0xBBBB]]
-    assert (whole(parts(pair, np.uint16), np.uint32) == pair).all()
-    scalar = pack_pair(high[0], low[0])
-    assert isinstance(scalar, np.uint32) and scalar == pair[0]
-    assert pack_pair(high, low[0]).tolist() == [0xAAAA0001, 0xBBBB0001]

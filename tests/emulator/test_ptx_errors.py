@@ -7,27 +7,38 @@ from typing import Any
 
 import pytest
 import torch
-from ptx_cuda import SOURCE, ptx, run
 from ptx_lines import SHARED, TEXT, error
 from ptx_lines import launch as lines
 
+from rooflab.bench.emulate.ours import compile_ptx
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.text.parse import parse
 from rooflab.bench.emulator.text.syntax import PtxError
 
+SOURCE = """
+extern "C" __global__ void copy(const float* x, float* y, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i];
+}
+extern "C" __global__ void asserts(const int* x) {
+    assert(x[threadIdx.x] < 5);
+}
+"""
 
-def line_of(words: str) -> str:
-    """`kernel.cu:12`, where a comment of the source says these words."""
-    (number,) = [number for number, line in enumerate(SOURCE.splitlines(), 1) if line.endswith(f"// {words}")]
-    return f"kernel.cu:{number} "
+
+def ptx() -> str:
+    """The PTX of CUDA C++."""
+    return compile_ptx(SOURCE)
 
 
-def error_of(name: str, args: list[Any], kind: type[Exception] = EmulationError, **more: Any) -> str:
-    """The one line that a kernel of the file ends with."""
+def error_of(
+    name: str, args: list[Any], kind: type[Exception] = EmulationError, *, grid: int = 1, block: int = 32
+) -> str:
+    """The one line that one of its kernels ends with."""
     with pytest.raises(kind) as caught:
-        run(name, args, **{"block": 32, **more})
+        emulate(PtxLaunch(ptx(), name, (block, 1, 1)), (grid,), args)
     text = str(caught.value)
     assert "\n" not in text and "\t" not in text
     return text
@@ -36,11 +47,6 @@ def error_of(name: str, args: list[Any], kind: type[Exception] = EmulationError,
 def floats(count: int = 256) -> torch.Tensor:
     """Ones."""
     return torch.ones(count)
-
-
-def integers(count: int = 256) -> torch.Tensor:
-    """0, 1, 2 and so on."""
-    return torch.arange(count, dtype=torch.int32)
 
 
 def launch(text: str, name: str | None = "copy") -> None:
@@ -89,10 +95,10 @@ def test_static_and_dynamic_shared_memory_are_taken_together() -> None:
 
 
 def test_reads_and_writes_outside_a_tensor_name_thread_and_place() -> None:
-    text = error_of("copy", [floats(100), floats(), 200], grid=(2,), block=128)
-    assert line_of("the copy") in text and "CTA 0, thread 100: " in text
+    text = error_of("copy", [floats(100), floats(), 200], grid=2, block=128)
+    assert "kernel.cu:4 " in text and "CTA 0, thread 100: " in text
     assert "begin 400 bytes into copy_param_0 of 400" in text
-    text = error_of("copy", [floats(), floats(150), 200], grid=(2,), block=128)
+    text = error_of("copy", [floats(), floats(150), 200], grid=2, block=128)
     assert "(st.global.f32), CTA 1, thread 22: " in text and "copy_param_1 of 600" in text
 
 
@@ -121,9 +127,9 @@ def test_what_a_thread_must_not_do_is_an_error(body: str, words: str) -> None:
 
 
 def test_an_assertion_names_its_line_where_it_is_reached() -> None:
-    assert "a device-side assertion failed" in error_of("asserts", [integers()])
-    assert line_of("the assertion") in error_of("asserts", [integers()])
-    run("asserts", [torch.zeros(32, dtype=torch.int32)], block=32)
+    text = error_of("asserts", [torch.arange(32, dtype=torch.int32)])
+    assert "a device-side assertion failed" in text and "kernel.cu:7 " in text
+    emulate(PtxLaunch(ptx(), "asserts", (32, 1, 1)), (1,), [torch.zeros(32, dtype=torch.int32)])
 
 
 @pytest.mark.parametrize(

@@ -153,22 +153,3 @@ def test_ldmatrix_loads_what_the_table_says_and_stmatrix_puts_it_back(num, trans
     assert sorted(rows) == sorted(wanted_rows)
     assert np.array_equal(empty[touched], memory[touched])
     assert np.count_nonzero(np.delete(empty, touched)) == 0
-
-
-ROWS = np.arange(32, dtype=np.int64) * 16
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: mma("m16n8k16", "bf16", "bf16", "f16", [], [], []), "mma: no"),
-        (lambda: mma("m16n8k32", "f16", "f16", "f32", [], [], []), "mma: no"),
-        (lambda: mma("m16n8k16", "f16", "f16", "f32", *[[np.zeros(32, np.uint32)] * 4] * 3), "expected .4, 2, 4. reg"),
-        (lambda: load_matrices(np.zeros(1024, np.uint8), np.where(ROWS == 32, 24, ROWS), 1, False), "got 24"),
-        (lambda: load_matrices(np.zeros(1024, np.uint8), ROWS, 3, False), "expected 1, 2 or 4"),
-        (lambda: load_matrices(np.zeros(1024, np.uint8), ROWS[:8], 1, False), "whole warps"),
-    ],
-)
-def test_what_no_matrix_instruction_takes_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

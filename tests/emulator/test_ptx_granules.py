@@ -19,12 +19,6 @@ KERNEL = """
 """
 
 
-def widths(text: str) -> tuple[int, int]:
-    """Of shared and of global memory."""
-    kernel = parse(KERNEL.format(text=text)).kernel("one")
-    return granule(kernel, "shared"), granule(kernel, "global")
-
-
 @pytest.mark.parametrize(
     ("text", "shared", "everywhere"),
     [
@@ -44,4 +38,5 @@ def widths(text: str) -> tuple[int, int]:
     ],
 )
 def test_the_narrowest_access_decides(text: str, shared: int, everywhere: int) -> None:
-    assert widths(text) == (shared, everywhere)
+    kernel = parse(KERNEL.format(text=text)).kernel("one")
+    assert (granule(kernel, "shared"), granule(kernel, "global")) == (shared, everywhere)

@@ -266,8 +266,13 @@ def test_the_first_lanes_get(body: str, wanted: list[int], rest: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_lanes_keep_what_each_of_three_ways_left_them(seed: int) -> None:
     body = """setp.lt.u32 %p1, %r0, 10; @%p1 bra one; setp.lt.u32 %p1, %r0, 20; @%p1 bra two; mov.u32 %r2, 5; bra end;
-        one: mov.u32 %r2, 5; bra end; two: mov.u32 %r2, 7; end: bar.warp.sync -1; add.u32 %r1, %r2, 0;"""
-    assert launch(body, seed=seed)[0] == [5] * 10 + [7] * 10 + [5] * 12
+        one: mov.u32 %r2, 5; bra end; two: mov.u32 %r2, 7; end: mov.u32 %r3, s;
+        mad.lo.u32 %r4, %r0, 4, %r3; st.shared.u32 [%r4], %r2; bar.warp.sync -1; xor.b32 %r4, %r4, 64;
+        ld.shared.u32 %r3, [%r4]; mad.lo.u32 %r1, %r3, 10, %r2;"""
+    wanted = [5] * 10 + [7] * 10 + [5] * 12
+    assert launch(body, declared=".shared .align 128 .b32 s[32];", seed=seed)[0] == [
+        10 * wanted[lane ^ 16] + wanted[lane] for lane in range(32)
+    ]
 
 
 def mask(lanes: Any) -> int:

@@ -26,15 +26,27 @@ ADDRESSES = """
 
 MBARRIER = "mov.u32 %r2, s; @%p0 mbarrier.init.shared.b64 [%r2], {}; bar.sync 0; "
 OVER = "mbarrier.test_wait.parity.shared.b64 %p2, [%r2], 0; selp.u32 %r1, 1, 0, %p2;"
+DROP = "@%p0 mbarrier.arrive_drop.expect_tx.shared.b64 _, [%r2], 16;"
+ELECTED = "setp.eq.u32 %p1, %r0, 5; @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], %r0; bar.warp.sync -1;"
+BROUGHT = "@%p0 mbarrier.complete_tx.relaxed.cluster.shared::cta.b64 [%r2], {};"
+PROMISE = "mov.u32 %r3, 1; @%p0 mbarrier.{}.noComplete.release.cta.shared::cta.b64 %d3, [%r2], %r3;"
 
 
-def test_a_dropped_arrival_may_announce_bytes() -> None:
-    arrive = "@%p0 mbarrier.arrive_drop.expect_tx.shared.b64 _, [%r2], 16;"
-    complete = "@%p0 mbarrier.complete_tx.relaxed.cluster.shared::cta.b64 [%r2], 16;"
-    assert launch(MBARRIER.format(1) + arrive + OVER, declared=SHARED)[0] == [0] * 32
-    assert launch(MBARRIER.format(1) + arrive + complete + OVER, declared=SHARED)[0] == [1] * 32
-    text = error(MBARRIER.format(1) + "mbarrier.arrive_drop.shared.b64 _, [%r2];", declared=SHARED)
-    assert "32 arrivals are dropped of the 1 of an mbarrier" in text
+@pytest.mark.parametrize(
+    ("count", "body", "over"),
+    [
+        (1, DROP, 0),
+        (1, DROP + BROUGHT.format(16), 1),
+        (1, ELECTED + BROUGHT.format(4), 0),  # the electing thread's own number is announced
+        (1, ELECTED + BROUGHT.format(5), 1),
+        (1, "@%p0 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r2], 16; @%p0 mbarrier.arrive.shared.b64 _, [%r2];", 0),
+        (496, "@!%p0 mbarrier.arrive.shared.b64 _, [%r2], %r0;", 1),  # each thread as often as it says
+        (2, PROMISE.format("arrive"), 0),
+        (2, PROMISE.format("arrive_drop"), 0),
+    ],
+)
+def test_a_phase_waits_for_all_arrivals_and_bytes(count: int, body: str, over: int) -> None:
+    assert launch(MBARRIER.format(count) + body + OVER, declared=SHARED)[0] == [over] * 32
 
 
 @pytest.mark.parametrize(("drop", "second"), [("", 0), ("_drop", 1)])
@@ -43,19 +55,6 @@ def test_an_mbarrier_counts_again_in_each_phase_less_what_was_dropped(drop: str,
     body = f"""@%p0 mbarrier.arrive.shared.b64 _, [%r2]; @%p0 mbarrier.arrive{drop}.shared.b64 _, [%r2];
         @%p0 mbarrier.arrive.shared.b64 _, [%r2]; bar.sync 0; {OVER.replace(", 0; selp", ", 1; selp")}"""
     assert launch(MBARRIER.format(2) + body, declared=SHARED)[0] == [second] * 32
-
-
-@pytest.mark.parametrize(("bytes_", "over"), [(4, 0), (5, 1)])
-def test_what_is_announced_is_the_electing_threads_own_number(bytes_: int, over: int) -> None:
-    body = f"""setp.eq.u32 %p1, %r0, 5; @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], %r0; bar.warp.sync -1;
-        @%p0 mbarrier.complete_tx.relaxed.cluster.shared::cta.b64 [%r2], {bytes_};"""
-    assert launch(MBARRIER.format(1) + body + OVER, declared=SHARED)[0] == [over] * 32
-
-
-def test_each_thread_arrives_as_often_as_it_says() -> None:
-    body = "mbarrier.arrive.shared.b64 _, [%r2], %r3;"
-    assert launch(MBARRIER.format(496) + "add.u32 %r3, %r0, 0; @%p0 mov.u32 %r3, 0; @!%p0 " + body + OVER,
-                  declared=SHARED)[0] == [1] * 32  # fmt: skip
 
 
 def test_each_thread_asks_for_its_own_phase_and_mbarrier() -> None:
@@ -78,24 +77,17 @@ def test_threads_of_a_warp_may_wait_for_what_others_of_it_do() -> None:
 def test_what_no_mbarrier_gets_or_holds_is_named() -> None:
     arrive = "mov.u32 %r2, s; mbarrier.arrive.shared.b64 _, [%r2];"
     assert "holds no mbarrier that was initialised" in error(arrive, declared=SHARED)
+    for body, words in (
+        ("mbarrier.arrive_drop.shared.b64 _, [%r2];", "32 arrivals are dropped of the 1 of an mbarrier"),
+        (PROMISE.format("arrive"), "an arrival with .noComplete ends the phase of its mbarrier"),
+        (PROMISE.format("arrive_drop"), "an arrival with .noComplete ends the phase of its mbarrier"),
+    ):
+        assert words in error(MBARRIER.format(1) + body, declared=SHARED)
     wait = "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra W;"
     assert "2 of 2 arrivals and 0 bytes missing" in error(MBARRIER.format(2) + wait, declared=SHARED)
     bulk = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d3], 128, [%r2];"
     outside = "add.u32 %r3, %r2, 128; add.u64 %d3, %d0, 64; @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128;"
     assert "128 bytes into to of 128" in error(f"{MBARRIER.format(1)} {outside} @%p0 {bulk} {wait}", declared=SHARED)
-
-
-def test_bytes_that_are_announced_alone_are_waited_for() -> None:
-    body = "@%p0 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r2], 16; @%p0 mbarrier.arrive.shared.b64 _, [%r2];"
-    assert launch(MBARRIER.format(1) + body + OVER, declared=SHARED)[0] == [0] * 32
-
-
-@pytest.mark.parametrize("name", ["arrive", "arrive_drop"])
-def test_an_arrival_that_promises_not_to_end_the_phase_must_not(name: str) -> None:
-    arrive = f"mov.u32 %r3, 1; @%p0 mbarrier.{name}.noComplete.release.cta.shared::cta.b64 %d3, [%r2], %r3;"
-    assert launch(MBARRIER.format(2) + arrive + OVER, declared=SHARED)[0] == [0] * 32
-    text = error(MBARRIER.format(1) + arrive + OVER, declared=SHARED)
-    assert "an arrival with .noComplete ends the phase of its mbarrier" in text
 
 
 # Barriers of CTAs
@@ -106,6 +98,10 @@ def test_a_barrier_that_votes_counts_threads_and_not_warps(form: str, want: int)
     body = f"setp.ge.u32 %p1, %r0, 0; bar.red.{form}, 0, %p1;"
     body += "" if "popc" in form else "selp.u32 %r1, 1, 0, %p2;"
     assert launch(body, block=48)[0] == [want] * 48
+    for left in (1, 33, 48):  # threads that return early are not waited for
+        early = f"setp.ge.u32 %p3, %r0, {left}; @%p3 exit;"
+        wanted = left if "popc" in form else want
+        assert launch(early + body, block=64)[0] == [wanted] * left + [0] * (64 - left)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,18 @@ def test_a_generic_address_far_behind_a_window_does_not_come_back(space: str, de
     assert "lie outside" in error(body, declared=declared)
 
 
+def test_a_pointer_may_mean_another_space_in_every_lane() -> None:
+    body = """mul.wide.u32 %d6, %r0, 4; mov.u64 %d3, s; cvta.shared.u64 %d3, %d3; add.u64 %d3, %d3, %d6;
+        mov.u64 %d4, l; cvta.local.u64 %d4, %d4; add.u64 %d5, %d2, 128; rem.u32 %r2, %r0, 3;
+        setp.eq.u32 %p1, %r2, 0; selp.b64 %d6, %d3, %d4, %p1; setp.eq.u32 %p2, %r2, 1; selp.b64 %d6, %d5, %d6, %p2;
+        st.u32 [%d6], %r0; ld.u32 %r1, [%d6];
+        isspacep.shared %p3, %d6; @%p3 add.u32 %r1, %r1, 100; isspacep.global %p3, %d6; @%p3 add.u32 %r1, %r1, 200;
+        isspacep.local %p3, %d6; @%p3 add.u32 %r1, %r1, 300;"""
+    found, result = launch(body, declared=SHARED + LOCAL, to=torch.zeros(64, dtype=torch.int32))
+    assert found[:32] == [lane + 100 * (1 + lane % 3) for lane in range(32)] and result.races == ()
+    assert found[32:] == [lane * (lane % 3 == 1) for lane in range(32)]
+
+
 def test_a_read_of_local_memory_that_its_thread_has_not_written_is_an_error() -> None:
     text = error("setp.lt.u32 %p1, %r0, 5; @%p1 st.local.u32 [l+4], %r0; ld.local.u32 %r1, [l+4];", declared=LOCAL)
     assert "thread 5: a read of local memory at 0x4, which the thread has not written" in text
@@ -152,7 +164,30 @@ def test_one_thread_that_stores_sixteen_bytes_takes_one_turn() -> None:
     assert launch(body, declared=SHARED)[1].shared_wavefronts == 1
 
 
-# Loops without end
+# Waiting
+
+WAIT = "W: ld.volatile.global.u32 %r1, [%d3]; setp.eq.u32 %p3, %r1, 0; @%p3 bra W;"
+LOOK = "L: ld.volatile.global.u32 %r2, [%d3]; add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 9; @%p2 bra L;"
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(
+    ("body", "all_have", "there"),
+    [
+        # Lane 0 of each warp sets what its others wait for; a cluster waits for one that looks without a change.
+        (f"@%p0 bra S; {WAIT} bra E; S: st.volatile.global.u32 [%d3], 7; mov.u32 %r1, 7; E:", 7, [7, 0]),
+        (f"@%p1 bra W; {LOOK} st.volatile.global.u32 [%d3], 7; {WAIT}", 7, [7, 0]),
+        # A lock lets one CTA in at a time.
+        ("@!%p0 bra E; L: atom.global.cas.b32 %r2, [%d3], 0, 1; setp.ne.u32 %p2, %r2, 0; @%p2 bra L; fence.acq_rel.gpu;"
+         " ld.global.u32 %r4, [%d3+4]; add.u32 %r4, %r4, 1; st.global.u32 [%d3+4], %r4; fence.acq_rel.gpu;"
+         " atom.global.exch.b32 %r2, [%d3], 0; E:", 0, [0, 4]),
+    ],
+)  # fmt: skip
+def test_who_waits_gets_what_others_do(body: str, all_have: int, there: list[int], seed: int) -> None:
+    start = "add.u64 %d3, %d0, 512; mov.u32 %r1, 0; mov.u32 %r3, 0; setp.lt.u32 %p1, %r31, 2;"
+    to = torch.zeros(130, dtype=torch.int32)
+    found, result = launch(start + body, to=to, cluster=(2, 1, 1), grid=4, seed=seed)
+    assert found == [all_have] * 128 + there and result.races == ()
 
 
 @pytest.mark.parametrize("turn", ["", "add.u32 %r1, %r1, 1; rem.u32 %r1, %r1, 3; setp.lt.u32 %p1, %r1, 9; @%p1"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ from rooflab.bench.core.ceilings.compute import MmaShape, VectorShape, WgmmaLaun
 from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
 from rooflab.bench.core.ceilings.streams import StreamShape
 from rooflab.bench.emulate.ours import compile_ptx, emulating_cuda
-from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels._cuda import CudaCompileError, CudaKernel, load
@@ -80,30 +78,6 @@ def test_the_proxy_fence_before_the_tensor_cores_is_missed() -> None:
 
     races = checked(next(kernels(wgmma, without)), 1).races
     assert races and all("no fence.proxy.async between" in race for race in races)
-
-
-def test_a_launch_is_taken_as_on_a_gpu_with_options_block_and_shared_memory() -> None:
-    source = """
-    struct Pair { int a; float b; };
-    extern "C" __global__ void k(float* y, const float* none, Pair pair, unsigned char small) {
-        extern __shared__ float s[];
-        const int i = threadIdx.x + blockDim.x * threadIdx.y;
-        if (none == nullptr) y[i] = FACTOR * (pair.a + pair.b) + small + (s != nullptr);
-    }
-    """
-    seen: list[tuple[PtxLaunch, tuple[int, ...]]] = []
-
-    def handle(launch: PtxLaunch, grid: tuple[int, ...], args: list[Any]) -> None:
-        seen.append((launch, grid))
-        emulate(launch, grid, args)
-
-    y = torch.zeros(8)
-    pair = np.array([(3, 0.5)], np.dtype([("a", "i4"), ("b", "f4")]))
-    with emulating_cuda(handle):
-        CudaKernel(source, "k", ("-DFACTOR=2",))((1,), (4, 2), y, None, pair, np.uint8(7), shared_bytes=64)
-    assert (y == 2 * 3.5 + 7 + 1).all()
-    ((launch, grid),) = seen
-    assert (launch.block, launch.dynamic_shared, grid) == ((4, 2, 1), 64, (1,))
 
 
 def test_a_source_that_is_wrong_gives_the_compilers_words() -> None:

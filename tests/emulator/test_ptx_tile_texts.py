@@ -114,6 +114,8 @@ def test_a_multicast_reads_global_memory_once() -> None:
 
 NULL = "setp.eq.u32 %p2, %r1, 7; setp.eq.and.u32 %p2, %r2, 2, %p2; selp.b64 %rd4, 0, %rd4, %p2;"
 PAIR = {"grid": 2, "cluster": 2}
+MMA = """mma.sync.aligned.m16n8{}.row.col.f32.f16.f16.f32
+    {{%f2, %f3, %f4, %f5}}, {{{}}}, {{%r1, %r1}}, {{%f1, %f1, %f1, %f1}};"""
 
 
 @pytest.mark.parametrize(
@@ -135,9 +137,11 @@ PAIR = {"grid": 2, "cluster": 2}
          f"@%p1 {BULK.replace('bulk.', 'bulk.tensor.2d.')} [%r20], [%rd1+16, {{%r9, %r9}}], [%r21];", {}),
         ("a reduction that there is not",
          "@%p1 cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f32 [%rd1], [%r20], 64;", {}),
+        ("mma: no m16n8k32 of f16", MMA.format("k32", "%r1, %r1, %r1, %r1"), {}),
+        ("expected (4, 2, 4) registers of A, B, C, got (2, 2, 4)", MMA.format("k16", "%r1, %r1"), {}),
     ],
 )  # fmt: skip
-def test_a_copy_that_no_gpu_does_is_refused(said: str, body: str, more: dict[str, Any]) -> None:
+def test_what_no_gpu_does_is_refused(said: str, body: str, more: dict[str, Any]) -> None:
     refused(said, body, **more)
 
 

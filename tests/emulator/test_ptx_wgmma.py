@@ -13,7 +13,7 @@ from rooflab.bench.emulator.tiles.mma import (
     truncated_wgmma,
     wgmma,
 )
-from rooflab.bench.emulator.tiles.shared_layout import Descriptor, decode_descriptor, read_operand
+from rooflab.bench.emulator.tiles.shared_layout import read_operand
 
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -46,12 +46,6 @@ def mn_major(row, k, span, leading, stride):
     if not span:
         return row // 8 * stride + k // 8 * leading + k % 8 * 16 + row % 8 * 2
     return row // (span // 2) * leading + k // 8 * stride + k % 8 * span + row % (span // 2) * 2
-
-
-def test_the_fields_of_a_descriptor_are_in_bytes():
-    bits = descriptor(0x1F430, 0x2080, 0x0400, 64, 5) | 0xC000
-    assert decode_descriptor(bits) == Descriptor(0x1F430, 0x2080, 0x0400, 5, 64)
-    assert decode_descriptor(np.uint64(descriptor(0x3FFF0, 0, 16, 32))).start == 0x3FFF0
 
 
 def filled(element, rows, seed):
@@ -103,12 +97,6 @@ def test_the_base_offset_shifts_the_pattern_of_the_swizzle(span):
     put(memory, raw, span, start, lambda row, k: k_major(row, 2 * k, span, 16, 8 * span), start)
     found = read_operand(memory, descriptor(start, 16, 8 * span, span, base_offset=3), 16, "bf16")
     assert np.array_equal(found, values_of(raw, "bf16"), equal_nan=True)
-
-
-def test_an_operand_that_cannot_be_read_raises():
-    memory = np.zeros(2048, np.uint8)
-    with pytest.raises(ValueError, match="up to byte 2207 of 2048"):
-        read_operand(memory, descriptor(0, 16, 1024, 128) + (256 >> 4), 16, "f16")
 
 
 def place_of_d(lane, register, element):

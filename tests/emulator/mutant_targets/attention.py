@@ -25,10 +25,10 @@ def _windows(op: str, kernel: str, case: str, windows: tuple[int, int], m: int) 
     return Target(op, kernel, tuple(f"{case},window={window}" for window in windows), config)
 
 
-def _latents(context: int, H: int, rotary: int, h: int, warps: int, stages: int = 3) -> Target:
+def _latents(context: int, H: int, rotary: int, h: int, warps: int) -> Target:
     # The second sequence is empty: with 16 heads nothing but the barrier behind the loop stands between the queries and
     # the result.
-    config = {"block_h": h, "block_n": 16, "num_warps": warps, "num_stages": stages}
+    config = {"block_h": h, "block_n": 16, "num_warps": warps, "num_stages": 3}
     case = f"B=3,context={context},H={H},latent=64,rotary={rotary},block_size=16,ragged=true,lse=true"
     return Target("mla_decode", "split_kv", (case,), config)
 
@@ -82,9 +82,6 @@ TARGETS: dict[str, Target] = {
     ),
     # Two splits, which a second launch merges.
     "latents_16_heads": _latents(500, 3, 16, 16, 4),
-    "latents_32_heads": _latents(150, 32, 64, 32, 8),
     "latents_64_heads": _latents(150, 64, 64, 64, 8),
-    "latents_16_heads_2_stages": _latents(150, 3, 16, 16, 4, 2),
-    "latents_32_heads_2_stages": _latents(150, 32, 64, 32, 8, 2),
     "merge_states": Target("merge_attention_states", "fused", ("P=5,T=4,H=3,D=128,empty=true",)),
 }  # fmt: skip

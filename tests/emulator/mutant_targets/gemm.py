@@ -9,11 +9,6 @@ def _tiles(m: int, n: int, k: int, **more: int) -> dict[str, int]:
     return {"block_m": m, "block_n": n, "block_k": k, **more}
 
 
-def _multicast(more: str) -> Target:
-    config = {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1}
-    return Target("gemm", "multicast", (f"M=200,N=136,K=200,layout=NT,{more}",), config, (), (("sms", 2),))
-
-
 TARGETS = {
     "gemm_cooperative": Target(
         "gemm", "cooperative", ("M=136,N=72,K=200,layout=NT,bias=true,residual=true",),
@@ -22,8 +17,10 @@ TARGETS = {
         (("sms", 1), ("without", BARRIERS)),
     ),
     # Two tiles of four steps for the one cluster, and a ring of two slots.
-    "gemm_multicast": _multicast("bias=true"),
-    "gemm_multicast_residual": _multicast("bias=false,residual=true"),
+    "gemm_multicast": Target(
+        "gemm", "multicast", ("M=200,N=136,K=200,layout=NT,bias=true",),
+        {"consumers": 2, "block_n": 128, "stages": 2, "group_m": 8, "staged": 1}, (), (("sms", 2),),
+    ),
     "gemm_naive": Target("gemm", "naive", ("M=16,N=32,K=100,layout=NN,bias=true",)),
     "gemm_shared_tiles": Target("gemm", "shared_tiles", ("M=130,N=8,K=30,layout=NT,bias=true",)),
     "gemm_tensor_core": Target(
@@ -67,9 +64,5 @@ TARGETS = {
     "gemm_gemv": Target(
         "gemm", "gemv", ("M=2,N=60,K=1600,layout=NT,bias=true",),
         {"rows": 2, "unroll": 2, "warps_k": 2, "split": 2},
-    ),
-    "gemm_gemv_cta": Target(
-        "gemm", "gemv", ("M=2,N=10,K=3000,layout=NT,bias=true",),
-        {"rows": 2, "unroll": 2, "warps_k": 2, "split": 1},
     ),
 }  # fmt: skip

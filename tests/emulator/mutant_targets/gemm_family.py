@@ -80,6 +80,5 @@ TARGETS: dict[str, Target] = {
         {"block_m": 32, "block_n": 128, "num_warps": 8, "num_stages": 3, "split": 1}, (), (("scheme", "w8a16"),),
     ),
     "w4a16_gemv_cluster": _gemv(4, "w4a16_g64", 4),
-    "w4a16_gemv_cta": _gemv(4, "w4a16_g64", 1),
     "w8a16_gemv_cta": _gemv(8, "w8a16", 1),
 }  # fmt: skip

@@ -6,17 +6,13 @@ from mutant_targets.target import Target
 
 
 def _cluster(op: str, rows: int, case: str, scheme: str = "bf16") -> dict[str, Target]:
-    """On one SM three clusters of two CTAs for all rows; then eight CTAs for a row whose weights come late.
+    """On one SM three clusters of two CTAs for all rows.
 
     A CTA that does not wait for the others at the end meets, in these cases, one that still reads its sums.
     """
     config = {"lanes": 128, "vectors": 1, "rows": 1, "cluster": 2, "persistent": True}
     options = (("sms", 1), ("scheme", scheme))
-    late = config | {"vectors": 8, "cluster": 8, "persistent": False}
-    return {
-        f"{op}_cluster": Target(op, "cluster", (f"T={rows},H=2000{case}",), config, (), options),
-        f"{op}_cluster_late": Target(op, "cluster", (f"T=1,H=20000{case}",), late, (), options),
-    }
+    return {f"{op}_cluster": Target(op, "cluster", (f"T={rows},H=2000{case}",), config, (), options)}
 
 
 TARGETS = {

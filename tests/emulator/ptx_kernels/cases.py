@@ -81,6 +81,5 @@ CASES: dict[str, Case] = {
                                         reported="values to one address that differ by rounding"),
     # Triton 3.7 reads the other CTA's part of its own memory, and does not use what it finds.
     "reduce_2_ctas": Case("triton_vectors", "reduce", {"R": 8, "N": 512, "ctas": 2}, uninitialised=False),
-    "turn": _vectors("turn"),
 }  # fmt: skip
 """One of each kind of copy, product, layout and order that Triton compiles."""

@@ -1,4 +1,4 @@
-"""Triton kernels without products: sorting, scans, reductions, transposes; and arguments of every kind."""
+"""Triton kernels without products: sorting, scans, reductions; and arguments of every kind."""
 
 from __future__ import annotations
 
@@ -41,14 +41,6 @@ def reductions(x, most, where, least, total, xors, R: tl.constexpr, N: tl.conste
     tl.store(xors + rows, tl.xor_sum(values.to(tl.int32), 1))
 
 
-@triton.jit
-def turns(x, out, R: tl.constexpr, N: tl.constexpr):
-    values = tl.load(x + tl.arange(0, R)[:, None] * N + tl.arange(0, N)[None])
-    left, right = tl.split(tl.reshape(values, (R, N // 2, 2)))
-    both = tl.reshape(tl.join(right, left), (R, N))
-    tl.store(out + tl.arange(0, N)[:, None] * R + tl.arange(0, R)[None], tl.trans(both))
-
-
 def sort(seed: int, *, N=256, down=False, dtype="float32", warps=4) -> Trial:
     x = (normal((3, N), seed) * 50).to(getattr(torch, dtype))
     out = torch.zeros_like(x)
@@ -79,12 +71,6 @@ def reduce(seed: int, *, R=16, N=128, programs=2, warps=4, ctas=1) -> Trial:
         lambda: reductions[(programs,)](x, *found, xors, R, N, num_warps=warps, num_ctas=ctas),
         [*found, xors], wanted, relative=1e-6,
     )  # fmt: skip
-
-
-def turn(seed: int, *, R=32, N=64) -> Trial:
-    x, out = normal((R, N), seed), blank(N, R)
-    wanted = x.reshape(R, N // 2, 2).flip(2).reshape(R, N).T
-    return Trial(lambda: turns[(1,)](x, out, R, N), [out], [wanted])
 
 
 @triton.jit
