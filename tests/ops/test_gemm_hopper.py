@@ -8,10 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from compiled import compile_kernel
-from op_kernels import META
+from op_kernels import CPU, META, assert_right, emulated
 
-from rooflab.bench.emulate.ours import emulating_cuda
-from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.registry import get_kernel, get_op
@@ -29,13 +27,30 @@ def test_any_strides(name: str, first: int) -> None:
     a.copy_(torch.randn(17, 33))
     b.copy_(torch.randn(33, 19))
     residual, buffer = torch.randn(17, 30)[:, 5:24], torch.full((19, 24), 7.0)
-    launch, races = get_kernel("gemm", name).fn, []
-    with emulating_cuda(lambda *of: races.extend(emulate(*of).races)):
-        out = launch(a, b, residual=residual, out=buffer[1:18, first : first + 19])
-        found = launch(torch.ones(2, 0), torch.ones(0, 8), torch.ones(8), residual=torch.ones(2, 8))
+    kernel = get_kernel("gemm", name)
+    out, _ = emulated(kernel, a, b, residual=residual, out=buffer[1:18, first : first + 19])
+    found, _ = emulated(kernel, torch.ones(2, 0), torch.ones(0, 8), torch.ones(8), residual=torch.ones(2, 8))
     torch.testing.assert_close(out, (a.double() @ b.double() + residual).float())
     assert int((buffer == 7.0).sum()) == 19 * 24 - 17 * 19
-    assert races == [] and found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
+    assert found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "case", "scheme", "config"),
+    [
+        ("gemm", "gemv", "M=1,N=9,K=1032,layout=NT,bias=false", "bf16", (1, 1, 2, 2)),
+        ("gemm", "swap_ab", "M=5,N=136,K=264,layout=NT,bias=false,residual=true", "bf16", (8, 128, 64, 3, 2)),
+        ("gemm_w4a16", "gemv", "M=3,N=21,K=2304,zeros=true,bias=false", "w4a16_g128", (4, 1, 1, 2)),
+        ("gemm_w4a16", "gemv", "M=2,N=21,K=520,zeros=false,bias=true", "w4a16_g64", (4, 2, 2, 2)),
+    ],
+)
+def test_shares_of_k_that_end_anywhere(op: str, name: str, case: str, scheme: str, config: tuple[int, ...]) -> None:
+    """Warps in an order that lets the CTAs of a cluster end at different times."""
+    spec, kernel = get_op(op), get_kernel(op, name)
+    inputs = spec.make_inputs(spec.check_case(Case.parse(case)), SCHEMES[scheme], CPU, 0)
+    b = kernel.prepare(inputs["b"]) if kernel.prepare else inputs["b"]
+    out, _ = emulated(kernel, **inputs | {"b": b}, config=kernel.tuning.config_type(*config), order=3)
+    assert_right(spec, out, inputs, SCHEMES[scheme])
 
 
 def case_of(M: int, N: int, K: int, **more: bool) -> Case:

@@ -83,6 +83,15 @@ def test_what_the_window_hides_may_be_anything(monkeypatch, name, queries):
         torch.testing.assert_close(HERE[name](**inputs).double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.needs("C++ compiler")
+def test_parts_of_a_long_sequence_on_several_threads_are_added_up():
+    inputs, threads = _inputs(B=1, context=1100), torch.get_num_threads()
+    torch.set_num_threads(3)
+    found = HERE["native"](**inputs)
+    torch.set_num_threads(threads)
+    assert_right(SPEC, found, inputs, FP32)
+
+
 @pytest.mark.parametrize("name", ["gqa_packed", "chunked", "split_kv"])
 @pytest.mark.parametrize("strides", [(2**30, 64, 64, 1), (64, 2**30, 64, 1)], ids=["pages", "slots"])
 def test_pages_and_slots_past_2_31_are_read(name, strides):
