@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
 from compiled import compile_kernel
 from op_kernels import CPU, META, assert_right, emulated
 
-from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -57,19 +53,6 @@ def case_of(M: int, N: int, K: int, **more: bool) -> Case:
     return Case(M=M, N=N, K=K, layout="NT", bias=False, **more)
 
 
-@pytest.mark.parametrize("name", ["split_k", "stream_k", "swap_ab"])
-@pytest.mark.parametrize(("N", "K"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)])
-def test_a_ring_keeps_as_many_bytes_on_their_way_as_hbm_needs_and_no_share_of_k_is_empty(name, N, K):
-    """At least 36 KB of the weight for an SM: 4.8 TB/s for 1 us, of an H200, over 132 SMs."""
-    tuning = get_kernel("gemm", name).tuning
-    for M in (1, 2, 4, 8, 16, 32, 64):
-        config = tuning.heuristic(case_of(M, N, K), BF16)
-        assert (config.num_stages - 1) * config.block_n * config.block_k * 2 >= 36 * 1024
-        if name != "stream_k":
-            assert config.split * config.block_k <= K
-            assert tuning.footprint(config, case_of(M, N, K), BF16).ctas >= HOPPER_SMS * 3 // 4
-
-
 @pytest.mark.parametrize("name", ["split_k", "stream_k"])
 def test_traffic_counts_the_partial_sums(name):
     kernel, case = get_kernel("gemm", name), case_of(16, 4096, 4096)
@@ -95,32 +78,3 @@ def test_stream_k_adds_up_only_where_a_tile_was_cut(N, K):
     launched = compile_kernel("gemm", "stream_k", case, BF16)
     said = get_kernel("gemm", "stream_k").traffic_of(get_op("gemm").make_inputs(case, BF16, META, 0))
     assert len(launched) == said.launches == (2 if (N, K) == (4096, 4096) else 1)
-
-
-class Raw:
-    """CuPy's kernel with static shared memory, as far as a launch uses it."""
-
-    def __init__(self, static):
-        self.shared_size_bytes = static
-        self.allowed = []
-
-    def __call__(self, grid, block, values, *, shared_mem, stream):
-        assert stream.ptr == 7000
-
-    max_dynamic_shared_size_bytes = property(fset=lambda self, nbytes: self.allowed.append(nbytes))
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("static", "allowed"), [(0, [65536]), (64, [49152, 65536])])
-def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, static, allowed):
-    cupy, raw = pytest.importorskip("cupy"), Raw(static)
-    monkeypatch.setattr(cupy, "RawModule", lambda path: SimpleNamespace(get_function=lambda name: raw))
-    monkeypatch.setattr(_cuda, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(_cuda, "cubin_file", lambda *arguments, **options: "file")
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7000))
-    kernel = _cuda.CudaKernel("", "swap_ab")
-    for nbytes in (49152, 49152, 65536, 1024):
-        kernel((1,), (1,), shared_bytes=nbytes)
-    assert raw.allowed == allowed

@@ -9,10 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, assert_right, here
+from op_kernels import CPU, assert_right, emulated, here
 
-from rooflab.bench.emulate.ours import emulating_cuda
-from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels import _device
 from rooflab.kernels.paged_attention import library, naive
 from rooflab.kernels.registry import get_kernel
@@ -102,8 +100,7 @@ def test_pages_and_slots_past_2_31_are_read(name, strides):
     far.copy_(torch.randn(far.shape))
     table = torch.tensor([[2, 0] if len(far) > 1 else [0]], dtype=torch.int32)
     rest = {"q": torch.randn(1, 1, 64).half(), "block_table": table, "seq_lens": torch.tensor([3], dtype=torch.int32)}
-    with emulating_cuda(lambda *launch: emulate(*launch)):
-        found = [kernel.fn(**rest, k_cache=x, v_cache=x) for x in (far, far.contiguous())]
+    found = [emulated(kernel, **rest, k_cache=x, v_cache=x)[0] for x in (far, far.contiguous())]
     assert torch.equal(*found)
 
 
