@@ -95,5 +95,4 @@ def test_a_tile_s_own_sums_keep_what_one_sum_over_all_keys_loses():
     by 0.6 of what is allowed (emulated)."""
     script, keys = str(Path(__file__).with_name("short_accumulator.py")), 5120
     case = f"B=1,T=64,S={keys},H=1,H_kv=1,D=64,causal=false,v_columns=true"
-    found = json.loads(python_without_interpreter(script, "flash_attention", case, "fp8"))["fp8"]
-    assert found.pop("over tolerance") < 0.1 and max(found.values()) < 2
+    assert json.loads(python_without_interpreter(script, "flash_attention", case, "fp8"))["fp8"] < 0.1
