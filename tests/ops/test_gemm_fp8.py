@@ -41,10 +41,11 @@ def test_each_group_is_scaled_by_its_own_largest_value():
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ("N=90,K=256,scales=tensor,bias=false", "multiples of 16"), ("N=96,K=384,scales=block,bias=false", "K in multiples of 512"),
+        ("N=90,K=256,scales=tensor,bias=false", "multiples of 16"),
+        ("N=96,K=384,scales=block,bias=false", "K in multiples of 512"),
         ("N=96,K=512,scales=block,bias=true", "bias: expected none"),
     ],
-)  # fmt: skip
+)
 def test_the_library_refuses_what_cublaslt_lacks(sizes, words):
     inputs = SPEC.make_inputs(SPEC.check_case(Case.parse(f"M=17,{sizes}")), FP8, META, 0)
     assert words in str(get_kernel("gemm_fp8", "library").why_not_args(inputs))

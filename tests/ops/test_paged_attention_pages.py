@@ -1,6 +1,4 @@
-"""paged_attention/tma_pages: pages given back, emulated, and pages too far apart; and which arguments of attention's
-Triton kernels they are compiled anew for.
-"""
+"""paged_attention/tma_pages: pages given back, emulated, and pages too far apart."""
 
 import pytest
 import torch
