@@ -4,11 +4,8 @@ import pytest
 import torch
 from op_kernels import META, python_without_interpreter
 
-from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.spec import SCHEMES
+from rooflab.kernels.registry import get_kernel
 
-BF16 = SCHEMES["bf16"]
-SPEC = get_op("paged_attention")
 KERNEL = get_kernel("paged_attention", "tma_pages")
 
 
