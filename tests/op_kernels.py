@@ -15,6 +15,9 @@ import torch
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.emulate import emulators
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, kernels
 from rooflab.reference.spec import Inputs, OpSpec, Scheme
@@ -39,6 +42,16 @@ def here(op: str, backend: str | None = None) -> list[Kernel]:
 def check_emulated(asked: Sequence[CheckTask]) -> list[CheckResult]:
     """Makes the checks on all cores, the kernels' compiled code in the emulator; gives their results in order."""
     return [*emulators().threads.map(Checkers(CPU, emulators()), asked)]
+
+
+def emulated(kernel: Kernel, *args: Any, order: int = 0, **named: Any) -> tuple[Any, list[LaunchResult]]:
+    """A call of CUDA C++ in the emulator, in this process: its result, and its launches, which must race nowhere in an
+    order of the warps."""
+    launches: list[LaunchResult] = []
+    with emulating_cuda(lambda *launch: launches.append(emulate(*launch, seed=order))):
+        found = kernel.fn(*args, **named)
+    assert [launch.races for launch in launches] == [()] * len(launches)
+    return found, launches
 
 
 def each(every: Iterable[Kernel]) -> pytest.MarkDecorator:

@@ -111,7 +111,7 @@ PARAMETERS_END = "i64 stride_out) {\n"
 @pytest.mark.parametrize("waits", [1, 0])
 @pytest.mark.parametrize(
     ("module", "config", "shape"),
-    [(gemv, GemvConfig(2, 2, 2, 2), (2, 20, 2056)), (swap_ab, SwapAbConfig(8, 64, 64, 3, 2), (5, 72, 264))],
+    [(gemv, GemvConfig(2, 2, 2, 2), (2, 20, 2000)), (swap_ab, SwapAbConfig(8, 64, 64, 3, 2), (5, 72, 264))],
     ids=["gemv", "swap_ab"],
 )
 def test_all_but_the_weight_is_touched_after_the_wait(module, config, shape, waits, monkeypatch) -> None:

@@ -95,11 +95,4 @@ def test_a_tile_s_own_sums_keep_what_one_sum_over_all_keys_loses():
     by 0.6 of what is allowed (emulated)."""
     script, keys = str(Path(__file__).with_name("short_accumulator.py")), 5120
     case = f"B=1,T=64,S={keys},H=1,H_kv=1,D=64,causal=false,v_columns=true"
-    found = json.loads(python_without_interpreter(script, "flash_attention", case, "fp8"))["fp8"]
-    assert found.pop("over tolerance") < 0.1 and max(found.values()) < 2
-
-
-def test_256_keys_a_step_fit_an_sm_where_values_are_not_made_twice_as_wide():
-    config = fp8.Config(64, 256, num_warps=4, num_stages=3)
-    fits = [RUNG.tuning.is_legal(config, _case(D=128, B=1, v_columns=columns), FP8) for columns in (True, False)]
-    assert fits == [True, False]
+    assert json.loads(python_without_interpreter(script, "flash_attention", case, "fp8"))["fp8"] < 0.1

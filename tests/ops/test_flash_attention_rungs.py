@@ -12,12 +12,11 @@ from test_flash_attention import SMALL
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
-from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 RUNGS = {module.__name__.split(".")[-1]: module for module in (masked_tiles, tma, packed_gqa, persistent)}
-BY_TMA = ("tma", "packed_gqa", "persistent")
 BF16 = SCHEMES["bf16"]
 
 
@@ -72,18 +71,25 @@ def test_every_tile_is_somebodys_once_and_work_is_shared(tiles_m, heads, section
     assert max(work) - min(work) <= 1.5 * tiles_m
 
 
+DENSE = [Case(B=B, T=T, S=S, H=3, H_kv=1, D=64, causal=True) for B, T, S in ((1, 1, 33), (16, 2048, 2048))]
+PAGED = [
+    Case(B=B, context=S, H=3, H_kv=1, D=64, block_size=16, ragged=False, queries=T, window=window)
+    for B, T, S, window in ((1, 3, 16, 1), (16, 32, 2048, 33))
+]
+
+
 @pytest.mark.more
 @pytest.mark.parametrize(
-    ("op", "name"),
+    ("op", "name", "cases"),
     [
-        ("flash_attention", "persistent"), ("flash_attention_varlen", "online"),
-        *(slow("flash_attention", name) for name in ("masked_tiles", "online", "packed_gqa", "tma", "ping_pong")),
+        ("flash_attention", "persistent", DENSE), ("flash_attention_varlen", "online", DENSE),
+        *(slow("flash_attention", name, DENSE) for name in "masked_tiles online packed_gqa tma ping_pong".split()),
+        ("paged_attention", "chunked", PAGED), ("paged_attention", "tma_pages", PAGED),
     ],
 )  # fmt: skip
-def test_one_code_serves_every_length(op, name):
-    """Lengths of 1, of whole 16s and odd ones are not compiled anew; the launcher's own choices may differ by them."""
-    config = get_kernel(op, name).tuning.heuristic(Case(B=1, T=64, S=64, H=3, H_kv=1, D=64), BF16)
-    more = {} if name == "online" else {"lse": True}
-    cases = [Case(B=B, T=T, S=S, H=3, H_kv=1, D=64, causal=True, **more) for B, T, S in ((1, 1, 33), (16, 2048, 2048))]
-    found = compiled([KernelCase(op, name, case, BF16, config=config) for case in cases])
+def test_one_code_serves_every_length(op, name, cases):
+    """Lengths of 1, of whole 16s and odd ones, tables and windows are not compiled anew; the launcher's own choices may
+    differ by them."""
+    config = get_kernel(op, name).tuning.heuristic(cases[0].but(T=64, S=64, queries=64), BF16)
+    found = compiled([KernelCase(op, name, get_op(op).check_case(case), BF16, config=config) for case in cases])
     assert len({info.code_hash for _, info in found}) == 1

@@ -19,8 +19,10 @@ BF16 = SCHEMES["bf16"]
 
 
 @each(WITH_RESIDUAL)
-def test_a_residual_alone_is_added(kernel: Kernel) -> None:
-    inputs = SPEC.make_inputs(Case(M=40, N=24, K=40, layout="NT", bias=False, residual=True), SCHEMES["fp16"], CPU, 0)
+def test_a_residual_alone_is_added_and_nothing_between_the_rows_is_read(kernel: Kernel) -> None:
+    inputs = SPEC.make_inputs(Case(M=40, N=24, K=136, layout="NT", bias=False, residual=True), SCHEMES["fp16"], CPU, 0)
+    wide = torch.full((40, 160), torch.nan, dtype=torch.float16)
+    inputs["a"] = wide[:, :136].copy_(inputs["a"])
     assert_right(SPEC, kernel(**inputs), inputs, SCHEMES["fp16"])
 
 

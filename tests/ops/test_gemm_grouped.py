@@ -9,11 +9,10 @@ import torch
 from op_kernels import each, here, refuses
 
 from rooflab.kernels.gemm_grouped._configs import panels
-from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.kernels.registry import Kernel, get_kernel
 from rooflab.reference.gemm_grouped import route
 
 KERNELS = here("gemm_grouped")
-RUNGS = [kernel for kernel in kernels("gemm_grouped").values() if kernel.role == "optimized"]
 
 
 def bounds(*ends: int) -> torch.Tensor:

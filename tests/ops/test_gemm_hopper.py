@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
 from compiled import compile_kernel
-from op_kernels import META
+from op_kernels import CPU, META, assert_right, emulated
 
-from rooflab.bench.emulate.ours import emulating_cuda
-from rooflab.bench.emulator.launch import emulate
-from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -29,30 +23,34 @@ def test_any_strides(name: str, first: int) -> None:
     a.copy_(torch.randn(17, 33))
     b.copy_(torch.randn(33, 19))
     residual, buffer = torch.randn(17, 30)[:, 5:24], torch.full((19, 24), 7.0)
-    launch, races = get_kernel("gemm", name).fn, []
-    with emulating_cuda(lambda *of: races.extend(emulate(*of).races)):
-        out = launch(a, b, residual=residual, out=buffer[1:18, first : first + 19])
-        found = launch(torch.ones(2, 0), torch.ones(0, 8), torch.ones(8), residual=torch.ones(2, 8))
+    kernel = get_kernel("gemm", name)
+    out, _ = emulated(kernel, a, b, residual=residual, out=buffer[1:18, first : first + 19])
+    found, _ = emulated(kernel, torch.ones(2, 0), torch.ones(0, 8), torch.ones(8), residual=torch.ones(2, 8))
     torch.testing.assert_close(out, (a.double() @ b.double() + residual).float())
     assert int((buffer == 7.0).sum()) == 19 * 24 - 17 * 19
-    assert races == [] and found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
+    assert found.tolist() == [[2.0] * 8] * 2, "without a K the addends remain"
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "case", "scheme", "config"),
+    [
+        ("gemm", "gemv", "M=1,N=9,K=1032,layout=NT,bias=false", "bf16", (1, 1, 2, 2)),
+        ("gemm", "swap_ab", "M=5,N=136,K=264,layout=NT,bias=false,residual=true", "bf16", (8, 128, 64, 3, 2)),
+        ("gemm_w4a16", "gemv", "M=3,N=21,K=2304,zeros=true,bias=false", "w4a16_g128", (4, 1, 1, 2)),
+        ("gemm_w4a16", "gemv", "M=2,N=21,K=520,zeros=false,bias=true", "w4a16_g64", (4, 2, 2, 2)),
+    ],
+)
+def test_shares_of_k_that_end_anywhere(op: str, name: str, case: str, scheme: str, config: tuple[int, ...]) -> None:
+    """Warps in an order that lets the CTAs of a cluster end at different times."""
+    spec, kernel = get_op(op), get_kernel(op, name)
+    inputs = spec.make_inputs(spec.check_case(Case.parse(case)), SCHEMES[scheme], CPU, 0)
+    b = kernel.prepare(inputs["b"]) if kernel.prepare else inputs["b"]
+    out, _ = emulated(kernel, **inputs | {"b": b}, config=kernel.tuning.config_type(*config), order=3)
+    assert_right(spec, out, inputs, SCHEMES[scheme])
 
 
 def case_of(M: int, N: int, K: int, **more: bool) -> Case:
     return Case(M=M, N=N, K=K, layout="NT", bias=False, **more)
-
-
-@pytest.mark.parametrize("name", ["split_k", "stream_k", "swap_ab"])
-@pytest.mark.parametrize(("N", "K"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)])
-def test_a_ring_keeps_as_many_bytes_on_their_way_as_hbm_needs_and_no_share_of_k_is_empty(name, N, K):
-    """At least 36 KB of the weight for an SM: 4.8 TB/s for 1 us, of an H200, over 132 SMs."""
-    tuning = get_kernel("gemm", name).tuning
-    for M in (1, 2, 4, 8, 16, 32, 64):
-        config = tuning.heuristic(case_of(M, N, K), BF16)
-        assert (config.num_stages - 1) * config.block_n * config.block_k * 2 >= 36 * 1024
-        if name != "stream_k":
-            assert config.split * config.block_k <= K
-            assert tuning.footprint(config, case_of(M, N, K), BF16).ctas >= HOPPER_SMS * 3 // 4
 
 
 @pytest.mark.parametrize("name", ["split_k", "stream_k"])
@@ -80,32 +78,3 @@ def test_stream_k_adds_up_only_where_a_tile_was_cut(N, K):
     launched = compile_kernel("gemm", "stream_k", case, BF16)
     said = get_kernel("gemm", "stream_k").traffic_of(get_op("gemm").make_inputs(case, BF16, META, 0))
     assert len(launched) == said.launches == (2 if (N, K) == (4096, 4096) else 1)
-
-
-class Raw:
-    """CuPy's kernel with static shared memory, as far as a launch uses it."""
-
-    def __init__(self, static):
-        self.shared_size_bytes = static
-        self.allowed = []
-
-    def __call__(self, grid, block, values, *, shared_mem, stream):
-        assert stream.ptr == 7000
-
-    max_dynamic_shared_size_bytes = property(fset=lambda self, nbytes: self.allowed.append(nbytes))
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("static", "allowed"), [(0, [65536]), (64, [49152, 65536])])
-def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, static, allowed):
-    cupy, raw = pytest.importorskip("cupy"), Raw(static)
-    monkeypatch.setattr(cupy, "RawModule", lambda path: SimpleNamespace(get_function=lambda name: raw))
-    monkeypatch.setattr(_cuda, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(_cuda, "cubin_file", lambda *arguments, **options: "file")
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7000))
-    kernel = _cuda.CudaKernel("", "swap_ab")
-    for nbytes in (49152, 49152, 65536, 1024):
-        kernel((1,), (1,), shared_bytes=nbytes)
-    assert raw.allowed == allowed

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from compiled_sizes import compiled
 from op_kernels import slow
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.kernels.registry import get_kernel
-from rooflab.reference.gemm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.occupancy import HOPPER
 
@@ -36,13 +33,3 @@ def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) ->
     for request, info in compiled([KernelCase("gemm", name, case, of, config=config) for config in configs]):
         assert info.shared_bytes <= HOPPER.shared_bytes_per_cta, info.asked
         assert name == "warp_specialized" or info.shared_bytes <= said(request.config)
-
-
-@pytest.mark.more
-def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None:
-    kernel, case, scheme = get_kernel("gemm", "persistent"), SPEC.cases["llama3_8b"][-1], SCHEMES["tf32"]
-    config = kernel.tuning.config_type(64, 256, 32, num_warps=8, num_stages=4, store_parts=2)
-    assert not kernel.tuning.is_legal(config, case, scheme)
-    assert kernel.tuning.is_legal(replace(config, num_warps=4), case, scheme)
-    ((_, info),) = compiled([KernelCase("gemm", "persistent", case, scheme, config=config)])
-    assert kernel.tuning.footprint(config, case, scheme).shared_bytes == info.shared_bytes > HOPPER.shared_bytes_per_cta

@@ -38,13 +38,6 @@ def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, sp
     assert not out[1].any() and (lse[1] == -math.inf).all(), "the middle sequence is empty"
 
 
-@pytest.mark.parametrize("ctas", [80, 140])
-def test_splits_leave_few_sms_without_work_in_the_last_wave(ctas: int) -> None:
-    splits = split_kv.split_count(ctas, 4096, 132)
-    assert -(-ctas * splits // 132) / splits < 0.85 * -(-ctas // 132)
-    assert split_kv.split_count(ctas, 0, 132) == split_kv.split_count(0, 0, 132) == 1
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_garbage_behind_the_tables_pages_and_in_unused_slots_is_not_read(name: str) -> None:
     inputs = given()

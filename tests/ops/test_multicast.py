@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
-from op_kernels import CPU, assert_right, slow
+from op_kernels import CPU, assert_right, emulated, slow
 
-from rooflab.bench.emulate.ours import emulating_cuda
-from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels.lib import multicast
 from rooflab.kernels.lib.multicast import ClusterTile
@@ -17,20 +12,14 @@ from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
 
-def run(op: str, case: Case, scheme: str, config: ClusterTile, seed: int = 0) -> tuple[torch.Tensor, LaunchResult]:
-    """One call in the emulator, judged; its result and its one launch."""
-    spec, results = get_op(op), []
+def run(op: str, case: Case, scheme: str, config: ClusterTile, seed: int = 0) -> LaunchResult:
+    """One call in the emulator, judged; its one launch."""
+    spec = get_op(op)
     inputs = spec.make_inputs(spec.check_case(case), SCHEMES[scheme], CPU, 0)
-
-    def handle(launch: Any, grid: Any, args: Any) -> None:
-        results.append(emulate(launch, grid, args, seed=seed))
-
-    with emulating_cuda(handle):
-        out = get_kernel(op, "multicast").fn(**inputs, config=config)
+    out, (launch,) = emulated(get_kernel(op, "multicast"), **inputs, config=config, order=seed)
     assert_right(spec, out, inputs, SCHEMES[scheme])
-    (launch,) = results
-    assert launch.races == () and launch.shared_wavefronts == launch.shared_wavefronts_least
-    return out, launch
+    assert launch.shared_wavefronts == launch.shared_wavefronts_least
+    return launch
 
 
 @pytest.mark.parametrize("seed", [0, slow(3)])
@@ -63,6 +52,6 @@ def test_clusters_go_from_tile_to_tile_without_a_race(
 
 def test_a_cluster_asks_l2_once_for_what_it_shares() -> None:
     case = Case(M=256, N=256, K=128, layout="NT", bias=False)
-    _, launch = run("gemm", case, "bf16", ClusterTile(2, 256, 2, 8, 2))
+    launch = run("gemm", case, "bf16", ClusterTile(2, 256, 2, 8, 2))
     assert launch.bytes.copy_read == 2 * (128 + 128) * 128 * 2, "each CTA asks for half of b"
     assert launch.bytes.tma_load == 2 * (128 + 256) * 128 * 2, "and has the whole of it"

@@ -9,10 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, assert_right, here
+from op_kernels import CPU, assert_right, emulated, here
 
-from rooflab.bench.emulate.ours import emulating_cuda
-from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels import _device
 from rooflab.kernels.paged_attention import library, naive
 from rooflab.kernels.registry import get_kernel
@@ -83,6 +81,15 @@ def test_what_the_window_hides_may_be_anything(monkeypatch, name, queries):
         torch.testing.assert_close(HERE[name](**inputs).double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.needs("C++ compiler")
+def test_parts_of_a_long_sequence_on_several_threads_are_added_up():
+    inputs, threads = _inputs(B=1, context=1100), torch.get_num_threads()
+    torch.set_num_threads(3)
+    found = HERE["native"](**inputs)
+    torch.set_num_threads(threads)
+    assert_right(SPEC, found, inputs, FP32)
+
+
 @pytest.mark.parametrize("name", ["gqa_packed", "chunked", "split_kv"])
 @pytest.mark.parametrize("strides", [(2**30, 64, 64, 1), (64, 2**30, 64, 1)], ids=["pages", "slots"])
 def test_pages_and_slots_past_2_31_are_read(name, strides):
@@ -93,8 +100,7 @@ def test_pages_and_slots_past_2_31_are_read(name, strides):
     far.copy_(torch.randn(far.shape))
     table = torch.tensor([[2, 0] if len(far) > 1 else [0]], dtype=torch.int32)
     rest = {"q": torch.randn(1, 1, 64).half(), "block_table": table, "seq_lens": torch.tensor([3], dtype=torch.int32)}
-    with emulating_cuda(lambda *launch: emulate(*launch)):
-        found = [kernel.fn(**rest, k_cache=x, v_cache=x) for x in (far, far.contiguous())]
+    found = [emulated(kernel, **rest, k_cache=x, v_cache=x)[0] for x in (far, far.contiguous())]
     assert torch.equal(*found)
 
 

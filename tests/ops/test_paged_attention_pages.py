@@ -1,16 +1,11 @@
-"""paged_attention/tma_pages: pages given back, emulated, and pages too far apart; and which arguments of attention's
-Triton kernels they are compiled anew for.
-"""
+"""paged_attention/tma_pages: pages given back, emulated, and pages too far apart."""
 
 import pytest
 import torch
 from op_kernels import META, python_without_interpreter
 
-from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.spec import SCHEMES
+from rooflab.kernels.registry import get_kernel
 
-BF16 = SCHEMES["bf16"]
-SPEC = get_op("paged_attention")
 KERNEL = get_kernel("paged_attention", "tma_pages")
 
 
@@ -46,27 +41,6 @@ with every_launch(Launches()):
 @pytest.mark.slow  # 25 s
 def test_empty_sequences_with_a_sink_and_pages_given_back():
     python_without_interpreter("-c", EDGES)
-
-
-NOT_SPECIALIZED = """
-from rooflab.kernels.merge_attention_states.fused import fused_kernel
-from rooflab.kernels.mla_decode.split_kv import split_kv_kernel
-from rooflab.kernels.paged_attention.chunked import chunked_kernel
-from rooflab.kernels.paged_attention.tma_pages import pages_kernel
-from rooflab.kernels.paged_attention.gqa_packed import gqa_packed_kernel
-for kernel in (gqa_packed_kernel, chunked_kernel, pages_kernel, split_kv_kernel, fused_kernel):
-    print(kernel.fn.__name__, *(param.name for param in kernel.params if param.do_not_specialize))
-"""
-
-
-def test_what_changes_from_batch_to_batch_is_not_specialized():
-    assert python_without_interpreter("-c", NOT_SPECIALIZED).splitlines() == [
-        "gqa_packed_kernel table_stride",
-        "chunked_kernel B tiles window table_stride",
-        "pages_kernel B tiles boxes window table_stride",
-        "split_kv_kernel splits table_stride lse_stride_p",
-        "fused_kernel parts T lses_stride_p",
-    ]
 
 
 def test_pages_too_far_apart_for_one_map_are_refused():

@@ -10,7 +10,7 @@ from op_kernels import META
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention import split_kv
-from rooflab.kernels.paged_attention.split_kv import SPLIT_KV, UNIT, SplitConfig, grid, parts
+from rooflab.kernels.paged_attention.split_kv import UNIT, SplitConfig, grid, parts
 from rooflab.reference.paged_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -47,13 +47,6 @@ def test_the_grid_is_what_the_card_holds_or_what_the_table_has_work_for(B, slots
     q, cache = torch.empty(B, sets, 64, device=META), torch.empty(1, 1, sets, 64, device=META)
     table = torch.empty(B, slots, dtype=torch.int32, device=META)
     assert grid(q, cache, table, window, SplitConfig(1, 2, ctas_per_sm, least=4)) == found
-
-
-def test_a_config_is_legal_only_with_whole_heads_and_a_unit_on_its_way():
-    case = Case(B=64, context=4096, H=40, H_kv=1, D=128, block_size=16, ragged=False)
-    assert SPLIT_KV.is_legal(SplitConfig(1, 2, 4, 2), case)
-    assert not SPLIT_KV.is_legal(SplitConfig(2, 2, 4, 2), case), "three virtual heads"
-    assert not SPLIT_KV.is_legal(SplitConfig(1, 1, 4, 2), case), "a unit would be read before its copies have arrived"
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from op_kernels import CPU, assert_right
+from op_kernels import CPU, assert_right, emulated
 
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
@@ -27,16 +27,8 @@ def case_of(B=2, context=70, H=4, H_kv=2, D=64, block_size=16, ragged=False, **m
 
 def run(inputs, **more):
     """One call in the emulator; its grids."""
-    grids, races = [], []
-
-    def handle(launch, size, args):
-        grids.append(size)
-        races.extend(emulate(launch, size, args).races)
-
-    with emulating_cuda(handle):
-        found = split_kv.split_kv(**inputs, **more)
-    assert races == []
-    return found, grids
+    found, launches = emulated(KERNEL, **inputs, **more)
+    return found, [launch.grid for launch in launches]
 
 
 MORE = [(96, 4, 2, 24, FP8), (192, 16, 1, 8, BF16), (256, 9, 1, 1, FP8), (128, 1, 1, 128, BF16)]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU
+from op_kernels import CPU, each, here
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.static import compile_kernels
+from rooflab.kernels.registry import Kernel
 from rooflab.kernels.rope_and_cache.fused import fused
 from rooflab.kernels.rope_and_cache.naive import naive
 from rooflab.reference.rope_and_cache import SPEC
@@ -39,6 +40,15 @@ def test_fp8_keeps_nan_on_a_card() -> None:
     (case, *_) = SPEC.cases["smoke"]
     ((info,),) = compile_kernels([KernelCase("rope_and_cache", "fused", case, SCHEMES["kv_fp8"])])
     assert "min.NaN" in info.ptx and "min.xorsign" not in info.ptx and "min.f32" not in info.ptx
+
+
+@each(kernel for kernel in here("rope_and_cache") if kernel.name in ("naive", "native"))
+def test_columns_behind_the_rotated_ones_pass_and_a_nan_of_a_table_stays_one(kernel: Kernel) -> None:
+    """Also one whose bits, as fp32, are all set: rounding to bf16 as a number would make -0 of it."""
+    inputs = given(CASE.but(rotary=6), "bf16")
+    inputs["cos"][:] = torch.tensor(2**31 - 1, dtype=torch.int32).view(torch.float32)
+    kernel.fn(**inputs)
+    assert torch.equal(inputs["q_out"][..., 6:], inputs["q"][..., 6:]) and inputs["q_out"][..., :6].isnan().all()
 
 
 @KERNELS

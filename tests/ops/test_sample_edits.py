@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
-from op_kernels import CPU, is_right, refuses
-from test_sample import FP32, INF, KERNELS, rows_of
+from op_kernels import CPU, emulated, is_right, refuses
+from test_sample import FP32, INF, rows_of
 
+from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.sample.bisect import bisect
+from rooflab.kernels.sample.cluster import ClusterConfig
 from rooflab.kernels.sample.library import library
 from rooflab.kernels.sample.naive import naive
 from rooflab.kernels.sample.prefilter import prefilter
@@ -15,7 +17,12 @@ from rooflab.reference.sample import SPEC, settings
 from rooflab.reference.spec import Case
 
 
-@pytest.mark.parametrize("kernel", [SPEC.reference, naive, prefilter, bisect])
+def cluster(*args, **named):
+    """The rung in CUDA C++, emulated."""
+    return emulated(get_kernel("sample", "cluster"), *args, **named, config=ClusterConfig(1, 32))[0]
+
+
+@pytest.mark.parametrize("kernel", [SPEC.reference, naive, prefilter, bisect, cluster])
 def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
     """x = logit + bias; / or * 1.5 from a count of 0 on; then less 2 * count + 10 from a count of 1 on."""
     edits = {
@@ -29,13 +36,14 @@ def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
         "allowed": torch.tensor([[-1]] * 5 + [[0b1000]], dtype=torch.int32),
     }
     logits = torch.tensor([[-9.0, 9.0, 5.9, 0.0]]).repeat(6, 1)
+    logits[0, 2] = 9.0
     logits[2] = torch.tensor([-9.0, 9.0, -4.4, -4.5])  # 9 - 12 = -3 becomes -4.5
     logits[3] = torch.tensor([-9.0, 9.0, 2.0, 2.2])  # 21.1 / 1.5 - 12 = 2.07
     logits[4, 1] = 1.0
-    found = kernel(logits, **settings([(0.0, 0, 1.0, 0.0)] * 6, CPU, 0), **edits, top_n=1)
+    found = kernel(logits, **settings([(0.0, 0, 1.0, 0.0)] * 6, CPU, 0), **edits, top_n=2)
     assert found[0].tolist() == [1, 1, 2, 3, 1, 3]
     wanted = logits.double().log_softmax(-1)
-    assert found[1].tolist() == [[1, 1], [1, 1], [2, 1], [3, 1], [1, 2], [3, 1]]
+    assert found[1].tolist() == [[1, 1, 2], [1, 1, 2], [2, 1, 2], [3, 1, 3], [1, 2, 1], [3, 1, 2]]
     assert torch.allclose(found[2].double(), wanted.gather(1, found[1]), atol=1e-5)
 
 
@@ -85,7 +93,7 @@ BAD_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("kernel", [SPEC.reference, *KERNELS, library])
+@pytest.mark.parametrize("kernel", [SPEC.reference, naive, prefilter, bisect, library])
 def test_wrong_settings_and_edits_are_refused_with_their_row(kernel):
     plain = rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2)
     refuses(kernel, lambda: plain, BAD_SETTINGS)

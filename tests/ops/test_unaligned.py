@@ -87,29 +87,3 @@ def test_a_result_that_lies_otherwise_is_refused(op, case, scheme, name, out):
     for x in [*lying_otherwise(out)][:2]:
         with pytest.raises(ValueError, match="out: expected"):
             kernel.fn(**inputs, out=x)
-
-
-@pytest.mark.parametrize(
-    ("op", "names", "case", "scheme", "words"),
-    [
-        ("gemm", "tma persistent warp_specialized cooperative", "M=16,N=16,K=16,layout=NT", "fp32", "precision: "),
-        ("gemm", "tma persistent cooperative", "M=16,N=16,K=16,layout=NN", "tf32", "b: expected .*stride 1 along K"),
-        ("gemm", "tma persistent cooperative", "M=16,N=16,K=16,layout=TN", "tf32", "a: expected .*stride 1 along K"),
-        ("gemm", "persistent cooperative multicast", "M=16,N=12,K=16,layout=NT", "bf16", "b: expected N of whole 16"),
-        ("gemm", "multicast", "M=16,N=16,K=16,layout=NT", "tf32", "a: "),
-        ("gemm_fp8", "multicast", "M=16,N=12,K=16,scales=tensor", "fp8_e4m3", "b: expected N of whole 16"),
-        ("gemm_fp8", "fast_accum", "M=4,N=8,K=32,scales=tensor", "fp8_e4m3", "fast_accum: expected True"),
-        ("gemm_fp8", "fast_accum", "M=4,N=8,K=32,scales=block,fast_accum=true", "fp8_e4m3", "a_scale: expected one"),
-        ("gemm_fp8", "library", "M=17,N=90,K=256,scales=tensor", "fp8_e4m3", "multiples of 16 for cuBLASLt"),
-        ("gemm_fp8", "library", "M=17,N=96,K=384,scales=block", "fp8_e4m3", "K in multiples of 512"),
-        ("gemm_fp8", "library", "M=17,N=96,K=512,scales=block,bias=true", "fp8_e4m3", "bias: expected none"),
-        ("gemm_grouped", "cooperative", "T=16,top_k=1,E=3,N=33,K=64,skew=0.0", "fp16", "N of whole 16 bytes"),
-        ("gemm_silu_and_mul", "cooperative", GATED, "fp32", "a: expected "),
-        ("paged_attention", "tma_pages", PAGED.replace("16", "24"), "bf16", "power of two of at least 8 tokens"),
-    ],
-)
-def test_a_case_that_maps_do_not_fit_is_refused_in_these_words(op, names, case, scheme, words):
-    bias = ",bias=false" if op in ("gemm", "gemm_fp8") and "bias" not in case else ""
-    for kernel in (get_kernel(op, name) for name in names.split()):
-        with pytest.raises(ValueError, match=f"{words}.* takes it"):
-            raise ValueError(str(kernel.why_not_args(made(op, case + bias, scheme))))

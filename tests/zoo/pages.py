@@ -7,7 +7,6 @@ import torch
 from .entries import Kind, with_first
 
 pages = Kind(__name__, "pages and slots")
-CACHES = "k_cache", "v_cache"
 
 
 def behind(table, lengths, block_size):

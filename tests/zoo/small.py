@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .entries import Kind
-from .tiny_ops import LENIENT, OFFSETS, PROJECT, SCALE, STORE
+from .tiny_ops import LENIENT, PROJECT, SCALE, STORE
 
 right = Kind(__name__, "right: a small op", "OK")
 zeros = Kind(__name__, "wrong numbers")
@@ -60,7 +60,6 @@ def refuses_padding(x, weight):
 right(PROJECT, name="packed", prepare=lambda weight: (weight.mT.contiguous(),))(
     lambda x, weight: exact(x, weight[0].mT)
 )
-right(OFFSETS, name="in_int64")(lambda blocks, row_bytes: blocks * row_bytes)
 
 
 def in_any_order(x, weight):
@@ -91,8 +90,6 @@ for kind, spec, name, words, fn in (
     (returned, PROJECT, "wrong_device", "expected device cpu, got meta", lambda x, weight: exact(x, weight).to("meta")),
     (returned, PROJECT, "returns_nothing", "returned NoneType", lambda x, weight: None),
     (returned, PROJECT, "returns_too_much", "returned 2 values", lambda x, weight: (exact(x, weight), x)),
-    (returned, OFFSETS, "returns_int32", "expected dtype torch.int64, got torch.int32",
-     lambda blocks, row_bytes: (blocks * row_bytes).int()),
     (strides, PROJECT, "assumes_contiguous_inputs", "other data, padded",
      lambda x, weight: exact(as_contiguous(x), weight)),
     (strides, PROJECT, "reads_as_if_contiguous",  # between the elements, where NaN lies
@@ -101,7 +98,6 @@ for kind, spec, name, words, fn in (
     (changes, PROJECT, "scales_its_input", "x: was changed", then(lambda x, weight: x.mul_(1.0000001))),
     (outside, PROJECT, "clears_after_its_input", "x: memory outside it was written",
      then(lambda x, weight: x.as_strided((1,), (1,), x.storage_offset() + x.numel()).zero_())),
-    (wide, OFFSETS, "in_int32", "first data: offset:", lambda blocks, row_bytes: (blocks.int() * row_bytes).long()),
 ):  # fmt: skip
     kind(spec, words, name=name)(fn)
 

@@ -65,19 +65,6 @@ SCALE = OpSpec(
     tolerance=lambda inputs, oracle, scheme: (scheme.unit_roundoff * oracle[0].abs(),),
     in_place={"y": "x"},
 )
-# offsets: where a block's slot lies in a cache, past 2**31 for the blocks at its end.
-OFFSETS = OpSpec(
-    name="offsets",
-    reference=lambda blocks, row_bytes: blocks * row_bytes,
-    make_inputs=lambda case, scheme, device, seed: {
-        "blocks": torch.randint(0, 70000, (9,), generator=torch.Generator().manual_seed(seed)).to(device),
-        "row_bytes": case["row_bytes"],
-    },
-    cost=no_cost,
-    outputs=("offset",),
-    cases={"smoke": (Case(row_bytes=65536),)},
-    tolerance=lambda inputs, oracle, scheme: (torch.zeros(oracle[0].shape),),
-)
 MANY_KEYS = replace(
     flash_attention.SPEC,
     cases={"smoke": (Case(B=1, T=1, S=16384, H=1, H_kv=1, D=64, causal=False),)},
