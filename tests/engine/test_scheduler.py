@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rooflab.engine.block_manager import BlockManager
-from rooflab.engine.scheduler import Scheduler
+from rooflab.engine.scheduler import Scheduler, pairs_of
 from rooflab.engine.sequence import SamplingParams, Sequence
 
 BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET = 12, 4, 5, 32
@@ -235,3 +235,7 @@ def test_trap_35_the_last_sequence_is_preempted_and_computes_prompt_and_output_a
     chunks = [chunk for _ in range(40) if scheduler.has_work for chunk in run(scheduler)]
     assert [number for number, *_ in chunks] == [0, 1, 1] and chunks[2][1:] > (0, 4)
     assert (len(one), len(two), one.finish_reason, two.finish_reason) == (16, 16, "length", "length")
+
+
+def test_a_token_is_paired_with_itself_and_all_before_it():
+    assert [pairs_of(start, start + 2) for start in (0, 3)] == [1 + 2, 4 + 5]
