@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
+from test_predict import WGMMA, compiled
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
@@ -64,6 +65,16 @@ def test_naive_and_optimized_side_by_side():
         parts = [row[name] for name in ("least", "launch", "sustained", "bytes", "pipe", "waves", "latency")]
         assert sum(parts) == pytest.approx(entry.modelled_ms * 1e3)
         assert (row["predicted_us"] is None) == (not entry.compiled) == ("its code was not read" in row["reason"]), row
+
+
+def test_a_tile_s_padding_is_work_too(monkeypatch):
+    code = compiled(WGMMA, "@P0 BRA 0x0", "EXIT")
+    monkeypatch.setattr(cases, "compile_kernels", lambda wanted, store: [[code]] * len(wanted))
+    config = registry.get_kernel("gemm", "tensor_core").tuning.configs(Case(M=64, N=4096, K=4096))[0]
+    asked = [Case(M=rows, N=4096, K=4096, layout="NT", bias=False) for rows in (1, config.block_m)]
+    chosen = [target("tensor_core", "gemm", case)._replace(config=config) for case in asked]
+    one, whole = (found.prediction.works[0].turns for found in cases.predict_all(chosen, H100))
+    assert one == whole > 1
 
 
 def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(rooflab):

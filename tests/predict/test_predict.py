@@ -319,6 +319,7 @@ def test_a_cluster_asks_for_its_part_of_what_it_shares():
     lines = ("fill:", *TOLD, TMA, *mask, "@P1 BRA fill", "EXIT")
     multiplying = ("@P0 BRA fill", "k:", WGMMA, "@P2 BRA k", "STG.E.128 [R2.64], R24", "EXIT")
     both = worked(program(*multiplying, *lines), share, threads=256, shared_bytes=4 * 0x800 + 0x200)
+    assert both.in_flight_bytes == pytest.approx(3 * 0x800 * 2 / 3)
     assert both.async_bytes == pytest.approx(both.turns * 0x800 * 2 / 3), "three copies come, of which it starts two"
 
 
