@@ -127,7 +127,7 @@ def test_what_became_of_what_was_asked_for(found):
     for name, scheme, option, effect, words in RESULTS:
         took_effect, sentence = told(only(found, name), scheme)[option]
         assert took_effect is effect and words in sentence, f"{name}: {sentence}"
-    ordinary = replace(only(found, "two_warps"), opcodes={"LDG.E.128": 8})
+    ordinary = replace(only(found, "two_warps"), opcodes={"LDG.E.128": 5, "LDGSTS.E.128": 3})
     assert told(ordinary)["TMA"][0] is False and "has none, but 8 ordinary loads" in told(ordinary)["TMA"][1]
     assert "precision fp32" not in told(only(found, "default"), "bf16"), "where fp32 was not meant"
     assert "precision fp32" not in told(only(found, "three_products"), "fp32"), "a split is no rounding"

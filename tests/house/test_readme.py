@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from op_kernels import own_registry
-from pages import BLOCKS, COMMANDS, MORE, PAGES, PYTHON, ROOT
+from pages import COMMANDS, MORE, PAGES, PYTHON, ROOT
 from test_ab_run import here
 from test_pages_commands import folder
 from test_pytest_plugin import project
@@ -25,10 +25,6 @@ from rooflab.roofline.device import DEVICES
 
 assert project and folder and own_registry  # fixtures
 pytest_plugins = ["pytester"]
-
-
-def test_the_first_two_blocks_are_the_main_job_and_the_tests():
-    assert [block.strip() for language, block in BLOCKS if language == "sh"][:2] == ["make lab", "make test"]
 
 
 def test_what_make_lab_printed_has_the_columns_of_today():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tiny_model import tiny_llm, write_config
+from tiny_model import tiny_llm, write_config, write_model
 
 from rooflab.bench.core.record_files import read
 from rooflab.bench.core.select import Selection
@@ -20,6 +22,7 @@ from rooflab.bench.latency.whatif import scale, swap
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.page import render
 from rooflab.bench.report.sources import load
+from rooflab.engine.llm import LLM
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
@@ -32,13 +35,18 @@ OPTIONS = {"max_num_seqs": 3, "max_num_batched_tokens": 128, "prefix_caching": F
 
 
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("prefill", 1, 40)])
-def test_a_measured_ledger_has_every_call_with_its_cost(tmp_path: Path, kind: Any, batch: int, context: int) -> None:
-    llm = tiny_llm(tmp_path, **OPTIONS)
+def test_a_measured_ledger_has_every_call_with_its_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, batch: int, context: int
+) -> None:
+    llm, ticks = tiny_llm(tmp_path, **OPTIONS), itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 1e-3 * next(ticks))
+    monkeypatch.setattr("rooflab.bench.latency.ledger.time", clock)
     found, layers = measured(llm, kind, batch, context, steps=3, ceilings=CEILINGS), llm.arch.num_layers
     for site, calls in (("qkv_proj", layers), ("lm_head", 1), ("fused_add_rmsnorm", 2 * layers)):
         assert sum(row.calls for row in found.rows if row.site == site) == calls
     assert all(row.ms > 0 and row.least_bytes > 0 and row.bound_ms for row in found.rows)
     assert found.ops_ms > 0 < found.host_ms and (found.itl_ms is None) == (kind == "prefill") and not llm.has_work
+    assert found.residual == pytest.approx(0, abs=1e-9), "every step takes as many ticks"
 
 
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("decode", 1, 33), ("prefill", 1, 40)])
@@ -82,7 +90,8 @@ def _work(cost: Cost) -> tuple[dict[str, float], float, float]:
 @pytest.mark.parametrize(("budget", "batch", "context"), [(16, 3, 100), (16, 8, 30), (64, 2, 9)])
 def test_sequences_that_decode_have_one_length(tmp_path: Path, budget: int, batch: int, context: int) -> None:
     """Though their prompts are computed in several steps, in which the first of them decode already."""
-    llm = tiny_llm(tmp_path, **OPTIONS | {"max_num_seqs": 8, "max_num_batched_tokens": budget})
+    options = OPTIONS | {"max_num_seqs": 8, "max_num_batched_tokens": budget}
+    llm = LLM(write_model(tmp_path, eos_token_id=[*range(1024)]), device="cpu", **options)  # any token is an end
     with stepping(llm, "decode", batch, context, 3) as step:
         for more in range(3):
             step()
@@ -141,7 +150,7 @@ def test_torchs_operators_are_captured_as_our_cases(grad: Any) -> None:
             linear(x), biased(x), norm(x), torch.nn.functional.embedding(torch.arange(5), linear.weight)
             torch.nn.functional.silu(x) * x
             attend(q, q, q, is_causal=True), attend(q[..., :8], q[..., :8], q[..., :8], attn_mask=mask)
-            attend(q[0], q[0], q[0])  # no batch: none of our cases
+            attend(q[0], q[0], q[0]), torch.zeros(())  # no batch: none of our cases; no argument on a GPU
             x.cos(), torch.nn.functional.silu(q), rope(torch.arange(14), x.view(14, 64), x[..., :32].reshape(14, 32))
 
     program = Program()

@@ -115,6 +115,8 @@ def test_an_open_loop_is_traced_chunk_by_chunk(stub, manner, counted):
 def test_a_closed_loop_ends_with_its_requests_or_its_time(stub):
     trace = ran(stub, "chat", "/v1/chat/completions", None, concurrency=2, num_prompts=5)
     assert len(trace.requests) == 5 and all(request.chunks[0].kind == "role" for request in trace.requests)
+    sent, ends = ([getattr(request, name) for request in trace.requests] for name in ("sent_s", "end_s"))
+    assert max(sum(a <= at < b for a, b in zip(sent, ends, strict=True)) for at in sent) == 2
     trace = ran(stub, concurrency=1, duration_s=0.1, num_prompts=1)
     assert len(trace.requests) > 1 and trace.last_arrival_s <= trace.begin_s + 0.1
 

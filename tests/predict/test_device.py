@@ -76,13 +76,6 @@ def test_bound_is_the_largest_part() -> None:
         assert least.fraction(2 * seconds) == 0.5
 
 
-def test_the_roof_bends_at_the_ridge() -> None:
-    ridge = CEILINGS.ridge("bf16")
-    assert ridge == 10.0
-    assert CEILINGS.attainable_flops_per_s(ridge / 2, "bf16") == 500.0
-    assert CEILINGS.attainable_flops_per_s(ridge * 2, "bf16") == 1000.0
-
-
 @pytest.mark.parametrize(
     ("reported", "name"),
     [

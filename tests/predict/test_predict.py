@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rooflab.bench.compile.sass import SassInstruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict import model
-from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, Walk, chip_of, span_cycles, steady_cycles
+from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, chip_of, steady_cycles
 from rooflab.bench.predict.model import predict
 from rooflab.bench.predict.work import LaunchWork, Role, Share, roles_of, work_of
 from rooflab.roofline.device import get_device
@@ -114,16 +114,6 @@ def test_the_clock_under_tensor_load_is_that_of_published_products_of_5_ms_and_m
     assert fastest / flops_per_clock == pytest.approx(TENSOR_CLOCK_HZ, rel=0.03)
 
 
-def test_the_walk_waits_for_registers_and_pipes():
-    chain = code(*["FFMA R1, R1, R2, R3"] * 10)
-    apart = code(*[f"FFMA R{8 + at}, R1, R2, R3" for at in range(10)])
-    assert span_cycles(chain, CHIP, 1, 0) > 3 * span_cycles(apart, CHIP, 1, 0)
-    load = code("LDG.E R4, desc[UR4][R2.64]", "FADD R5, R4, R4")
-    assert span_cycles(load, CHIP, 1, 900) - span_cycles(load, CHIP, 1, 500) == 400
-    busy = code(*["MUFU.EX2 R1, R2"] * 10)
-    assert steady_cycles(busy, CHIP, 8, 0) == pytest.approx(10 * 8 * 2)  # eight warps, two clocks each, one pipe
-
-
 def test_wgmma_on_one_accumulator_issue_back_to_back_until_something_waits():
     wgmma = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24"
     one_takes = 4 * CHIP.cycles(one(wgmma))["tensor"]
@@ -135,17 +125,6 @@ def test_wgmma_on_one_accumulator_issue_back_to_back_until_something_waits():
     assert steady_cycles(none_left, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
     read = code(*group, "FADD R1, R24, R2")
     assert steady_cycles(read, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
-
-
-def test_bytes_in_flight_end_at_the_first_use_and_where_everything_is_waited_for():
-    first, second, third = (
-        code(*(f"LDG.E.128 R{at}, desc[UR4][R2.64]" for at in places)) for places in ((4, 8), (12,), (16, 20))
-    )
-    walk = Walk(CHIP, 1, 500)
-    walk.run((*first, *code("FADD R1, R4, R8"), *second))
-    walk.finish()
-    walk.run(third)
-    assert walk.most_bytes == 32
 
 
 def test_turns_of_a_loop_do_the_work_that_the_op_hands_it():
@@ -303,14 +282,6 @@ def test_a_turn_s_copies_are_what_the_barrier_is_told():
     assert found.in_flight_bytes == 3 * 0x800  # the ring's four stages but the one that is read
 
 
-def test_specialised_warps_have_roles_side_by_side():
-    *roles, everyone = divided(specialised(), 384)
-    assert [role.warps for role in roles] == [4, 1, 4] and everyone.warps == 12 and not everyone.loops
-    assert [role.multiplies for role in roles] == [True, False, True]
-    assert all("MUFU" in families(role.rounds) for role in roles), "the loop over tiles is around the loop over K"
-    assert sum(len(role.rounds) for role in roles) == 2 * (2 + len(EPILOGUE)) + 2
-
-
 def test_a_cluster_asks_for_its_part_of_what_it_shares():
     mask = ("UMOV UR6, 0x3", "UTMALDG.2D.MULTICAST [UR12], [UR10], UR6")
     share, change = Share(132 * 10 * FLOPS, 0), {"threads": 384, "shared_bytes": 4 * 0x800 + 0x200}
@@ -319,6 +290,7 @@ def test_a_cluster_asks_for_its_part_of_what_it_shares():
     lines = ("fill:", *TOLD, TMA, *mask, "@P1 BRA fill", "EXIT")
     multiplying = ("@P0 BRA fill", "k:", WGMMA, "@P2 BRA k", "STG.E.128 [R2.64], R24", "EXIT")
     both = worked(program(*multiplying, *lines), share, threads=256, shared_bytes=4 * 0x800 + 0x200)
+    assert both.in_flight_bytes == pytest.approx(3 * 0x800 * 2 / 3)
     assert both.async_bytes == pytest.approx(both.turns * 0x800 * 2 / 3), "three copies come, of which it starts two"
 
 

@@ -95,7 +95,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_committed_records_become_a_calibration_that_is_kept(folder, monkeypatch):
     records = measured(1.4)
-    record_files.write(folder / "h100" / "run.jsonl", *records)
+    record_files.write(folder / "h100" / "run.jsonl", *records, replace(records[0], environment={"gpu": None}))
     found = load(folder)
     assert found["memory"].factor == pytest.approx(1.4) and found["memory"].kernels == len(LIBRARY)
     assert found["memory"].records == len(records) and found["memory"].worst_error < 1e-9

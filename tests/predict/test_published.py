@@ -66,6 +66,8 @@ def test_rows_are_placed_or_counted_and_come_back_from_what_was_written(package,
     assert table.time({"M": 64, "N": 4096, "K": 4096}).seconds == pytest.approx(20e-6)
     assert (table.gpu, table.framework, table.version, table.copies) == ("h100-sxm", "vllm", "0.24.0", 6)
     assert table.licence == "Apache-2.0" and "CUDA graph" in table.timing and GEMM in table.source
+    unnamed = read_published([package(products(kernel_source=None))]).placed
+    assert [each.table.rows for each in unnamed] == [3, 3]
 
 
 def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
@@ -236,6 +238,8 @@ def test_a_short_file_names_the_columns_of_any_table(tmp_path):
     found = read_times(tmp_path)
     assert [(each.table.gpu, each.table.op, each.table.rows) for each in found.placed] == [("h200", "rmsnorm", 1)]
     assert dict(found.left) == {"times.csv": 1}
+    (scaled,) = read_times(tmp_path, "[[table]]", "[[table]]\nscale = { T = 2 }").placed
+    assert scaled.rows["T"].tolist() == [2]
     assert read_times(tmp_path, "0.003", '"1,000.5"').placed[0].rows["us"].tolist() == [1000500.0]
 
 

@@ -203,16 +203,3 @@ def test_whatever_is_wrong_in_a_data_set_is_one_sentence_with_its_file(root, nam
 def test_whatever_is_wrong_in_a_file_is_one_sentence_with_its_name(tmp_path, reader, values):
     path = tmp_path / "a.json"
     assert refusals(lambda: reader(path), path, values) > 3
-
-
-def test_a_line_of_a_trace_that_is_none_is_named_by_its_number(root):
-    (root / "traces" / "a.jsonl").write_text("\n\n[]\n")
-    with pytest.raises(ValueError, match="^a.jsonl, line 3: expected an object, got list"):
-        read_dataset(root)
-
-
-def test_a_folder_without_definitions_and_a_text_that_is_no_python_are_named(root):
-    with pytest.raises(ValueError, match="^flashinfer: expected a folder with definitions/"):
-        read_dataset(root / "definitions")
-    with pytest.raises(ValueError, match="^gemm_n48_k32.json, reference, line 1: not Python"):
-        edited(root, "gemm_n48_k32", reference="def run(:")

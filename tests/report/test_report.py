@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic import ENVIRONMENT, KEY, NEW, OLD, make, write_synthetic
+from synthetic import ENVIRONMENT, KEY, OLD, make, write_synthetic
 
 from rooflab.bench.core.record_files import write
 from rooflab.bench.report.content import gather
@@ -172,39 +172,6 @@ def test_what_nobody_measured_is_named(whole, tmp_path):
     few = content(tmp_path, bench(1, 1.0, **FUSED)).unmeasured
     assert few[-1].names == ("checks", "measured ceilings", "engine runs", "A/B verdicts", "compiled code")
     assert not any("my_op/fused" in gap.names for gap in few)
-
-
-def test_a_record_says_its_circumstances_and_leaves_out_what_it_has_not(tmp_path):
-    given = {"flops": 2e9, "least_bytes": 5e8, "traffic_bytes": 1e9, "intensity": 2.0, "bound_ms": 0.1234}
-    given |= {"limiter": "memory", "timer": "events", "l2_state": "cold", "sample_count": 50, "weak": ("out: zeros",)}
-    given |= {"predicted_ms": 0.2, "prediction_error": 0.1, "clocks": {"power_w": [212.0, 655.0], "x": None}}
-    assert dict(fused(content(tmp_path, bench(1, 1.0, **given, **FUSED))).facts) == {
-        "made": "2026-01-02 00:00 UTC",
-        "commit": NEW[:8],
-        "backend": "triton",
-        "timer": "events, cold cache",
-        "samples": "50",
-        "bound": "123.4 µs, memory",
-        "FLOPs of the op": "2 GFLOP",
-        "least bytes": "500 MB",
-        "traffic": "1 GB, modelled",
-        "intensity": "2.00 FLOP/byte",
-        "predicted": "200.0 µs, held-out error 10.0%",
-        "checked by": "gpu",
-        "tolerance would pass": "out: zeros",
-        "power (W)": "212 to 655",
-    }
-
-
-def test_the_machines_say_their_versions_and_clocks_and_where_runs_differ(tmp_path, whole):
-    assert {text for text, _ in whole[1].commits} >= {f"{OLD[:8]} dirty", NEW[:8], "dd285b84"}
-    machine = next(machine for machine in whole[1].machines if machine.key == KEY)
-    facts = {fact.label: fact.values for fact in machine.facts}
-    assert facts["SM clock range"] == ("1.75 GHz to 1.8 GHz",) and facts["power (W)"] == ("212 to 655",)
-    assert facts["clock held back by"] == ("software power cap",)
-    newer = {"environment": {**ENVIRONMENT, "torch": "2.99"}}
-    (both,) = content(tmp_path, bench(1, 1.0, **FUSED), bench(2, 1.0, **LIBRARY, **newer)).machines
-    assert {fact.label: fact.values for fact in both.facts}["torch"] == ("2.11.0+cu130", "2.99")
 
 
 ROOFS = {"device": "d", "kind": "measured", "hbm_bytes_per_s": 1e12, "vector_flops_per_s": 1e12}

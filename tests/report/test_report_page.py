@@ -115,11 +115,3 @@ def test_the_command_reads_what_bench_wrote_writes_a_file_and_says_the_same_as_j
     assert content["files"][0]["name"] == ".rooflab/deep/made.jsonl"
     assert content["records"] == content["files"][0]["records"] and content["standings"][0]["machine"] == KEY
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"], "no temporary file is left"
-
-
-def test_bad_input_is_one_sentence_status_2_and_no_file(rooflab, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"kind": "bench"\n')
-    for words, message in (([], "bad.jsonl, line 1: "), (["--out", "."], "--out: "), (["--title", " "], "--title: ")):
-        status, out, err = rooflab("report", "bad.jsonl", *words)
-        assert status == 2 and out == "" and f"rooflab: {message}" in err and "Traceback" not in err
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
