@@ -31,6 +31,8 @@ from reaching import Fault, Reaching, changed_lines
 
 RESULTS = HERE / "results.ndjson"
 AGAIN = HERE / "again.ndjson"
+SURVIVORS = HERE / "survivors.ndjson"
+"""Of a fault that no test saw at first: the test that sees it since, or why none can."""
 WHOLE = HERE / "whole.ndjson"  # not `.jsonl`: those under results/ are read as records
 TABLE = HERE / "table.md"
 SETS = {"test": "not slow and not more", "more": "more and not slow"}
@@ -219,11 +221,13 @@ def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
     commit, faults = (folder / "commit").read_text(), {fault["id"]: fault for fault in all_faults()}
     ended = {row["id"] for row in rows_of(AGAIN) if row["commit"] == commit}
     killed = {row["id"]: row["failed"] for row in rows_of(RESULTS) if row["failed"]}
+    killed |= {row["id"]: {row["set"]: [row["by"]]} for row in rows_of(SURVIVORS) if "by" in row}
     left = [name for name in killed if name in faults and name not in ended and (not only or name in only)]
 
     def next_one(name: str) -> None:
         tree, fault, began = trees.get(), faults[name], time.monotonic()
         then = [test for tests in killed[name].values() for test in tests]
+        marks = SETS["test" if "test" in killed[name] else "more"]
         stems = {Path(test.partition("::")[0]).stem for test in then}
         functions = {test.partition("::")[2].partition("[")[0] for test in then}
         files = [file for file in test_files(tree) if Path(file).stem in stems]
@@ -236,7 +240,7 @@ def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
             (tree / fault["file"]).write_text(text.replace(fault["old"], fault["new"]))
             for some in (" or ".join(sorted(functions - {""})), ""):
                 if files and not outcome.failed and not outcome.why_not:
-                    outcome = run_pytest(tree, files, 2 * FAULT_S, marks=SETS["test"], keywords=some, first=True)
+                    outcome = run_pytest(tree, files, 2 * FAULT_S, marks=marks, keywords=some, first=True)
         finally:
             restore(tree)
             trees.put(tree)
@@ -272,28 +276,32 @@ def whole(folder: Path, name: str, jobs: int) -> None:
 
 
 def table() -> str:
-    """By group how many faults are killed; and each that survived."""
+    """By group how many faults are killed, by the tests of that commit and by those of the newest one; and what became
+    of each that survived."""
     faults = {fault["id"]: fault for fault in all_faults()}
     found = {row["id"]: row for row in rows_of(RESULTS) if row["id"] in faults}
+    now = {row["id"]: row["by"] for row in rows_of(AGAIN)}
+    survivors = {row["id"]: row for row in rows_of(SURVIVORS)}
     lines = [
-        "| group | planted | run | killed by make test | by make test-more alone | survived |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| group | planted | run | killed then | killed now | argued | survive |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     groups = [*dict.fromkeys(fault["group"] for fault in faults.values()), "all"]
     for group in groups:
-        own = [fault["id"] for fault in faults.values() if group in (fault["group"], "all")]
-        rows = [found[name] for name in own if name in found]
-        test = sum("test" in row["failed"] for row in rows)
-        more = sum("more" in row["failed"] for row in rows)
-        lines.append(f"| {group} | {len(own)} | {len(rows)} | {test} | {more} | {len(rows) - test - more} |")
-    lines += ["", "Survived:", ""]
+        own = {fault["id"] for fault in faults.values() if group in (fault["group"], "all")}
+        run = own & found.keys()
+        then, kills = {name for name in run if found[name]["failed"]}, {name for name in run if now.get(name)}
+        argued = {name for name in run - kills if "argued" in survivors.get(name, ())}
+        numbers = [len(own), len(run), len(then), len(kills), len(argued), len(run - kills - argued)]
+        lines.append(f"| {group} | {' | '.join(map(str, numbers))} |")
+    lines += ["", "Survived then:", ""]
     for name, row in sorted(found.items()):
         if not row["failed"]:
             fault = faults[name]
-            ran = f"{sum(row['ran'].values())} tests ran, {row['left']} did not fit the time"
-            ran += "" if len(row["sets"]) == len(SETS) else "; those of make test-more did not run yet"
-            where = f"`{fault['file']}:{row['lines'][0]}`"
-            lines.append(f"- {name}, {where} ({fault['kind']}): {ran if row['reached'] else 'no test reaches it'}")
+            ran = f"{sum(row['ran'].values())} tests ran" if row["reached"] else "no test reached it"
+            ran += f", {row['left']} did not fit the time" if row["left"] else ""
+            answer = survivors.get(name, {}).get("argued") or f"now {' '.join(now.get(name) or ['nothing sees it'])}"
+            lines.append(f"- {name}, `{fault['file']}` ({fault['kind']}): {ran}; {answer}")
     whole_rows = {(row["id"], row["set"]): row for row in rows_of(WHOLE)}
     if whole_rows:
         lines += ["", "By the whole suite:", ""]

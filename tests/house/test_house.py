@@ -274,4 +274,4 @@ def private_uses(tree: ast.Module) -> list[str]:
 
 def test_tests_use_few_private_names():
     counts = {file.name: len(private_uses(ast.parse(file.read_text()))) for file in TEST_FILES}
-    assert sum(counts.values()) <= MOST_PRIVATE, {name: count for name, count in counts.items() if count}
+    assert sum(counts.values()) == MOST_PRIVATE, {name: count for name, count in counts.items() if count}
