@@ -159,7 +159,9 @@ def test_records_of_a_run_are_judged_as_it_was(fake, tmp_path):
     result = compared(*names, gone=("same",))
     live = {f"rmsnorm/{key} T=4,H=32,eps=1e-06 fp32": verdict for key, (verdict, _) in verdicts(result).items()}
     assert set(live.values()) == {"INCORRECT", "FAILED", "SLOWER", "FASTER", "MISSING", "INVALID"}
-    _, a, b = save(result, tmp_path)
+    judged, a, b = save(result, tmp_path)
+    effects = {record.kernel: record.metrics.get("effect") for record in read(judged)}
+    assert [effects[name] for name in ("slow", "fast", "wrong")] == [pytest.approx(0.1), pytest.approx(-0.1), None]
     again = compare_files(a, b, Rules())
     assert {outcome.key: outcome.verdict for outcome in again} == live
     assert exit_status(again) == exit_status(result.outcomes) == 11

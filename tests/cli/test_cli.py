@@ -19,6 +19,7 @@ from tiny_model import write_config
 from typer.main import get_command
 
 from rooflab.bench import show
+from rooflab.bench.__main__ import main
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile.static import own_compilers
 from rooflab.bench.core.check_data import CheckResult
@@ -110,6 +111,15 @@ def test_help_and_wrong_names_are_answered_before_torch_is_imported(tmp_path):
     for words, (status, err, torch) in json.loads(out.stdout).items():
         assert not torch and status == AT_ONCE[words][0] and AT_ONCE[words][1] in err, (words, status, err)
         assert "Traceback" not in err
+
+
+def test_a_program_finds_what_lies_where_it_is_started_and_not_what_lies_beside_itself(monkeypatch):
+    """As a script that pip makes, whose folder Python puts first."""
+    monkeypatch.setattr(sys, "argv", ["rooflab", "--help"])
+    monkeypatch.setattr(sys, "path", ["/a/bin", "/a/lib"])
+    with pytest.raises(SystemExit):
+        main()
+    assert sys.path == [os.getcwd(), "/a/lib"]
 
 
 def test_list_has_every_kernel_and_what_an_op_takes(rooflab):
