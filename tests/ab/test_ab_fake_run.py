@@ -83,21 +83,6 @@ def verdicts(result):
     return {outcome.key: (outcome.verdict, outcome.reason) for outcome in result.outcomes}
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    (
-        ({"l2_state": "warm", "timer": "cpu perf_counter, 4 calls per sample"}, "perf_counter, cold and cpu"),
-        ({"timer": "cuda events, launch gaps included"}, "launch gaps included"),
-    ),
-)
-def test_sides_that_were_timed_by_different_methods_are_not_compared(fake, more, reason):
-    fake.more["B", "one"] = more
-    fake.more["A", "two"] = {"timer": "cpu, threads pinned, 4 calls per sample"}
-    fake.more["B", "two"] = {"timer": "cpu, threads not pinned: 1 of 2 were found, 5 calls per sample"}
-    found = verdicts(compared("one", "two"))
-    assert found["one"][0] == "INVALID" and reason in found["one"][1] and found["two"][0] == "SAME"
-
-
 @pytest.mark.parametrize("budget_s", [5.0, 500.0])
 def test_a_budget_too_short_for_a_verdict_says_before_it_starts_what_it_takes(fake, budget_s):
     """The checks and the pairs take two processes each, of 2 s to start and 0.3 s."""

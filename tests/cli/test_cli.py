@@ -203,34 +203,6 @@ def test_an_interrupted_bench_shows_what_it_had(rooflab, monkeypatch):
     assert re.search(r"interrupted: \d+ of \d+ results left out", err)
 
 
-MINE = """
-import torch
-from rooflab.kernels.registry import register
-from rooflab.kernels.rmsnorm.naive import naive as right
-
-@register(op='rmsnorm', name='cli_narrow', role='optimized', backend='torch')
-def narrow(x, weight, eps=1e-6):
-    out = right(x, weight, eps)
-    out[2048:] = 0
-    return out
-"""
-
-
-@pytest.mark.slow  # a minute
-@pytest.mark.usefixtures("own_registry")
-def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tmp_path):
-    """The command that is printed shows the fault again."""
-    file = tmp_path / "mine.py"
-    file.write_text(MINE)
-    status, _, err = rooflab("check", "--kernel", file, "--seed", "5", "--scheme", "fp32")
-    assert status == 11 and "rmsnorm/cli_narrow T=8,H=64,eps=1e-05 fp32: OK" in err
-    (command,) = (line.split()[2:] for line in err.splitlines() if line.startswith("again: rooflab"))
-    case = dict(part.split("=") for part in command[command.index("--case") + 1].split(","))
-    assert int(case["T"]) == 2049 and case["H"] == "1"
-    file.write_text(MINE.replace("cli_narrow", "cli_again"))  # a process registers a name once
-    assert rooflab(*command)[0] == 11
-
-
 @pytest.mark.usefixtures("own_registry")
 def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path):
     file, out = tmp_path / "mine2.py", tmp_path / "out"

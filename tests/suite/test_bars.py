@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from bars import again, attention, engine, gemm, lab, measures
+from bars import again, attention, gemm, lab, measures
 from bars.measures import against_library, of_bandwidth, usable
 
 from rooflab.bench.core.record import Record
@@ -19,7 +19,6 @@ from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
-from rooflab.roofline.architecture import get_architecture
 
 CASES = ["M=16,N=64,K=64,layout=NT,bias=false", "M=32,N=64,K=64,layout=NT,bias=false"]
 MEASURED = {"kind": "measured", "access_bytes_per_s": {"read": 4e12, "copy": 2e12}}
@@ -250,13 +249,6 @@ def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_pa
     assert found.bar == bar and found.needed == "paged over contiguous <= 1.05"
     if bar != "UNMEASURED":
         assert found.figures["paged over contiguous, worst"] == pytest.approx(max(paged[0], paged[1] / 2))
-
-
-def test_the_bytes_and_flops_that_an_engine_needs_are_those_of_the_model():
-    arch = get_architecture("llama-3.1-8b")
-    assert engine.read_bytes(arch) == 2 * (arch.parameters().total - arch.parameters().embedding)
-    flops = engine.prompt_flops(arch, 2048)
-    assert flops == pytest.approx(2 * 2048 * 6.98e9 * (31 / 32) + 2048**2 * 2 * 4096 * 32, rel=0.03)
 
 
 def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch, excluded):

@@ -64,15 +64,6 @@ def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs(tmp_path
     assert [entry.id for entry in plan if entry.id not in BY_ID] == ["poor", "rich", "middle"]
 
 
-def test_ten_minutes_answer_eight_bars_and_three_times_ten_all_that_fit():
-    """Twenty A/A repeats of six kernels alone take longer."""
-    ends = {entry.id: sum(before.cost_s for before in PLAN[: place + 1]) for place, entry in enumerate(PLAN)}
-    bars = [entry.id for entry in BARS if entry.id != "bar:ab.false_alarms"]
-    assert sum(ends[name] <= 570 for name in bars) >= 8
-    late = {name: ends[name] for name in (*bars, "again") if ends[name] > 3 * 570}
-    assert not late, late
-
-
 def test_the_bars_of_a_family_are_measured_in_eight_minutes():
     """With what they need; the checks of every case, the ladders on models' shapes and the search come after them."""
     for family in FAMILIES:
