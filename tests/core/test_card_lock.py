@@ -1,11 +1,10 @@
-"""The lock of a card: a second run waits until the first ends, and a CPU has none."""
+"""The lock of a card: a second run waits until the first ends."""
 
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 
-import pytest
 import torch
 
 from rooflab.bench.core.environment import Environment, Gpu
@@ -39,9 +38,3 @@ def test_a_second_run_waits_for_the_first_and_says_so_once(monkeypatch, tmp_path
 
     with module.card_lock(torch.device("cuda"), ends):
         assert other.wait() and said == [f"waiting for another run on {card.name} ({file})"]
-
-
-def test_a_cpu_has_no_lock():
-    with pytest.raises(ValueError, match="wait-for-gpu: expected a CUDA device, got cpu"):
-        with module.card_lock(torch.device("cpu"), print):
-            pass

@@ -21,8 +21,7 @@ from rooflab.roofline.model import Ceilings, Cost
 
 CARD = Ceilings("a card", "at_clock", 1e12, {"bf16": 1e15}, 1e13, sfu_ops_per_s=1e12, launch_floor_s=1e-6)
 EVENTS = "cuda events, launch gaps hidden"
-
-
+CALM = {"throttled": [], "throttle_names": ["software power cap"]}
 L2 = replace(CARD, l2_bytes_per_s=5e12, launch_floor_s=0.0)
 
 
@@ -34,29 +33,27 @@ def judge(seconds, cost=None, limits=None, clocks=None, **options):
     return why_invalid(read(seconds, **options), cost, limits, clocks)
 
 
-def test_a_plausible_reading_is_none():
-    cost = Cost(1e9, 1e6, {"bf16": 1e12}, 1e9, 1e8)
-    clocks = {"throttled": [], "throttle_names": ["software power cap"]}
-    assert judge(2e-3, cost, CARD, launch_floor_s=3e-6, clocks=clocks) is None
-    assert judge(1e-3 / 1.04, cost, CARD) is None, "a little above the roof is noise"
+EMPTY = "1.00 us is below the 2.40 us that an empty kernel takes by cuda events"
 
 
-def test_bytes_below_the_rate_of_l2_were_never_moved():
-    cost = Cost(6e9, 6e9)
-    assert judge(2e-3, cost, L2, l2_state="warm").startswith("1.20 times the L2 ceiling; likely cause: kernels were")
-    assert judge(3e-3, cost, L2, l2_state="warm") is None, "L2 may have held all of it"
-    assert judge(3e-3, cost, CARD, l2_state="warm") is None, "and without a rate of L2 nothing is known"
-
-
-def test_a_cold_cache_holds_what_is_written_and_nothing_that_is_read():
-    assert judge(1e-3, Cost(1e8, 1e12), CARD, l2_state="cold") is None
-    assert "2.00 times the memory ceiling" in judge(1e-3, Cost(2e9, 0), CARD, l2_state="cold")
-
-
-def test_below_what_an_empty_kernel_takes_nothing_was_launched():
-    reason = judge(1e-6, launch_floor_s=2.4e-6)
-    assert reason.startswith("1.00 us is below the 2.40 us that an empty kernel takes by cuda events")
-    assert judge(2.35e-6, launch_floor_s=2.4e-6) is None and judge(1e-6) is None
+@pytest.mark.parametrize(
+    ("seconds", "cost", "limits", "options", "said"),
+    [
+        (2e-3, Cost(1e9, 1e6, {"bf16": 1e12}, 1e9, 1e8), CARD, {"launch_floor_s": 3e-6, "clocks": CALM}, ""),
+        (1e-3 / 1.04, Cost(1e9, 1e6), CARD, {}, ""),  # a little above the roof is noise
+        (2e-3, Cost(6e9, 6e9), L2, {"l2_state": "warm"}, "1.20 times the L2 ceiling; likely cause: kernels were"),
+        (3e-3, Cost(6e9, 6e9), L2, {"l2_state": "warm"}, ""),  # L2 may have held all of it
+        (2e-3, Cost(6e9, 6e9), CARD, {"l2_state": "warm"}, ""),  # and without a rate of L2 nothing is known
+        (1e-3, Cost(1e8, 1e12), CARD, {"l2_state": "cold"}, ""),  # a cold cache holds what is written
+        (1e-3, Cost(2e9, 0), CARD, {"l2_state": "cold"}, "2.00 times the memory ceiling"),  # and nothing that is read
+        (1e-6, None, None, {"launch_floor_s": 2.4e-6}, EMPTY),
+        (2.35e-6, None, None, {"launch_floor_s": 2.4e-6}, ""),
+        (1e-6, None, None, {}, ""),
+    ],
+)
+def test_what_cannot_be_true_is_said_and_what_can_be_is_not(seconds, cost, limits, options, said):
+    found = judge(seconds, cost, limits, **options) or ""
+    assert found.startswith(said) and bool(found) == bool(said), found
 
 
 GOOD = {"seconds": (1.0, 1.0, 1.0), "method": "cuda events, launch gaps hidden", "l2_state": "cold"}
