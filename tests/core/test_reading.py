@@ -33,6 +33,10 @@ def judge(seconds, cost=None, limits=None, clocks=None, **options):
     return why_invalid(read(seconds, **options), cost, limits, clocks)
 
 
+def over(times, part):
+    return f"{times:.2f} times the {part} ceiling; likely cause: {CAUSES[part]}"
+
+
 EMPTY = "1.00 us is below the 2.40 us that an empty kernel takes by cuda events"
 
 
@@ -49,6 +53,13 @@ EMPTY = "1.00 us is below the 2.40 us that an empty kernel takes by cuda events"
         (1e-6, None, None, {"launch_floor_s": 2.4e-6}, EMPTY),
         (2.35e-6, None, None, {"launch_floor_s": 2.4e-6}, ""),
         (1e-6, None, None, {}, ""),
+        (1e-3, Cost(3e9, 0), CARD, {}, over(3, "memory")),
+        (1e-3, Cost(0, 0, {"bf16": 2e12}), CARD, {}, over(2, "tensor")),
+        (1e-3, Cost(0, 0, vector_flops=4e10), CARD, {}, over(4, "vector")),
+        (1e-3, Cost(0, 0, sfu_ops=5e9), CARD, {}, over(5, "sfu")),
+        (1e-3, Cost(0, 0, launches=2000), CARD, {}, over(2, "launch")),
+        (1e-3, Cost(2e9, 0, {"bf16": 5e12}), CARD, {}, over(5, "tensor")),  # the part furthest above
+        (1e-3, Cost(1e10, 0, {"fp8_e4m3": 1e15}), CARD, {}, over(10, "memory")),  # a dtype without a rate
     ],
 )
 def test_what_cannot_be_true_is_said_and_what_can_be_is_not(seconds, cost, limits, options, said):
@@ -135,20 +146,3 @@ def test_a_users_file_is_hashed_into_its_record_beside_the_commit_of_its_reposit
     library = registry.get_kernel("silu_and_mul", "library")
     ours = Environment.now().record("bench", library, SPEC.cases["smoke"][0], "fp32", "r")
     assert ours.commit == ours.environment["commit"] and "rooflab" not in ours.environment
-
-
-@pytest.mark.parametrize(
-    ("cost", "part", "times"),
-    [
-        (Cost(3e9, 0), "memory", "3.00"),
-        (Cost(0, 0, {"bf16": 2e12}), "tensor", "2.00"),
-        (Cost(0, 0, vector_flops=4e10), "vector", "4.00"),
-        (Cost(0, 0, sfu_ops=5e9), "sfu", "5.00"),
-        (Cost(0, 0, launches=2000), "launch", "2.00"),
-        (Cost(2e9, 0, {"bf16": 5e12}), "tensor", "5.00"),
-        (Cost(1e10, 0, {"fp8_e4m3": 1e15}), "memory", "10.00"),
-    ],
-)
-def test_the_part_furthest_above_a_rate_of_the_card_is_named_with_its_cause(cost, part, times):
-    """A dtype without a rate bounds nothing."""
-    assert judge(1e-3, cost, CARD) == f"{times} times the {part} ceiling; likely cause: {CAUSES[part]}"
