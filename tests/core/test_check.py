@@ -72,16 +72,6 @@ def test_a_small_check_takes_one_thread_and_gives_the_others_back():
     assert (seen, after) == ({1}, 2)
 
 
-def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():
-    def without_factor(x):
-        return x.clone()
-
-    kernel = kernel_of(SCALE, without_factor)
-    assert check(SCALE, kernel).status == "OK"
-    result = check(SCALE, kernel, case=Case(T=3, factor=2.0))
-    assert result.status == "UNSUPPORTED" and "has no 'factor'" in result.reason
-
-
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 4, 8), (3, 3, 8), (40, 2, 8), (3, 1)])
 def test_most_rows_of_a_far_tensor_lie_beyond_2_31_and_no_two_elements_meet(shape):
     near = torch.empty(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from rooflab.bench.core import call as calls
 from rooflab.bench.core import measure as module
 from rooflab.bench.core import timed
 from rooflab.bench.core.check import BROKEN
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.noise import Samples
@@ -59,18 +60,13 @@ def kernel(name="naive", fn=scale, role="optimized", backend="torch", **options)
     return Kernel("scale", name, role, backend, fn, **options)
 
 
-@dataclass
-class Outcome:
-    status: str = "OK"
-    checked_by: str = "torch"
-    errors: tuple = (ErrorStats("y", True, 0.0, 0.0, 0, 32),)
-    reason: str = ""
-    weak: tuple = ()
-    first_call_s: float = 0.0
+def outcome(status="OK", checked_by="torch", **more):
+    errors = (ErrorStats("y", True, 0.0, 0.0, 0, 32),)
+    return CheckResult("scale", "naive", "torch", CASE, "fp32", "cpu", 0, status, checked_by, errors, **more)
 
 
 def passes(kernel, spec, case, scheme, device, seed):
-    return Outcome(checked_by="interpreter" if kernel.backend == "triton" else "torch")
+    return outcome(checked_by="interpreter" if kernel.backend == "triton" else "torch")
 
 
 QUICK = Settings(budget_s=1e-4)
@@ -122,7 +118,7 @@ def test_the_real_timer_and_the_real_checker_fit():
 
 def test_a_kernel_that_fails_its_check_publishes_no_number(reading):
     def check(kernel, *_):
-        return passes(kernel, *_) if kernel.name == "right" else Outcome("INCORRECT", reason="y: 3 of 32 elements off")
+        return passes(kernel, *_) if kernel.name == "right" else outcome("INCORRECT", reason="y: 3 of 32 elements off")
 
     wrong, right = run(kernel("wrong"), kernel("right"), check=check)
     assert (wrong.status, wrong.basis, wrong.reason) == ("INCORRECT", "bound", "y: 3 of 32 elements off")
@@ -225,7 +221,7 @@ def test_planted_inputs_are_met_once_on_the_first_small_case_that_the_kernel_tak
 
     def check(kernel, spec, case, scheme, device, seed, planted=True):
         checked.append((case, planted))
-        return Outcome() if case["T"] >= least else Outcome("UNSUPPORTED", reason="too few rows")
+        return outcome() if case["T"] >= least else outcome("UNSUPPORTED", reason="too few rows")
 
     monkeypatch.setattr("rooflab.bench.core.measure.check_kernel", check)
     spec = replace(SPEC, cases={"smoke": (CASE, Case(T=6, H=8))})
@@ -241,7 +237,8 @@ def test_a_time_beside_another_process_on_the_card_is_noise(reading, monkeypatch
     monkeypatch.setattr(module, "time_together", lambda *a, **o: (*together(*a, **o)[:2], {"other_processes": 2}))
     (record,) = run(kernel())
     assert (record.status, record.reason) == ("NOISY", "other processes were on the card: 2")
-    assert record.latency_median_ms and record.bound_fraction is None
+    assert record.latency_median_ms and record.bound_fraction is record.flops_per_s is record.bytes_per_s is None
+    assert record.samples_s and record.bound_ms > 0
 
 
 @pytest.mark.parametrize(
