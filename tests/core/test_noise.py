@@ -38,16 +38,11 @@ def test_the_lab_shows_a_noisy_time_and_divides_by_none():
     assert (row["best"], row["naive_ms"], row["vs_naive"]) == (None, "4.00 NOISY", None)
 
 
-class Wrong:
-    """Calls every kernel wrong at once."""
-
-    def __init__(self, device):
-        pass
-
-    def each(self, asked):
-        for place, (kernel, case, scheme, *_) in enumerate(asked):
-            about = kernel.op, kernel.name, kernel.backend, case, scheme.name, "cpu", 0
-            yield place, CheckResult(*about, "INCORRECT", "torch", reason="c: off")
+def wrong(asked):
+    """The results of checks that call every kernel wrong."""
+    for place, (kernel, case, scheme, *_) in enumerate(asked):
+        about = kernel.op, kernel.name, kernel.backend, case, scheme.name, "cpu", 0
+        yield place, CheckResult(*about, "INCORRECT", "torch", reason="c: off")
 
 
 def test_the_lab_shows_a_row_of_each_op_and_what_is_wrong_of_it(monkeypatch, tmp_path, capsys):
@@ -57,8 +52,8 @@ def test_the_lab_shows_a_row_of_each_op_and_what_is_wrong_of_it(monkeypatch, tmp
         "fetch": lambda: None, "LLM": lambda **of: SimpleNamespace(ops=OpSet([]), **names), "warm_up": lambda llm: None,
         "kernel_names": lambda llm: {}, "as_prompt": lambda *of: None, "stream_one": lambda *of: answer,
         "run_batch": lambda *of: answer, "engine_record": lambda *of: replace(record(0, 1.0), run_id=of[-1]),
-        "Checkers": Wrong, "run_benches": lambda *of, **more: times({"naive": 4.0, "packed": 2.0}, {}),
-        "draw_records": lambda *of: [],
+        "Checkers": lambda device: SimpleNamespace(each=wrong), "draw_records": lambda *of: [],
+        "run_benches": lambda *of, **more: times({"naive": 4.0, "packed": 2.0}, {}),
     }.items():  # fmt: skip
         monkeypatch.setattr(lab, name, stand_in)
     monkeypatch.setattr(registry, "ops", lambda: {"gemm": registry.get_op("gemm")})

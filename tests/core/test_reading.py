@@ -25,12 +25,8 @@ CALM = {"throttled": [], "throttle_names": ["software power cap"]}
 L2 = replace(CARD, l2_bytes_per_s=5e12, launch_floor_s=0.0)
 
 
-def read(seconds, method=EVENTS, l2_state="cold", **options):
-    return Samples((seconds,) * 3, method, l2_state, **options)
-
-
-def judge(seconds, cost=None, limits=None, clocks=None, **options):
-    return why_invalid(read(seconds, **options), cost, limits, clocks)
+def judge(seconds, cost=None, limits=None, clocks=None, l2_state="cold", **options):
+    return why_invalid(Samples((seconds,) * 3, EVENTS, l2_state, **options), cost, limits, clocks)
 
 
 def over(times, part):
