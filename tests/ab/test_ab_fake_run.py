@@ -83,21 +83,6 @@ def verdicts(result):
     return {outcome.key: (outcome.verdict, outcome.reason) for outcome in result.outcomes}
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    (
-        ({"l2_state": "warm", "timer": "cpu perf_counter, 4 calls per sample"}, "perf_counter, cold and cpu"),
-        ({"timer": "cuda events, launch gaps included"}, "launch gaps included"),
-    ),
-)
-def test_sides_that_were_timed_by_different_methods_are_not_compared(fake, more, reason):
-    fake.more["B", "one"] = more
-    fake.more["A", "two"] = {"timer": "cpu, threads pinned, 4 calls per sample"}
-    fake.more["B", "two"] = {"timer": "cpu, threads not pinned: 1 of 2 were found, 5 calls per sample"}
-    found = verdicts(compared("one", "two"))
-    assert found["one"][0] == "INVALID" and reason in found["one"][1] and found["two"][0] == "SAME"
-
-
 @pytest.mark.parametrize("budget_s", [5.0, 500.0])
 def test_a_budget_too_short_for_a_verdict_says_before_it_starts_what_it_takes(fake, budget_s):
     """The checks and the pairs take two processes each, of 2 s to start and 0.3 s."""
@@ -159,7 +144,9 @@ def test_records_of_a_run_are_judged_as_it_was(fake, tmp_path):
     result = compared(*names, gone=("same",))
     live = {f"rmsnorm/{key} T=4,H=32,eps=1e-06 fp32": verdict for key, (verdict, _) in verdicts(result).items()}
     assert set(live.values()) == {"INCORRECT", "FAILED", "SLOWER", "FASTER", "MISSING", "INVALID"}
-    _, a, b = save(result, tmp_path)
+    judged, a, b = save(result, tmp_path)
+    effects = {record.kernel: record.metrics.get("effect") for record in read(judged)}
+    assert [effects[name] for name in ("slow", "fast", "wrong")] == [pytest.approx(0.1), pytest.approx(-0.1), None]
     again = compare_files(a, b, Rules())
     assert {outcome.key: outcome.verdict for outcome in again} == live
     assert exit_status(again) == exit_status(result.outcomes) == 11

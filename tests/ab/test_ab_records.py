@@ -42,7 +42,7 @@ def verdicts(tmp_path, a, b, **how):
 
 @pytest.mark.parametrize(("slower", "verdict", "status"), ((1.1, "SLOWER", 10), (1.0, "SAME", 0), (0.9, "FASTER", 0)))
 def test_runs_made_in_turn_are_judged(tmp_path, slower, verdict, status):
-    timers = [f"cpu perf_counter, {calls} calls per sample" for calls in (4, 5)]  # how many is no other method
+    timers = "cpu, threads pinned, 4 calls per sample", "cpu, threads not pinned: 1 of 2, 5 calls per sample"
     a, b = series(0, 2, 1e-3, timer=timers[0]), series(1, 2, slower * 1e-3, timer=timers[1])
     found, ended = verdicts(tmp_path, a, b)
     assert (found[0].verdict, ended) == (verdict, status), found[0].reason
@@ -113,6 +113,7 @@ BROKEN = {
     "timer of zero": (A, series(1, 2, 0.0), "INVALID"),
     "NaN samples": (A, b_side(samples=Record.packed([1e-3, math.nan])), "INVALID"),
     "another timing method": (A, b_side(timer="cuda graph replay"), "INVALID"),
+    "gaps between launches": (A, b_side(timer="cuda events, launch gaps included"), "INVALID"),
     "one call a sample against several": (A, b_side(timer=f"{A[0].timer}, 4 calls per sample"), "INVALID"),
     "warm against cold": (series(0, 2, 1e-3, l2_state="warm"), b_side(l2_state="cold"), "INVALID"),
     "an unknown machine": (series(0, 2, 1e-3, **UNKNOWN), b_side(**UNKNOWN), "INVALID"),

@@ -136,9 +136,7 @@ def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
     status, verdicts, said = compared("--kernel", "mine.py", "--kernel", "new.py", "--kernel", "app.py")
     assert (status, verdicts) == (13, {"rmsnorm/mine": "UNRESOLVED", "rmsnorm/app": "MISSING"})
     assert said.startswith("rmsnorm/new is new in working tree")
-    assert compared("--kernel", "no.py")[::2] == (2, f"rooflab: --kernel: {LACKS}, got 'no.py'")
+    lacks = "rooflab: --kernel: expected a file of one of the two revisions, got 'no.py'"
+    assert compared("--kernel", "no.py")[::2] == (2, lacks)
     assert "expected a file, or an installed package, of own with kernels" in compared()[2]
     assert compared("--kernel", "mine.py", "--kernel", "../other.py")[0] == 2
-
-
-LACKS = "expected a file of one of the two revisions"

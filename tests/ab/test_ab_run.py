@@ -11,12 +11,10 @@ from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.ab import compare, pairs
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.records import compare_files, difference
-from rooflab.bench.ab.run import run, save
+from rooflab.bench.ab.records import difference
+from rooflab.bench.ab.run import run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
-from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check
-from rooflab.bench.core.record_files import read
 from rooflab.kernels import registry
 
 KERNELS = Path(__file__).parent / "ab_kernels.py"
@@ -29,35 +27,21 @@ def target(name, case=CASE):
     return Target("rmsnorm", name, case, "fp32")
 
 
-def case_of(key):
-    """A case for each comparison, so that its records are its own."""
-    return f"T={4 + (*NAMES, 'renamed', 'absent').index(key)},H=32,eps=1e-06"
-
-
 def here(side, job, limit_s):
     """What a process of this tree would answer, from this one."""
     return answer(json.loads(json.dumps(job)))
 
 
-@pytest.fixture(scope="module")
-def result():
-    """Each kernel of the file against the library's, in one run of one pair; side A, which is right, needs no process
-    of its own."""
-    a = Side("library", {name: target("library", case_of(name)) for name in (*NAMES, "renamed")})
-    b = Side("mine", {name: target(name, case_of(name)) for name in NAMES}, files=(KERNELS,))
-    process = pairs.ask_process
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "CHECK_S", 6.0)
-        patch.setattr(pairs, "ask_process", lambda side, *job: (process if side is b else here)(side, *job))
-        return run(Comparison(a, b), AbSettings(pairs=1, kernel_s=0.05))
-
-
-def outcome(result, key):
-    return next(found for found in result.outcomes if found.key == key)
-
-
 @pytest.mark.more
-def test_each_kernel_has_its_own_verdict(result):
+def test_each_kernel_has_its_own_verdict(monkeypatch):
+    """Each against the library's, in one run of one pair; side A, which is right, needs no process of its own."""
+    a = Side("library", {name: target("library") for name in (*NAMES, "renamed")})
+    b = Side("mine", {name: target(name) for name in NAMES}, files=(KERNELS,))
+    process = pairs.ask_process
+    monkeypatch.setattr(pairs, "CHECK_S", 6.0)
+    monkeypatch.setattr(pairs, "ask_process", lambda side, *job: (process if side is b else here)(side, *job))
+    result = run(Comparison(a, b), AbSettings(pairs=1, kernel_s=0.05))
+    outcomes = {found.key: found for found in result.outcomes}
     for key, verdict, why in (
         ("honest", "UNRESOLVED", "^1 pairs: fewer than 5 bound nothing; a change of .*% could not have been seen$"),
         ("wrong", "INCORRECT", "mine: .*first data"),
@@ -67,24 +51,12 @@ def test_each_kernel_has_its_own_verdict(result):
         ("hangs", "FAILED", "mine: TIMEOUT: took longer than 6 s"),
         ("renamed", "MISSING", "library has rmsnorm/library .* mine has not: removed or renamed"),
     ):
-        found = outcome(result, key)
+        found = outcomes[key]
         assert found.verdict == verdict and re.search(why, found.reason), (key, found.reason)
-    honest = outcome(result, "honest")
+    honest = outcomes["honest"]
     assert honest.pairs == 1 and honest.baseline_s > 0 and honest.candidate_s > 0, "timed on both sides"
     assert set(result.environments) == {"A", "B"}
     assert difference(result.environments["A"], result.environments["B"]) == ""
-
-
-@pytest.mark.more
-def test_the_run_is_kept_and_can_be_judged_again(result, tmp_path):
-    paths = save(result, tmp_path)
-    verdicts = {record.op + "/" + record.kernel: record for record in read(paths[0])}
-    assert verdicts["rmsnorm/wrong"].verdict == "INCORRECT" and verdicts["rmsnorm/wrong"].latency_median_ms is None
-    assert verdicts["rmsnorm/honest"].baseline["kernel"] == "library"
-    for name, key in (("honest", "honest"), ("wrong", "wrong"), ("dies", "dies"), ("honest", "renamed")):
-        again = compare_files(paths[1], paths[2], Rules(), kernels=("library", name))
-        (found,) = [found for found in again if case_of(key) in found.key]
-        assert found.verdict == outcome(result, key).verdict, found.reason
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -75,7 +75,7 @@ def test_a_name_that_neither_revision_has_is_refused():
         other = {"rope": {**none["rope"], "kernels": {"library": None}}}
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
             check_names((none, other), wanted)
-    check_names((listed(naive=None), {}), Wanted(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
+    check_names((listed(naive=None), none), Wanted(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
 
 
 def test_an_op_without_the_named_case_is_left_out_and_a_case_of_no_op_is_refused():

@@ -81,14 +81,6 @@ def test_a_weak_finding_among_many_comparisons_is_not_called():
     assert among.p_value > 0.05 >= alone.p_value
 
 
-def test_what_was_not_compared_has_its_own_exit_status():
-    for verdict, status in (("INCORRECT", 11), ("FAILED", 11), ("INVALID", 13), ("MISSING", 13)):
-        found = verdict_of(Evidence("k", broken=(verdict, "why")))
-        assert (found.verdict, found.reason) == (verdict, "why")
-        assert exit_status([found]) == exit_status([found], strict=True) == status
-    assert verdict_of(Evidence("k")).verdict == "INVALID" and exit_status([]) == 13, "nothing was measured"
-
-
 def test_the_first_exit_status_of_several_wins():
     missing, wrong = (verdict_of(Evidence("k", broken=(verdict, "why"))) for verdict in ("MISSING", "INCORRECT"))
     slower, open_ = verdict_of(evidence(1.05)), verdict_of(evidence(1.05, confirmed=False))
@@ -97,6 +89,7 @@ def test_the_first_exit_status_of_several_wins():
         ([missing, slower, open_], 13),
         ([slower, open_], 10),
         ([verdict_of(evidence(0.9)), verdict_of(evidence(1.0))], 0),
+        ([verdict_of(Evidence("k"))], 13),  # nothing was measured
     ):
         assert exit_status(found, strict=True) == status
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import stat
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
-from fake_tools import tool
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
@@ -23,7 +22,6 @@ from rooflab.bench.report.sources import Located, Source, choose
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
-assert tool  # a fixture
 CASE = Case(T=16, H=4096, eps=1e-5)
 TARGET = KernelCase("rmsnorm", "library", CASE, get_scheme("bf16"))
 COMMAND = ("profile", "rmsnorm", "library", "--case", CASE.id, "--gpu", "h100")
@@ -41,6 +39,33 @@ DENIED = (
     "target device 0. For instructions on enabling permissions and to get more information see "
     "https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
 )
+
+
+HEAD = """\
+#!/bin/sh
+'''exec' '{python}' "$0" "$@"
+' '''
+import json, os, sys, time
+arguments = sys.argv[1:]
+open({calls!r}, 'a').write(json.dumps([arguments, dict(os.environ)]) + '\\n')
+"""
+"""A shell starts Python, because no path with a space can stand behind `#!`."""
+
+
+@pytest.fixture
+def tool(monkeypatch, tmp_path):
+    """Puts programs on a PATH that holds nothing else: Python that sees `arguments`; returns the file of its calls."""
+    programs, calls = tmp_path / "bin", tmp_path / "calls.jsonl"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+
+    def install(name, body):
+        path = programs / name
+        path.write_text(HEAD.format(python=sys.executable, calls=str(calls)) + body + "\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return calls
+
+    return install
 
 
 def table(*launches, columns=COLUMNS) -> str:
@@ -90,15 +115,6 @@ def test_larger_units_and_the_newer_names_are_understood_and_what_was_not_counte
     assert found.traffic.bytes == 1.502e6 and found.duration_s == pytest.approx(3.25e-6)
     uncounted = taken(("k", ["n/a", "5", "100"]), columns=columns)
     assert uncounted.traffic is None and uncounted.duration_s == pytest.approx(1e-4)
-
-
-def test_the_command_profiles_the_one_call_only():
-    line = ncu.command(TARGET, 7, ncu.METRICS, Path("log.csv"))
-    options = dict(zip(line[1::2], line[2::2], strict=False))
-    assert line[0] == "ncu" and options["--profile-from-start"] == "off" and options["--cache-control"] == "all"
-    assert line.index("--csv") < line.index(sys.executable) and "raw" in line and "base" in line
-    assert "dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum" in line[line.index("--metrics") + 1]
-    assert json.loads(line[-1]) == {**TARGET.to_json(), "seed": 7, "warm_up": 3}
 
 
 def test_profile_joins_the_counters_and_the_prediction(rooflab, tool, tmp_path):

@@ -1,4 +1,4 @@
-"""The gate of the fixture `kernel_benchmark`, and what it says of a reading."""
+"""The gate of the fixture `kernel_benchmark`."""
 
 import math
 
@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from rooflab.bench.core import functions as fixture
-from rooflab.bench.core import measure
-from rooflab.bench.core.noise import Samples
-from rooflab.bench.core.record import unpack_samples
-from rooflab.bench.core.timers import Observed
-from rooflab.bench.plugin import timing as plugin_timing
-from rooflab.roofline.model import Ceilings, Cost, Traffic
+from rooflab.roofline.model import Cost, Traffic
 
 X = torch.tensor([1.0, -2.0, 0.0])
 
@@ -53,41 +48,6 @@ def test_neither_side_of_the_gate_changes_the_callers_tensors():
     checked = fixture.Checked.of(lambda x: x.add_(1), [x], lambda x: x.add_(1))
     assert torch.equal(x, torch.ones(4)) and torch.equal(checked.result, torch.full((4,), 2.0))
     assert checked.fault == "" and not checked.interpreted
-
-
-CEILINGS = Ceilings("this", "datasheet", 1e9, {"fp32": 1e9}, 1e9)
-COST = Cost(512, 256, {"fp32": 1024.0})
-
-
-@pytest.fixture
-def info(monkeypatch):
-    """What is said of a reading whose ceilings are known."""
-    monkeypatch.setattr(measure, "ceilings_for", lambda device: CEILINGS)
-    monkeypatch.setattr(measure, "observe", lambda ready, device: ({"fn": Observed(None, ("k1", "k2"), "abc")}, {}))
-    checked = fixture.Checked.of(torch.neg, [torch.ones(4)], None)
-
-    def of(seconds, cost=COST, clocks=None, **options):
-        samples = Samples((seconds,) * 3, "cuda events, launch gaps hidden", "cold", **options)
-        monkeypatch.setattr(measure, "time_together", lambda ready, *_: ({"fn": samples}, {}, clocks))
-        timed = plugin_timing.time_kernel(checked, cost, budget_s=1.0, min_samples=3)
-        return plugin_timing.extra_info(timed, cost)
-
-    return of
-
-
-def test_a_reading_has_its_roofs_its_clocks_its_samples_and_the_devices_kernels(info):
-    found = info(2e-6, clocks={"sm_clock_mhz": [1700, 1755]})
-    assert found["status"] == "OK" and found["clocks"] == {"sm_clock_mhz": [1700, 1755]}
-    assert found["fraction_of_datasheet_roof"] == pytest.approx(1.024e-6 / 2e-6)
-    assert found["fraction_of_datasheet_memory_roof"] == pytest.approx(0.768e-6 / 2e-6)
-    assert found["intensity_flop_per_byte"] == pytest.approx(1024 / 768) and found["limiter"] == "tensor"
-    assert unpack_samples(found["samples"]) == [2e-6] * 3
-    noisy = info(2e-6, noise="the machine was busy")
-    assert noisy["status"] == "NOISY: the machine was busy" and "flops_per_s" not in noisy
-    assert info(1e-7)["status"].startswith("INVALID: 10.24 times the tensor ceiling"), "causes: test_reading.py"
-    assert info(2e-6, launch_floor_s=5e-6)["status"].startswith("INVALID: 2.00 us is below the 5.00 us that an empty")
-    assert info(2e-6, clocks={"throttled": ["hardware slowdown"]})["status"].startswith("INVALID: the card was thro")
-    assert found["device_kernels"] == ["k1", "k2"] and found["activity_hash"] == "abc" and found["machine_key"]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])

@@ -72,6 +72,7 @@ class FakeCuda:
         return self.host_s >= event
 
     def seconds(self, start: float, end: float) -> float:
+        assert self.passed(end), "as CUDA refuses events that the device has not reached"
         read = end - start
         return round(read / self.step_s) * self.step_s if self.step_s else read
 

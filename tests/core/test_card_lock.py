@@ -1,23 +1,14 @@
-"""The lock of a card: a second run waits until the first ends, and a CPU has none."""
+"""The lock of a card: a second run waits until the first ends."""
 
-import subprocess
-import sys
+import fcntl
+import os
 import tempfile
 from dataclasses import replace
 
-import pytest
 import torch
 
 from rooflab.bench.core.environment import Environment, Gpu
 from rooflab.bench.core.timers import card as module
-
-HOLDS = """
-import fcntl, os, sys
-handle = os.open(sys.argv[1], os.O_RDWR)
-fcntl.flock(handle, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def test_a_second_run_waits_for_the_first_and_says_so_once(monkeypatch, tmp_path):
@@ -30,18 +21,12 @@ def test_a_second_run_waits_for_the_first_and_says_so_once(monkeypatch, tmp_path
         pass
     (file,) = tmp_path.iterdir()
     assert said == [] and file.name == "rooflab-GPU-1.lock" and file.stat().st_mode & 0o777 == 0o666
-    other = subprocess.Popen([sys.executable, "-c", HOLDS, str(file)], stdin=-1, stdout=-1)
-    assert other.stdout.readline() == b"held\n"
+    held = os.open(file, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
 
     def ends(text):
         said.append(text)
-        other.kill()
+        os.close(held)
 
     with module.card_lock(torch.device("cuda"), ends):
-        assert other.wait() and said == [f"waiting for another run on {card.name} ({file})"]
-
-
-def test_a_cpu_has_no_lock():
-    with pytest.raises(ValueError, match="wait-for-gpu: expected a CUDA device, got cpu"):
-        with module.card_lock(torch.device("cpu"), print):
-            pass
+        assert said == [f"waiting for another run on {card.name} ({file})"]

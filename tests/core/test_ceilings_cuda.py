@@ -85,16 +85,6 @@ def test_the_fastest_shape_counts_and_all_are_kept(world, monkeypatch):
     assert len(readings[0].samples_s) == 3 and readings[0].timer == "fake events" and readings[0].l2_state == "cold"
 
 
-def test_a_wrong_result_has_no_rate_whether_it_is_wrong_before_or_after_the_timing(world, monkeypatch):
-    wrong, later = world.kernel(rate=9e12, wrong="the words add up to 3"), world.kernel(wrong=["", "sums differ"])
-    readings = measure(world, monkeypatch, [wrong, later, world.kernel(rate=1e12)])
-    said = [(reading.status, reading.reason) for reading in readings]
-    assert said == [("INCORRECT", "the words add up to 3"), ("INCORRECT", "sums differ"), ("OK", "")]
-    assert all(value_of(reading) is None and not reading.samples_s for reading in readings[:2])
-    assert best_of(readings)["hbm_read"].status == "OK"
-    assert not any("2 whole" in names for names, _, _ in world.timed), "the first is not timed"
-
-
 @pytest.mark.parametrize("rate", [1e9, 1e12, 1e15])
 def test_a_launch_is_long_enough_to_hide_its_overhead(world, monkeypatch, rate):
     """Found by probes, whatever the device's speed; even, so that half of it is half of the work."""
@@ -104,14 +94,6 @@ def test_a_launch_is_long_enough_to_hide_its_overhead(world, monkeypatch, rate):
     assert reading.metrics["work"] == whole * 100.0
     assert value_of(reading) == pytest.approx(rate)
     assert whole == 2 or module.TARGET_S / 2 <= reading.latency_median_ms / 1e3 <= 3 * module.TARGET_S
-
-
-def test_work_that_takes_no_time_is_found_out(world, monkeypatch):
-    """As when a compiler has moved it out of the loop: half of it takes as long."""
-    kernel = world.kernel(seconds=5e-3, work=1e6)
-    (reading,) = measure(world, monkeypatch, [kernel])
-    assert reading.status == "INVALID" and value_of(reading) is None
-    assert reading.reason == "half of the work took 100% of the time; likely cause: a compiler left work out"
 
 
 def test_a_rate_that_the_card_cannot_have_is_found_out(world, monkeypatch):
@@ -140,22 +122,23 @@ def test_a_throttled_card_and_a_replaced_clock_spoil_the_reading(world, monkeypa
     assert reading.status == "INVALID" and reading.reason == world.fault
 
 
-def test_one_that_does_not_compile_or_run_takes_no_other_with_it(world, monkeypatch):
-    broken = [
-        world.kernel(wrong=CudaCompileError("kernel.cu(3): error: no wgmma here\n  more")),
-        world.kernel(wrong=RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument")),
-        world.kernel(rate=2e12),
-    ]
-    readings = measure(world, monkeypatch, broken, [world.kernel("fma")])
-    assert [reading.status for reading in readings] == ["COMPILE_ERROR", "RUNTIME_ERROR", "OK", "OK"]
-    assert readings[0].reason == "NVRTC: kernel.cu(3): error: no wgmma here"
+BROKEN = CudaCompileError("kernel.cu(3): error: no wgmma here\n  more")
+SPOILED = {
+    "the words add up to 3": ("INCORRECT", {"wrong": "the words add up to 3"}),
+    "sums differ": ("INCORRECT", {"wrong": ["", "sums differ"]}),  # after the timing
+    "NVRTC: kernel.cu(3): error: no wgmma here": ("COMPILE_ERROR", {"wrong": BROKEN}),
+    "CUDA_ERROR_INVALID_VALUE": ("RUNTIME_ERROR", {"wrong": RuntimeError("CUDA_ERROR_INVALID_VALUE")}),
+    # As when a compiler has moved the work out of the loop.
+    "half of the work took 100% of the time; likely cause: a compiler left work out": ("INVALID", {"seconds": 5e-3}),
+}
 
 
-def test_every_timing_method_has_its_launch_floor(world, monkeypatch):
-    readings = measure(world, monkeypatch, timers=("events", "graph", "cupti"))
-    floors = {"launch events": 2e-6, "launch graph": 1.5e-6, "launch cupti": 1e-6}
-    assert {r.kernel: value_of(r) for r in readings} == floors
-    assert all(r.flops_per_s is r.bytes_per_s is None and r.samples_s for r in readings)
+def test_a_spoiled_reading_has_no_rate_and_takes_no_other_with_it(world, monkeypatch):
+    kernels = [world.kernel(**how) for _, how in SPOILED.values()]
+    *found, right, other = measure(world, monkeypatch, [*kernels, world.kernel(rate=1e12)], [world.kernel("fma")])
+    assert {one.reason: one.status for one in found} == {why: status for why, (status, _) in SPOILED.items()}
+    assert all(value_of(one) is None for one in found) and right.status == other.status == "OK"
+    assert best_of([*found, right])["hbm_read"] == right
 
 
 def reading(limit, rate=1e12, *, dtype=None, status="OK", seconds=(1.0, 1.0), clock_hz=None, **fields):

@@ -11,7 +11,7 @@ from test_ceilings_cuda import CUDA, GPU, ON_H200, hopper, reading  # noqa: F401
 from rooflab.bench import show
 from rooflab.bench.core import call as calls
 from rooflab.bench.core import ceilings, record_files
-from rooflab.bench.core.ceilings import MachineLimits, assemble, ceilings_for, cpu_limits, raise_ceilings
+from rooflab.bench.core.ceilings import MachineLimits, ceilings_for, cpu_limits, raise_ceilings
 from rooflab.roofline.device import get_device
 
 H200 = get_device("h200")
@@ -72,15 +72,6 @@ def keep(card, readings):
     """Measures these."""
     card.readings, card.budgets = readings, []
     return MachineLimits.measured(CUDA)
-
-
-def test_what_is_kept_comes_back_whole(card):
-    records, reason = keep(card, READINGS)
-    found, _ = assemble(READINGS, CUDA)
-    assert MachineLimits.kept(CUDA) == (records, reason) == (records, "") and len(records) == len(READINGS)
-    assert [replace(record, ceilings=None, run_id="r") for record in records] == list(READINGS)
-    assert [record.ceilings for record in records] == [json.loads(json.dumps(asdict(found)))] * len(READINGS)
-    assert len(list(card.folder.iterdir())) == 1, "no temporary file is left"
 
 
 def test_another_driver_or_clock_limit_is_another_card(card):

@@ -72,13 +72,6 @@ def test_what_changed_between_samples_is_said():
     assert fault([(), usual]).startswith("no kernel of it was recorded")
 
 
-def test_a_kernel_that_nobody_recorded_is_no_reading(card):
-    card.lose = lambda work: work.name == "hidden"
-    watch = card.timer()
-    assert watch.round([("a", lambda: card.work(5e-6, "hidden"), 1)]) == {"a": 0.0}
-    assert "no kernel of it was recorded" in watch.completed("a", SAMPLES).fault
-
-
 def test_without_cupti_there_is_one_sentence(card):
     watch = card.timer()
     card.lose = lambda work: True

@@ -1,16 +1,12 @@
 """The timers on a real card: whether they agree with each other and with what a card can do."""
 
-import os
-
 import pytest
 import torch
-from bars.flush import compare_flushes
 
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import why_invalid
 from rooflab.bench.core.settings import TIMERS
-from rooflab.bench.core.timers import tampered
-from rooflab.bench.core.timers.card import ClockWatch, locked_clocks
+from rooflab.bench.core.timers.card import ClockWatch
 from rooflab.bench.core.timers.cupti import names
 from rooflab.bench.core.timers.sm_clock import DeviceClock, sm_clock_under_load
 from rooflab.bench.core.timers.timing import time_functions, timer_for
@@ -73,23 +69,6 @@ def test_the_device_reads_its_own_clock(product):
         time_functions({"mm": product}, "cuda", budget_s=0.3, observe=watch.read)
     low, high = watch.summary()["sm_clock_range_hz"]
     assert 0.2 * top_hz < low <= watch.summary()["sm_clock_hz"] <= high < 1.02 * top_hz
-
-
-def test_flushes_are_compared(capsys):
-    found = compare_flushes("cuda", budget_s=2.0)
-    with capsys.disabled():
-        print(f"\n{found}")
-    assert found["cleaner"] in ("read", "write") and found["rotation_s"][-1] > 0
-
-
-def test_nothing_of_torch_looks_replaced_on_a_build_with_cuda():
-    assert tampered() is None
-
-
-@pytest.mark.skipif(not os.environ.get("ROOFLAB_TEST_LOCKS_CLOCKS"), reason="changes the card's settings")
-def test_clocks_are_locked():
-    with locked_clocks(Environment.now().gpu.uuid, lambda: sm_clock_under_load(DEVICE)) as mhz:
-        assert mhz > 300
 
 
 def test_all_methods_read_plausible_times_that_agree_on_a_long_kernel(product, small):

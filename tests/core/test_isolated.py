@@ -1,11 +1,10 @@
-"""A kernel in a child process: it may hang, end its process or be wrong; and what has passed is remembered."""
+"""A kernel in a child process: it may end its process or be wrong; and what has passed is remembered."""
 
 import runpy
 
 import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
-from test_child_processes import assert_gone
 
 from rooflab.bench.core.check_data import CheckTask
 from rooflab.bench.core.environment import Environment
@@ -17,7 +16,7 @@ from rooflab.reference.spec import SCHEMES
 
 CASE = get_op("rmsnorm").get_cases("smoke")[0]
 KERNEL = """
-import os, time
+import os
 import torch
 from rooflab.kernels.registry import register
 
@@ -33,24 +32,14 @@ def mine(x, weight, eps=1e-6):
 def first_of(tmp_path, own_registry):  # noqa: F811
     """The first run, without planted inputs, of a kernel that returns what a text says."""
 
-    def first_of(body, timeout_s=60.0):
+    def first_of(body):
         (tmp_path / "mine.py").write_text(KERNEL.replace("BODY", body))
         (kernel,) = registry.load_file(tmp_path / "mine.py")
         task = CheckTask(kernel, CASE, SCHEMES["fp32"], planted=False)
-        result = Checkers(torch.device("cpu"), limit_s=timeout_s)(task)
+        result = Checkers(torch.device("cpu"), limit_s=60.0)(task)
         return result.status, result.reason
 
     return first_of
-
-
-@pytest.mark.more
-def test_one_that_hangs_is_ended_in_time_with_its_children(tmp_path, first_of):
-    pid = tmp_path / "pid"
-    body = f"(open({str(pid)!r}, 'w').write(str(os.fork() or time.sleep(600) or 0)), time.sleep(600))"
-    status, reason = first_of(body, 10.0)
-    assert (status, reason) == ("TIMEOUT", "first data: no answer within 10 s: a loop or a barrier without an end")
-    assert pid.is_file(), "it did hang in the kernel, not before it"
-    assert_gone(int(pid.read_text()))
 
 
 SPEC = "object.__setattr__(__import__('rooflab.kernels.registry').kernels.registry.get_op('rmsnorm'), "

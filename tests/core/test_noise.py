@@ -1,34 +1,26 @@
 """What becomes of a NOISY reading: shown with its flag, drawn pale, never divided, never the best."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 from test_history import record
 
 from rooflab.bench import lab, show
 from rooflab.bench.cli.app import exit_for
-from rooflab.bench.core import measure
-from rooflab.bench.core.noise import Samples
+from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.engine.runs import EngineRun
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.findings import findings
+from rooflab.engine.metrics import LatencySummary
 from rooflab.engine.ops import OpSet
 from rooflab.engine.settle import Choice
 from rooflab.kernels import registry
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import Case
 
 BUSY = "other processes were running"
-
-
-def test_a_record_of_a_noisy_reading_has_its_time_and_no_rate(monkeypatch):
-    spec = registry.get_op("rmsnorm")
-    case, kernel = spec.cases["smoke"][0], registry.get_kernel("rmsnorm", "naive")
-    found = Samples((1.0, 3.0, 9.0), "script", "cold", noise=BUSY)
-    monkeypatch.setattr(measure, "time_together", lambda ready, *rest, **options: ({"naive": found}, {}, None))
-    (made,) = measure.Measurement(spec, get_scheme("fp32")).records([kernel], [case])
-    assert (made.status, made.reason, made.latency_median_ms) == ("NOISY", BUSY, 3000.0)
-    assert made.samples_s == [1.0, 3.0, 9.0] and made.bound_ms > 0
-    assert made.bound_fraction is made.flops_per_s is made.bytes_per_s is None
 
 
 def times(clean, noisy):
@@ -44,6 +36,32 @@ def test_the_lab_shows_a_noisy_time_and_divides_by_none():
     assert (row["library_ms"], row["vs_library"]) == ("1.00 NOISY", None)
     (row,) = lab.best_of_each_op(times({}, {"naive": 4.0}))
     assert (row["best"], row["naive_ms"], row["vs_naive"]) == (None, "4.00 NOISY", None)
+
+
+def wrong(asked):
+    """The results of checks that call every kernel wrong."""
+    for place, (kernel, case, scheme, *_) in enumerate(asked):
+        about = kernel.op, kernel.name, kernel.backend, case, scheme.name, "cpu", 0
+        yield place, CheckResult(*about, "INCORRECT", "torch", reason="c: off")
+
+
+def test_the_lab_shows_a_row_of_each_op_and_what_is_wrong_of_it(monkeypatch, tmp_path, capsys):
+    names = {"arch": SimpleNamespace(name="tiny"), "device": torch.device("cpu"), "dtype_name": "fp32"}
+    answer = EngineRun([{"text": "blue"}] * 2, LatencySummary(1, 9, 5, *[1.0] * 9), "")
+    for name, stand_in in {
+        "fetch": lambda: None, "LLM": lambda **of: SimpleNamespace(ops=OpSet([]), **names), "warm_up": lambda llm: None,
+        "kernel_names": lambda llm: {}, "as_prompt": lambda *of: None, "stream_one": lambda *of: answer,
+        "run_batch": lambda *of: answer, "engine_record": lambda *of: replace(record(0, 1.0), run_id=of[-1]),
+        "Checkers": lambda device: SimpleNamespace(each=wrong), "draw_records": lambda *of: [],
+        "run_benches": lambda *of, **more: times({"naive": 4.0, "packed": 2.0}, {}),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(lab, name, stand_in)
+    monkeypatch.setattr(registry, "ops", lambda: {"gemm": registry.get_op("gemm")})
+    summary = lab.run_lab(tmp_path, smoke=True)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["gemm", "4.00", "packed", "2.00", "50%", "0"] in shown
+    assert summary["wrong"] == sum(line[-3:] == ["INCORRECT:", "c:", "off"] for line in shown) > 2
+    assert summary["best"][0]["vs_naive"] == "2.00x" and (tmp_path / "summary.json").is_file()
 
 
 def test_findings_name_defaults_that_lose_and_what_is_slower_than_naive():

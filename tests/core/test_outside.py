@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from rooflab.bench.checks.checking import in_common
-from rooflab.bench.checks.drawn import OFFSETS, VALUES, principles_first, principles_tried, shown_by
+from rooflab.bench.checks.drawn import OFFSETS, VALUES, listed_checks, principles_first, principles_tried, shown_by
 from rooflab.bench.core import outside
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.outside import Checkers
+from rooflab.bench.core.process import Pool
+from rooflab.bench.core.select import Selection
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -29,6 +31,26 @@ def test_the_first_check_of_each_principle_comes_early_and_the_summary_names_it(
     others = "32-bit offsets, sizes of its file, uneven rows, values, several tiles"
     assert principles_tried(asked, {0: ran}) == f"principles tried: empty; not tried: {others}"
     assert principles_tried(asked, {0: ran, 1: ran}) == f"principles tried: empty; without a case here: {others}"
+
+
+def test_a_suite_that_some_ops_have_is_checked_on_these():
+    asked = listed_checks(Selection.of(None, None, ["square"], None, None, "cpu"))
+    assert {item.kernel.op for item in asked} == {name for name, op in registry.ops().items() if "square" in op.cases}
+
+
+@pytest.mark.parametrize(("status", "kept"), [("OK", True), ("INCORRECT", False), ("TIMEOUT", False)])
+def test_a_child_that_ran_a_wrong_kernel_runs_no_other_one(monkeypatch, status, kept):
+    def check_kernel(kernel, spec, case, *of):
+        return CheckResult(spec.name, kernel.name, kernel.backend, case, "fp32", "cpu", 0, status, "none")
+
+    monkeypatch.setattr(outside, "check_kernel", check_kernel)
+    pool, task = Pool("json", limit_s=1.0), CheckTask(registry.get_kernel("rmsnorm", "fused"), CASE, SCHEMES["fp32"])
+    with pool.child() as first:
+        pass
+    Checkers(torch.device("cpu"), pool)(task)
+    with pool.child("rmsnorm/cluster ") as second:
+        assert (second is first) == kept and first.ended != kept
+    pool.stop()
 
 
 class Waiting(Checkers):

@@ -21,42 +21,46 @@ from rooflab.roofline.model import Ceilings, Cost
 
 CARD = Ceilings("a card", "at_clock", 1e12, {"bf16": 1e15}, 1e13, sfu_ops_per_s=1e12, launch_floor_s=1e-6)
 EVENTS = "cuda events, launch gaps hidden"
-
-
+CALM = {"throttled": [], "throttle_names": ["software power cap"]}
 L2 = replace(CARD, l2_bytes_per_s=5e12, launch_floor_s=0.0)
 
 
-def read(seconds, method=EVENTS, l2_state="cold", **options):
-    return Samples((seconds,) * 3, method, l2_state, **options)
+def judge(seconds, cost=None, limits=None, clocks=None, l2_state="cold", **options):
+    return why_invalid(Samples((seconds,) * 3, EVENTS, l2_state, **options), cost, limits, clocks)
 
 
-def judge(seconds, cost=None, limits=None, clocks=None, **options):
-    return why_invalid(read(seconds, **options), cost, limits, clocks)
+def over(times, part):
+    return f"{times:.2f} times the {part} ceiling; likely cause: {CAUSES[part]}"
 
 
-def test_a_plausible_reading_is_none():
-    cost = Cost(1e9, 1e6, {"bf16": 1e12}, 1e9, 1e8)
-    clocks = {"throttled": [], "throttle_names": ["software power cap"]}
-    assert judge(2e-3, cost, CARD, launch_floor_s=3e-6, clocks=clocks) is None
-    assert judge(1e-3 / 1.04, cost, CARD) is None, "a little above the roof is noise"
+EMPTY = "1.00 us is below the 2.40 us that an empty kernel takes by cuda events"
 
 
-def test_bytes_below_the_rate_of_l2_were_never_moved():
-    cost = Cost(6e9, 6e9)
-    assert judge(2e-3, cost, L2, l2_state="warm").startswith("1.20 times the L2 ceiling; likely cause: kernels were")
-    assert judge(3e-3, cost, L2, l2_state="warm") is None, "L2 may have held all of it"
-    assert judge(3e-3, cost, CARD, l2_state="warm") is None, "and without a rate of L2 nothing is known"
-
-
-def test_a_cold_cache_holds_what_is_written_and_nothing_that_is_read():
-    assert judge(1e-3, Cost(1e8, 1e12), CARD, l2_state="cold") is None
-    assert "2.00 times the memory ceiling" in judge(1e-3, Cost(2e9, 0), CARD, l2_state="cold")
-
-
-def test_below_what_an_empty_kernel_takes_nothing_was_launched():
-    reason = judge(1e-6, launch_floor_s=2.4e-6)
-    assert reason.startswith("1.00 us is below the 2.40 us that an empty kernel takes by cuda events")
-    assert judge(2.35e-6, launch_floor_s=2.4e-6) is None and judge(1e-6) is None
+@pytest.mark.parametrize(
+    ("seconds", "cost", "limits", "options", "said"),
+    [
+        (2e-3, Cost(1e9, 1e6, {"bf16": 1e12}, 1e9, 1e8), CARD, {"launch_floor_s": 3e-6, "clocks": CALM}, ""),
+        (1e-3 / 1.04, Cost(1e9, 1e6), CARD, {}, ""),  # a little above the roof is noise
+        (2e-3, Cost(6e9, 6e9), L2, {"l2_state": "warm"}, "1.20 times the L2 ceiling; likely cause: kernels were"),
+        (3e-3, Cost(6e9, 6e9), L2, {"l2_state": "warm"}, ""),  # L2 may have held all of it
+        (2e-3, Cost(6e9, 6e9), CARD, {"l2_state": "warm"}, ""),  # and without a rate of L2 nothing is known
+        (1e-3, Cost(1e8, 1e12), CARD, {"l2_state": "cold"}, ""),  # a cold cache holds what is written
+        (1e-3, Cost(2e9, 0), CARD, {"l2_state": "cold"}, "2.00 times the memory ceiling"),  # and nothing that is read
+        (1e-6, None, None, {"launch_floor_s": 2.4e-6}, EMPTY),
+        (2.35e-6, None, None, {"launch_floor_s": 2.4e-6}, ""),
+        (1e-6, None, None, {}, ""),
+        (1e-3, Cost(3e9, 0), CARD, {}, over(3, "memory")),
+        (1e-3, Cost(0, 0, {"bf16": 2e12}), CARD, {}, over(2, "tensor")),
+        (1e-3, Cost(0, 0, vector_flops=4e10), CARD, {}, over(4, "vector")),
+        (1e-3, Cost(0, 0, sfu_ops=5e9), CARD, {}, over(5, "sfu")),
+        (1e-3, Cost(0, 0, launches=2000), CARD, {}, over(2, "launch")),
+        (1e-3, Cost(2e9, 0, {"bf16": 5e12}), CARD, {}, over(5, "tensor")),  # the part furthest above
+        (1e-3, Cost(1e10, 0, {"fp8_e4m3": 1e15}), CARD, {}, over(10, "memory")),  # a dtype without a rate
+    ],
+)
+def test_what_cannot_be_true_is_said_and_what_can_be_is_not(seconds, cost, limits, options, said):
+    found = judge(seconds, cost, limits, **options) or ""
+    assert found.startswith(said) and bool(found) == bool(said), found
 
 
 GOOD = {"seconds": (1.0, 1.0, 1.0), "method": "cuda events, launch gaps hidden", "l2_state": "cold"}
@@ -138,20 +142,3 @@ def test_a_users_file_is_hashed_into_its_record_beside_the_commit_of_its_reposit
     library = registry.get_kernel("silu_and_mul", "library")
     ours = Environment.now().record("bench", library, SPEC.cases["smoke"][0], "fp32", "r")
     assert ours.commit == ours.environment["commit"] and "rooflab" not in ours.environment
-
-
-@pytest.mark.parametrize(
-    ("cost", "part", "times"),
-    [
-        (Cost(3e9, 0), "memory", "3.00"),
-        (Cost(0, 0, {"bf16": 2e12}), "tensor", "2.00"),
-        (Cost(0, 0, vector_flops=4e10), "vector", "4.00"),
-        (Cost(0, 0, sfu_ops=5e9), "sfu", "5.00"),
-        (Cost(0, 0, launches=2000), "launch", "2.00"),
-        (Cost(2e9, 0, {"bf16": 5e12}), "tensor", "5.00"),
-        (Cost(1e10, 0, {"fp8_e4m3": 1e15}), "memory", "10.00"),
-    ],
-)
-def test_the_part_furthest_above_a_rate_of_the_card_is_named_with_its_cause(cost, part, times):
-    """A dtype without a rate bounds nothing."""
-    assert judge(1e-3, cost, CARD) == f"{times} times the {part} ceiling; likely cause: {CAUSES[part]}"

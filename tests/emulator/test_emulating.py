@@ -280,9 +280,10 @@ def test_static_and_explain_take_a_function_of_a_file(rooflab: Any, folder: Path
     status, out, err = rooflab("static", *tuned, "--json")
     (static,) = json.loads(out)["results"]
     assert status == 0 and static["scheme"] == "bf16" and len(static["launches"]) == 2, "one for each config"
-    status, out, err = rooflab("explain", *tuned, "--json")
+    status, out, err = rooflab("explain", *tuned, "--gpu", "h200", "--json")
     (explained,) = json.loads(out)
     assert status == 0 and explained["traffic_basis"] == "counted" and explained["bytes"] == 2 * 2 * 2 * 64, err
+    assert explained["parts"][0]["ms"] == pytest.approx(512 / 4.8e12 * 1e3), "at the bandwidth of an H200"
     assert explained["predicted_ms"] > explained["bound_ms"] and len(explained["compiled"]) == 1, "of the first config"
     status, out, err = rooflab("static", f"{folder}/mine.py::not_compiled", "--shape", "x=64")
     assert status == 11 and "COMPILE_ERROR: mine.py/not_compiled" in out + err

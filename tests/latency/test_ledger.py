@@ -241,6 +241,8 @@ def test_a_published_ledger_and_what_another_kernel_would_change_by_command(roof
         ("TTFT", "0.5x", "predicted"), ("ITL", "0.5x", "predicted"),
     ]  # fmt: skip
     assert [one.metrics["predicted_ms"] for one in kept] == [row["predicted_ms"] for row in rows]
-    status, out, _ = rooflab("ledger", "llama-3.1-8b", "--gpu", "h100", "--prefill", "--context", "512", "--json")
+    words = ("ledger", "llama-3.1-8b", "--gpu", "h100", "--prefill", "--context", "512")
+    status, out, _ = rooflab(*words, "--json")
     found = json.loads(out)
     assert status == 0 and found["step_ms"] == pytest.approx(sum(row["ms"] for row in found["rows"]))
+    assert "prefill of 1 x 512 tokens" in rooflab(*words, "--batch", "9")[1], "a prompt is computed alone"

@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from bars import again, attention, engine, gemm, lab, measures
+from bars import again, attention, gemm, lab, measures
 from bars.measures import against_library, of_bandwidth, usable
 
 from rooflab.bench.core.record import Record
@@ -19,7 +19,6 @@ from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
-from rooflab.roofline.architecture import get_architecture
 
 CASES = ["M=16,N=64,K=64,layout=NT,bias=false", "M=32,N=64,K=64,layout=NT,bias=false"]
 MEASURED = {"kind": "measured", "access_bytes_per_s": {"read": 4e12, "copy": 2e12}}
@@ -44,6 +43,12 @@ def times(library, **rungs):
     """Records of both cases: the library's times, and each rung's."""
     found = [record("library", case, ms, "library") for case, ms in zip(CASES, library, strict=True)]
     return found + [record(name, case, ms) for name, own in rungs.items() for case, ms in zip(CASES, own, strict=True)]
+
+
+def pages(*paged):
+    """Of the pairs that have equal work, the times with pages, and without them."""
+    both = zip([*PREFILL, *PREFILL.values()], (*paged, 1.0, 2.0), strict=True)
+    return [*SLOW_PAGES, *(record("rung", case, ms) for case, ms in both if ms)]
 
 
 def on(gpu, *records):
@@ -75,6 +80,9 @@ STEADY = [record("good", EVEN, 1.0e-3), record("good", RAGGED, 1.02e-3)]
 RAGGED_LATE = [STEADY[0], record("good", RAGGED, 1.1e-3)]
 SLOW = [record("slow", EVEN, 9e-3), record("slow", RAGGED, 9e-3)]
 SPLIT = [record("split", EVEN, 2e-3), record("split", RAGGED, 1e-3)]
+PREFILL = dict(next(bar for bar in attention.BARS if bar.id.endswith("paged_attention.prefill")).arguments["pairs"])
+PAIRS = {"op": "paged_attention", "pairs": PREFILL, "most": 1.05}
+SLOW_PAGES = [record("slow", [*PREFILL][1], 9.0), record("slow", [*PREFILL.values()][1], 9.0)]
 NO_LIBRARY = [*(failed("library", case, "library") for case in CASES), *(record("good", case, 1.0) for case in CASES)]
 BEST = f"narrow in rows:16, wide in rows:64: geomean {math.sqrt(1 / 0.8 / 0.5):.3f}, worst 1.250"
 GOOD_OF_TWO = times((1.0, 1.0), slow=(2.0, 2.0), good=(0.8, 1.1))
@@ -142,6 +150,9 @@ JUDGED = {
         attention.ragged_lengths, [*SLOW, *RAGGED_LATE, *SPLIT], LENGTHS, "MET",
         {"kernel": "split", "fastest with even lengths": "good"},
     ),
+    "pages as fast": (attention.paged_prefill, pages(1.0, 2.0), PAIRS, "MET", {"paged over contiguous, worst": 1.0}),
+    "pages slower": (attention.paged_prefill, pages(1.0, 2.2), PAIRS, "MISSED", {"paged over contiguous, worst": 1.1}),
+    "no pages": (attention.paged_prefill, pages(None, 2.0), PAIRS, "UNMEASURED", {}),
 }  # fmt: skip
 """What a bar says of records: the function, the records, its arguments; the answer, and figures or the reason."""
 
@@ -232,31 +243,6 @@ def test_a_kernel_that_is_excluded_is_not_run(tmp_path, excluded):
     assert every - {kernel.name for kernel in usable(Context(tmp_path), "gemm")} == {"tensor_core"}
     why = registry.get_kernel("gemm", "tensor_core").why_not_here(torch.device("cpu"))
     assert why.status == "UNAVAILABLE" and why.reason == "excluded: TIMEOUT"
-
-
-@pytest.mark.parametrize(("paged", "bar"), [((1.0, 2.0), "MET"), ((1.0, 2.2), "MISSED"), ((None, 2.0), "UNMEASURED")])
-def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_path, paged, bar):
-    entry = next(bar for bar in attention.BARS if bar.id.endswith("paged_attention.prefill"))
-    pairs = dict(entry.arguments["pairs"])
-
-    def measured(context, op, rungs, cases, scheme):
-        ms = paged if op == "paged_attention" else (1.0, 2.0)
-        both = zip(cases, ms, strict=True)
-        found = [record("rung", case.id, time, op=op) for case, time in both if time is not None]
-        return [*found, *(record("slow", case.id, 9.0, op=op) for case in cases[1:])], False
-
-    monkeypatch.setattr(attention, "measure", measured)
-    found = attention.paged_prefill(Context(tmp_path, "cuda", False, 10.0), "paged_attention", pairs, 1.05)
-    assert found.bar == bar and found.needed == "paged over contiguous <= 1.05"
-    if bar != "UNMEASURED":
-        assert found.figures["paged over contiguous, worst"] == pytest.approx(max(paged[0], paged[1] / 2))
-
-
-def test_the_bytes_and_flops_that_an_engine_needs_are_those_of_the_model():
-    arch = get_architecture("llama-3.1-8b")
-    assert engine.read_bytes(arch) == 2 * (arch.parameters().total - arch.parameters().embedding)
-    flops = engine.prompt_flops(arch, 2048)
-    assert flops == pytest.approx(2 * 2048 * 6.98e9 * (31 / 32) + 2048**2 * 2 * 4096 * 32, rel=0.03)
 
 
 def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch, excluded):

@@ -61,15 +61,6 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path):
         assert message in " ".join(errors.split()) and "Traceback" not in errors
 
 
-def test_the_plan_is_printed_as_it_is():
-    status, rows, _ = run_command(("suite", "--plan", "--only", "gemm", "--json"))
-    assert status == 0
-    assert [row["id"] for row in rows] == [entry.id for entry in make_plan(["gemm"])]
-    assert all({"title", "words", "cost_s"} < row.keys() for row in rows)
-    status, text, _ = run_command(("suite", BARS, "--plan", "--only", "gemm.bf16_large"))
-    assert status == 0 and "worst >= 0.93x" in " ".join(text["output"].split())
-
-
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [

@@ -31,16 +31,6 @@ def test_every_kernel_has_a_case_and_a_dtype_that_it_takes():
         assert small or kernel.role == "peer", f"{kernel.id}: an oracle of a model's size takes seconds"
 
 
-def test_the_default_dtype_comes_first_and_the_ops_own_after_it():
-    def chosen(op: str, name: str, default: str = "bf16") -> str:
-        return first_taken(registry.get_kernel(op, name), default)[1].name
-
-    assert chosen("gemm", "gemv") == chosen("rmsnorm", "fused") == "bf16"
-    assert chosen("gemm", "tma", "fp32") != "fp32" and chosen("flash_attention", "fp8") == "fp8_e4m3"
-    assert chosen("gemm_w4a16", "gemv").startswith("w4a16")
-    assert first_taken(registry.get_kernel("gemm", "gemv"), "bf16")[0]["M"] <= 4
-
-
 OPS = ("gemm", "gemm_fp8", "gemm_w4a16", "flash_attention")
 OURS = {kernel.id for kernel in RISKY if kernel.op in OPS and kernel.role != "peer"}
 CARD = Gpu("NVIDIA H100 80GB HBM3", "GPU-1", 85 * 10**9, 132, 50 * 2**20)

@@ -15,7 +15,7 @@ import pytest
 from test_child_processes import assert_gone
 
 from rooflab.bench.suite import runner, state
-from rooflab.bench.suite.entries import Entry, EntryOutcome
+from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.bench.suite.step import told
 
@@ -237,10 +237,8 @@ def test_another_card_of_the_kind_goes_on_from_the_archive_and_another_kind_is_r
 def test_bad_input_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="budget: expected seconds above 0, got 0"):
         run([entry("a")], tmp_path, budget_s=0)
-    with pytest.raises(ValueError, match="summary: expected a folder with a suite run"):
-        state.read_summary(tmp_path)
     state.folder_of(tmp_path, "a").mkdir()
     (tmp_path / "a" / state.RESULT).write_text('{"version": 1}')
     with pytest.raises(ValueError, match="expected the result of an entry"):
         run([entry("a")], tmp_path, resume=True)
-    assert os.listdir(tmp_path) == ["a"] and isinstance(EntryOutcome(), EntryOutcome)
+    assert os.listdir(tmp_path) == ["a"]

@@ -48,6 +48,10 @@ PROJECT = OpSpec(
     cost=no_cost, outputs=("y",), cases={"smoke": (Case(T=5, K=96, N=7),)}, tolerance=project_tolerance,
     planted=project_planted, prepared="weight",
 )  # fmt: skip
+PAIR = replace(
+    PROJECT, outputs=("y", "one"), reference=lambda x, weight: (x.double() @ weight.double(), torch.ones(1).double()),
+    tolerance=lambda inputs, oracle, scheme: (*project_tolerance(inputs, oracle, scheme), torch.zeros(1)),
+)  # fmt: skip
 LOOSE = replace(PROJECT, tolerance=lambda inputs, oracle, scheme: (torch.full_like(oracle[0], torch.inf),))
 LENIENT = replace(
     PROJECT, tolerance=None, compare=lambda actual, oracle, inputs, scheme: [ErrorStats("y", True, 0.0, 0.0, 0, 35)]
