@@ -10,6 +10,7 @@ from tiny_model import prompts, tiny_llm, tokens
 
 from rooflab.engine import settle
 from rooflab.engine.llm import SamplingParams
+from rooflab.engine.probes import probes, real
 from rooflab.engine.settle import PROVISIONAL, Settled, time_calls
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
@@ -154,6 +155,8 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
     assert {op for op, _ in taken} >= ({"gemm", "paged_attention", "rope_and_cache"} if compiler() else {"gemm"})
     four = SamplingParams(max_tokens=4, ignore_eos=True)
     assert all(len(ids) == 4 for ids in tokens(llm.generate(prompts(), four)))
+    drawn = real(probes("sample", 1, llm.limits)[0], block_size=16)
+    assert [float(drawn[name]) for name in ("temperature", "top_p", "min_p")] == [0, 1, 0], "a greedy draw"
 
 
 @pytest.mark.needs("C++ compiler")
