@@ -145,14 +145,6 @@ def test_a_kernel_that_lost_keeps_what_was_tuned_for_it():
     }  # fmt: skip
 
 
-def test_a_config_that_was_not_timed_on_every_case_of_a_bucket_does_not_win():
-    records = [
-        on_gpu("fused", 600, 2.0, warps=4), on_gpu("fused", 2000, 2.0, warps=4), on_gpu("fused", 2000, 1.0, warps=8),
-        on_gpu("library", 600, 3.0), on_gpu("library", 2000, 3.0),
-    ]  # fmt: skip
-    assert choose("rmsnorm", records)["rows:inf"] == {"kernel": "fused", "record": "r1"}
-
-
 def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):
     (tmp_path / "rmsnorm").mkdir()
     write_choices([on_gpu("fused", 1, 1.0, warps=8), on_gpu("fused", 1, 2.0, warps=4)], tmp_path)

@@ -95,16 +95,6 @@ def test_a_start_takes_ten_seconds_and_what_is_provisional_is_timed_on_a_quiet_m
     assert time_calls({"slow": [lambda: None]}, ends=now - 1) == {}, "no second call where the time is over"
 
 
-def test_the_fastest_serves_and_says_so(tmp_path, times):
-    fast = {"native": 5.0, "packed": 3.0, "library": 9.0}
-    times(few=fast, many=fast)
-    llm = tiny_llm(tmp_path)
-    assert set(gemms(llm).values()) == {"packed"}
-    assert {choice.why for choice in llm.ops.choices if choice.op == "gemm"} == {
-        "3 us here, against native 5, library 9"
-    }
-
-
 @pytest.mark.needs("C++ compiler")
 def test_a_swap_keeps_the_kernels_of_all_other_ops(tmp_path, monkeypatch):
     def slower(name):
