@@ -6,18 +6,22 @@ import dataclasses
 import json
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 
 import pytest
 import torch
 from compiled_sizes import compiled
 from op_kernels import own_registry  # noqa: F401
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.core.call import packed
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.emulate.calls import call
 from rooflab.kernels import registry
 from rooflab.kernels import tuning as choices
+from rooflab.kernels._cuda import CudaKernel
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.occupancy import HOPPER
@@ -95,35 +99,21 @@ def test_a_config_that_no_heuristic_chose_gives_the_right_result(kernel):
         assert answer["of"] >= kernel.tuning.footprint(config, case, scheme).ctas, config
 
 
-class Launch:
-    """Stands for a jitted kernel, and keeps what it was launched with."""
-
-    def __init__(self):
-        self.options = None
-
-    def __getitem__(self, grid):
-        self.grid = grid
-        return self
-
-    def __call__(self, *args, **options):
-        self.options = options
-
-
 @pytest.fixture
 def launched(monkeypatch):
-    """`launched(kernel, case, scheme, **more)`: the config that the launcher used, read off its launch."""
+    """`launched(kernel, case, scheme, **more)`: what the launcher tells Triton by name; nothing of CUDA C++."""
 
     def read(kernel, case, scheme, **more):
-        launch = Launch()
-        module = __import__(kernel.fn.__module__, fromlist=["x"])
-        name = next((name for name in vars(module) if name.startswith("_") and name.strip("_") in kernel.op
-                     or name.endswith("_kernel")), None)  # fmt: skip
-        if name is None:
-            pytest.skip("its device code is in a file of its own; the emulator runs it in other configs")
-        monkeypatch.setattr(module, name, launch)
-        inputs = registry.get_op(kernel.op).make_inputs(case, scheme, torch.device("cpu"), 0)
+        told = {}
+        for kind in (JITFunction, InterpretedFunction):
+            monkeypatch.setattr(kind, "__getitem__", lambda self, grid: lambda *args, **options: told.update(options))
+        monkeypatch.setattr(CudaKernel, "__call__", lambda self, *args, **options: None)
+        spec = registry.get_op(kernel.op)
+        inputs = spec.make_inputs(case, scheme, CPU, 0)
+        if kernel.prepare is not None:
+            inputs[spec.prepared] = packed(kernel.prepare, spec.prepared, inputs)
         kernel.fn(**{key: value for key, value in inputs.items() if key in kernel.accepted}, **more)
-        return {key.lower(): value for key, value in (launch.options or {}).items()}
+        return {key.lower(): value for key, value in told.items()}
 
     return read
 
@@ -193,10 +183,8 @@ def test_with_config_pins_kernel_and_traffic():
     pinned = kernel.with_config(narrow)
     assert pinned.id == kernel.id and "out" in pinned.accepted
     assert pinned.traffic_of(inputs).bytes > kernel.traffic_of(inputs).bytes
-    with pytest.raises(ValueError, match="config: expected one of gemm/tensor_core"):
+    with pytest.raises(ValueError, match="^config: expected"):
         kernel.with_config(registry.get_kernel("rmsnorm", "fused").tuning.heuristic(Case(T=1, H=8)))
-    with pytest.raises(ValueError, match="gemm/library, which takes no config"):
-        registry.get_kernel("gemm", "library").tunable.legal_configs(Case(M=1, N=1, K=1), BF16)
 
 
 BOUNDARY = [
@@ -231,16 +219,6 @@ class Chunk:
     rows: int
 
 
-@dataclass
-class Thawed:
-    rows: int
-
-
-@dataclass(frozen=True)
-class Nested:
-    rows: tuple
-
-
 def norm(x, weight, eps=1e-6, *, config=None):
     return x
 
@@ -260,11 +238,10 @@ def test_a_tunable_kernel_registers_every_part():
 
     for fn, changes, message in [
         (norm, {"tunable": False}, "expected both tuning and a keyword-only argument config=None, or neither"),
-        (norm, {"config_type": Thawed}, "expected Thawed to be a frozen dataclass"),
-        (norm, {"config_type": Nested}, "expected Nested.rows to be a JSON scalar"),
+        (norm, {"config_type": make_dataclass("Thawed", ["rows"])}, "expected Thawed to be a frozen dataclass"),
+        (norm, {"config_type": make_dataclass("Nested", [("rows", tuple)], frozen=True)}, "Nested.rows to be a JSON"),
         (norm, {"config_type": dict}, "expected dict to be a frozen dataclass"),
         (lambda x, weight, eps=1e-6: x, {}, "expected both tuning and a keyword-only argument config=None, or neither"),
-        (lambda x, weight, eps=1e-6, config=None: x, {}, "a keyword-only argument config=None, or neither"),
         (lambda x, weight, eps=1e-6, *, config=1: x, {}, "a keyword-only argument config=None, or neither"),
     ]:
         with pytest.raises(TypeError, match=message):

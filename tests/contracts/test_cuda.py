@@ -7,7 +7,6 @@ import runpy
 import struct
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import cupy
@@ -45,14 +44,6 @@ def test_a_source_compiles_for_a_hopper_with_no_gpu(cache):
     # CuPy drops the last byte, and cuobjdump then finds no device code.
     (start,), (size, count) = struct.unpack_from("<Q", cubin, 32), struct.unpack_from("<HH", cubin, 54)
     assert len(cubin) >= start + size * count
-
-
-def test_of_two_toolkits_the_first_wins_whole():
-    """The wheels' headers before a toolkit's, CCCL before the copies of its files that lie elsewhere."""
-    folders = _cuda.include_folders()
-    assert folders[0] == str(_cuda.LIB) and folders[1].endswith("cccl") and len(set(folders)) == len(folders)
-    found = [folder for folder in folders if (Path(folder) / "cuda_bf16.h").is_file()]
-    assert found and folders.index(found[0]) == 2
 
 
 def test_errors_and_warnings_of_the_compiler_are_told(cache):

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,16 +177,12 @@ def test_a_kernel_of_triton_launches_on_the_gpu_of_its_tensors(toy_op, monkeypat
     assert ours(torch.empty(4)) == (0, 2.0) and current == [0]
 
 
-class EntryPoint:
-    def __init__(self, name, load):
-        self.name, self.load = name, load
-
-
 def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(monkeypatch, toy_op, rooflab):
+    entry_point = lambda name, load: SimpleNamespace(name=name, load=load)
     points = [
-        EntryPoint("leaves", lambda: sys.exit("no GPU\nsorry")),
-        EntryPoint("breaks", lambda: register_toy(lambda y: y, name="theirs", role="optimized")),
-        EntryPoint("works", lambda: register_toy(lambda x, scale=2.0: x * scale)),
+        entry_point("leaves", lambda: sys.exit("no GPU\nsorry")),
+        entry_point("breaks", lambda: register_toy(lambda y: y, name="theirs", role="optimized")),
+        entry_point("works", lambda: register_toy(lambda x, scale=2.0: x * scale)),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "rooflab.kernels" else [])
     monkeypatch.setattr(registry, "broken_plugins", {})
@@ -201,7 +198,7 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
 
 
 IMPORTS = """
-import sys, torch
+import sys
 from rooflab.bench.checks.drawn import drawn_checks
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.select import Selection
@@ -213,18 +210,6 @@ print(*(name for name in sys.modules if name.startswith('rooflab.')))
 rmsnorm, naive = registry.get_op('rmsnorm'), registry.get_kernel('rmsnorm', 'naive')
 assert check_kernel(naive, rmsnorm, rmsnorm.cases['smoke'][0], SCHEMES['fp32']).status == 'OK'
 registry.every_kernel()
-made = [
-    (op, spec, spec.make_inputs(case, SCHEMES[scheme], torch.device('meta'), 0))
-    for op, spec in registry.ops().items()
-    for case, scheme in zip(spec.cases['smoke'] * 9, spec.schemes)
-]
-for op, spec, inputs in made:
-    spec.cost_of(inputs)
-print(*sys.modules)
-for op, spec, inputs in made:
-    for kernel in registry.kernels(op).values():
-        if kernel.traffic == 'counted':
-            kernel.traffic_of(inputs, 'cuda'), kernel.traffic_of(inputs, 'cpu')
 print(*sys.modules)
 """
 
@@ -232,12 +217,11 @@ print(*sys.modules)
 def test_a_command_imports_the_kernels_of_its_op_and_no_engine_emulator_or_compiler():
     """What torch compiles with would take each process 2 s."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
-    drawn, checked, counted = done.stdout.splitlines()
+    drawn, checked = done.stdout.splitlines()
     assert not [name for name in drawn.split() if name.startswith(("rooflab.engine", "rooflab.bench.emulat"))]
     ops = {name.split(".")[2] for name in drawn.split() if name.count(".") > 2 and ".kernels." in name}
     assert ops - {"lib"} == {"rmsnorm", "fused_add_rmsnorm"}, "native has one source for both"
     assert not {"torch.nn.attention.varlen", "torch._dynamo", "sympy", "flashinfer"} & {*checked.split()}
-    assert "torch._dynamo" not in counted.split()
 
 
 def test_spec_refuses_contradictions():
