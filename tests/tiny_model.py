@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -57,20 +56,6 @@ def prompts(count=8, vocab=1024):
 
 def tokens(outputs):
     return [output["token_ids"] for output in outputs]
-
-
-def break_off_behind_the_draw(llm):
-    """Runs a step that is interrupted when its tokens are drawn and not noted yet."""
-    run = llm.runner.run
-
-    def interrupted(step):
-        run(step)
-        raise KeyboardInterrupt
-
-    llm.runner.run = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        llm.step()
-    llm.runner.run = run
 
 
 def poisoned(llm):

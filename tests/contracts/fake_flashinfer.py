@@ -60,6 +60,7 @@ class Wrapper:
         for name in ("qo_indptr", "kv_indptr", "last_page_len"):
             assert name not in given or (given[name].dtype, given[name].device.type) == (torch.int32, "cpu")
         self.planned = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
+        self.heads = tuple(given[name] for name in HEADS)
         self.plans += 1
 
     def sequences(self, q: Tensor, keys: list[tuple[Tensor, Tensor]], return_lse: bool) -> Any:
@@ -74,9 +75,6 @@ class Wrapper:
         out, lse = torch.cat(outs).to(q.dtype), torch.cat(lses).float()
         assert out.shape[0] == len(q), "a plan for other queries"
         return (out, lse) if return_lse else out
-
-    def planned_for(self, *heads: int) -> bool:
-        return heads == tuple(self.planned[name] for name in HEADS)
 
     def pages(self, cache: Tensor) -> list[Tensor]:
         """Each planned sequence's tokens in order."""
@@ -96,7 +94,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     names = ("qo_indptr", "kv_indptr", *HEADS)
 
     def run(self, q, k, v, *, return_lse=False):
-        assert self.planned_for(q.shape[1], k.shape[1], q.shape[2])
+        assert self.heads == (q.shape[1], k.shape[1], q.shape[2])
         bounds = self.planned["kv_indptr"].tolist()
         keys = [(k[start:end], v[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
         return self.sequences(q, keys, return_lse)
@@ -109,7 +107,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
 
     def run(self, q, paged_kv_cache, *, return_lse=False):
         k, v = paged_kv_cache
-        assert self.planned_for(q.shape[1], k.shape[2], q.shape[2])
+        assert self.heads == (q.shape[1], k.shape[2], q.shape[2])
         return self.sequences(q, list(zip(self.pages(k), self.pages(v), strict=True)), return_lse)
 
 
@@ -137,7 +135,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         super().plan(**named, **dict(zip(HEADS, (num_heads, head_dim_ckv, head_dim_kpe), strict=True)), **others)
 
     def run(self, q_nope=None, q_pe=None, ckv_cache=None, kpe_cache=None, *, return_lse=False):
-        assert self.planned_for(q_nope.shape[1], q_nope.shape[2], q_pe.shape[2])
+        assert self.heads == (q_nope.shape[1], q_nope.shape[2], q_pe.shape[2])
         q = torch.cat((q_nope, q_pe), dim=-1)
         values = [found[:, None] for found in self.pages(ckv_cache)]
         keys = [torch.cat((v, r[:, None]), -1) for v, r in zip(values, self.pages(kpe_cache), strict=True)]

@@ -27,12 +27,6 @@ def record(op, kernel, rows, latency_ms, **changes):
     return Record(**{**fields, **changes})
 
 
-def test_buckets():
-    assert [bucket_of(rows) for rows in (1, 2, 16, 17, 64, 65, 512, 513)] == [
-        "rows:1", "rows:16", "rows:16", "rows:64", "rows:64", "rows:512", "rows:512", "rows:inf",
-    ]  # fmt: skip
-
-
 def test_each_bucket_takes_its_fastest():
     records = [
         record("rmsnorm", "naive", 1, 1.0), record("rmsnorm", "library", 1, 2.0),
@@ -136,21 +130,6 @@ def test_a_config_is_written_where_it_beats_the_launchers_own_choice():
     chosen = choose("rmsnorm", records)
     assert chosen["rows:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "configs": {"fused": EIGHT}}
     assert chosen["rows:512"] == {"kernel": "fused", "record": "r1"}, "no faster than the heuristic's own 4 warps"
-
-
-def test_a_kernel_that_lost_keeps_what_was_tuned_for_it():
-    records = [on_gpu("library", 1, 0.5), on_gpu("fused", 1, 2.0, warps=4), on_gpu("fused", 1, 1.0, warps=8)]
-    assert choose("rmsnorm", records)["rows:1"] == {
-        "kernel": "library", "record": "r1", "scheme": "bf16", "configs": {"fused": EIGHT},
-    }  # fmt: skip
-
-
-def test_a_config_that_was_not_timed_on_every_case_of_a_bucket_does_not_win():
-    records = [
-        on_gpu("fused", 600, 2.0, warps=4), on_gpu("fused", 2000, 2.0, warps=4), on_gpu("fused", 2000, 1.0, warps=8),
-        on_gpu("library", 600, 3.0), on_gpu("library", 2000, 3.0),
-    ]  # fmt: skip
-    assert choose("rmsnorm", records)["rows:inf"] == {"kernel": "fused", "record": "r1"}
 
 
 def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ def verdict(actual, oracle, tolerance):
     [
         ([1.0, 2.0], [1.0, 2.1], [0.0, 0.11], True),
         ([1.0, 2.0], [1.0, 2.1], [0.0, 0.09], False),
+        ([2.0], [1.0], [0.9999], False),
         ([NAN], [1.0], [1e9], False),
         ([1.0], [NAN], [1e9], False),
         ([NAN], [NAN], [1e9], False),

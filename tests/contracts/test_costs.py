@@ -32,6 +32,7 @@ def test_no_kernel_moves_less_than_the_op_must(op: str) -> None:
         inputs = made(op, case, spec.schemes[number % len(spec.schemes)])
         least = spec.cost_of(inputs)
         for kernel in kernels(op).values():
+            assert kernel.traffic is not None, kernel.id
             said = kernel.traffic_of(inputs) if kernel.why_not_args(inputs) is None else None
             if said is None or not least.write_bytes or kernel.id in LESS:
                 continue

@@ -7,7 +7,6 @@ import runpy
 import struct
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import cupy
@@ -45,20 +44,6 @@ def test_a_source_compiles_for_a_hopper_with_no_gpu(cache):
     # CuPy drops the last byte, and cuobjdump then finds no device code.
     (start,), (size, count) = struct.unpack_from("<Q", cubin, 32), struct.unpack_from("<HH", cubin, 54)
     assert len(cubin) >= start + size * count
-
-
-def test_nvidias_headers_are_found(cache):
-    names = ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h", "cuda/barrier")
-    includes = "".join(f"#include <{name}>\n" for name in names)
-    _cuda.compile_cubin(f'{includes}extern "C" __global__ void f() {{}}')
-
-
-def test_of_two_toolkits_the_first_wins_whole():
-    """The wheels' headers before a toolkit's, CCCL before the copies of its files that lie elsewhere."""
-    folders = _cuda.include_folders()
-    assert folders[0] == str(_cuda.LIB) and folders[1].endswith("cccl") and len(set(folders)) == len(folders)
-    found = [folder for folder in folders if (Path(folder) / "cuda_bf16.h").is_file()]
-    assert found and folders.index(found[0]) == 2
 
 
 def test_errors_and_warnings_of_the_compiler_are_told(cache):
@@ -268,11 +253,6 @@ def test_an_argument_of_no_known_width_and_tensors_elsewhere_are_refused(launche
     with pytest.raises(ValueError, match=f"^arguments: expected {words}"):
         _cuda.CudaKernel(SCALE, "scale")((1,), (1,), here, bad)
     assert not launched.launches
-
-
-def test_the_same_source_is_one_kernel():
-    assert _cuda.load(SCALE, "scale") is _cuda.load(SCALE, "scale")
-    assert _cuda.load(SCALE, "scale") is not _cuda.load(SCALE, "scale", options=("-DX",))
 
 
 def test_the_architecture_is_the_cards_own(monkeypatch):

@@ -19,7 +19,7 @@ META = torch.device("meta")
 SAMPLE = 20, 30
 """Cases of `make test` beside the first cases, and of `make test-more`."""
 MANY_ROWS = ("sample/bisect",)
-"""Kernels whose planted inputs are hundreds of rows, 40 ms each in the interpreter: they run in `make test-full`."""
+"""Kernels whose planted inputs are hundreds of rows, 40 ms each in the interpreter."""
 
 
 def _kernels() -> Iterator[tuple[Kernel, OpSpec]]:
@@ -77,8 +77,6 @@ def _params() -> Iterator[object]:
                     marks = [pytest.mark.slow] if skipped or (number and not its_turn) else marks
                     planted = its_turn and (smoke or not interpreted) and kernel.id not in MANY_ROWS
                     yield pytest.param(kernel, case, scheme, planted, id=name, marks=marks)
-                    if its_turn and not planted:
-                        yield pytest.param(kernel, case, scheme, True, id=f"{name}-planted", marks=[pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("kernel", "case", "scheme", "planted"), list(_params()))

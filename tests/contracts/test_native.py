@@ -4,9 +4,11 @@ import re
 
 import pytest
 import torch
+from op_kernels import own_registry  # noqa: F401
 
 from rooflab.kernels import _native
 from rooflab.kernels._native import built
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import get_kernel
 
 pytestmark = pytest.mark.needs("C++ compiler")
@@ -76,3 +78,17 @@ def test_the_number_of_threads_changes_no_bit(dtype):
         found.append((get_kernel("gemm", "native").fn(a, panels), get_kernel("silu_and_mul", "native").fn(x)))
     torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for pair in found[1:] for one, other in zip(found[0], pair, strict=True))
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_what_is_bound_for_a_layout_is_bound_again_for_other_threads():
+    def mine(x, out, *, bound):
+        out.fill_(bound)
+
+    kernel(op="softmax", backend="cpp", devices=("cpu",), bind=lambda of: torch.get_num_threads())(mine)
+    threads, found = torch.get_num_threads(), []
+    for count in (1, 3, 1):
+        torch.set_num_threads(count)
+        found.append(int(get_kernel("softmax", "mine").fn(torch.ones(1, 1))))
+    torch.set_num_threads(threads)
+    assert found == [1, 3, 1]

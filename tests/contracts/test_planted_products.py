@@ -1,6 +1,10 @@
-"""What the tolerance of every product rejects: one of its k left out, at each edge of a tile that the inputs plant."""
+"""What the tolerance of every product rejects: one of its k left out, at each edge of a tile that the inputs plant; and
+what other ops plant."""
+
+from typing import Any
 
 import pytest
+import torch
 from op_kernels import CPU
 
 from rooflab.kernels.registry import get_op
@@ -38,3 +42,25 @@ def test_a_dropped_k_is_rejected_at_every_planted_edge(op, case, scheme, edges):
             assert op != "gemm_silu_and_mul" or stats.mismatched > stats.total / 2
             seen.append(int(label.removeprefix("k=")))
     assert seen == edges
+
+
+def planted(op: str, case: str, seed: int = 0) -> dict[str, dict[str, Any]]:
+    return dict(get_op(op).planted(Case.parse(case), SCHEMES["fp32"], CPU, seed))
+
+
+def test_planted_sets_are_what_their_labels_say():
+    norms = planted("fused_add_rmsnorm", "T=2,H=4096,eps=1e-06")
+    for inputs in (norms["x column=0"], norms["residual column=0"]):
+        squares = (inputs["x"] + inputs["residual"]) ** 2
+        assert (squares[:, 0] > 0.9 * squares.sum(1)).all(), "most of the mean square"
+    paged = "B=2,context=64,H=1,H_kv=1,D=8,block_size=4,ragged=true,lognormal=true"
+    for seed in (0, 4):  # either sequence is the longer one
+        pages = planted("paged_attention", paged, seed)
+        shared = pages["a prefix that two sequences share"]
+        assert get_op("paged_attention").oracle(shared) and shared["block_table"][:, 0].unique().numel() == 1
+    drafts = planted("speculative_verify", "B=9,K=4,V=20")["uneven rows: drafts behind the last are padding"]
+    assert torch.equal((drafts["draft_tokens"] >= 0).sum(1), drafts["num_drafts"])
+    for size in (2, 300):
+        draws = planted("sample", f"B=2,V={size},temperature=1.0,top_k=0,top_p=1.0,min_p=0.0")
+        assert draws["all logits below -10,000"]["logits"].max() < -10_000
+        assert draws["a penalty, a bias and a mask decide"]["top_n"] <= min(20, size), "what an API gives at most"

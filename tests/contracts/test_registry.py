@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rooflab.bench.core.call import packed
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, get_scheme
-from rooflab.roofline.model import Cost, Traffic
+from rooflab.roofline.model import Cost
 
 MODEL_SUITES = {"smollm2_135m", "qwen3_0_6b", "llama3_8b"}
 every_op = pytest.mark.parametrize("spec", registry.ops().values(), ids=lambda spec: spec.name)
@@ -45,24 +46,6 @@ def test_suites_and_case_ids(spec):
         for case in cases:
             assert Case.parse(case.id) == case and spec.check_case(case) == case
             assert json.loads(json.dumps(dict(case))) == dict(case)
-
-
-@every_op
-def test_cost_and_traffic_read_only_shapes(spec):
-    """On meta tensors a model-sized case is priced without being allocated, and nothing reads its values."""
-    for case in (*spec.cases["smoke"], *spec.cases["llama3_8b"]):
-        inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
-        large = [value for value in inputs.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
-        assert all(value.is_meta for value in large if value.numel() > 65536)
-        cost = spec.cost_of(inputs)
-        assert isinstance(cost, Cost) and cost.bytes > 0 and cost.launches == 1
-        for kernel in registry.kernels(spec.name).values():
-            assert kernel.traffic is not None, f"{kernel.id} models no traffic"
-            if kernel.traffic == "counted" and kernel.why_not_args(inputs) is not None:
-                continue
-            traffic = kernel.traffic_of(inputs)
-            assert isinstance(traffic, Traffic) and traffic.launches >= 1
-            assert traffic.bytes >= cost.bytes * 0.999, f"{kernel.id} claims to move less than {case.id} needs"
 
 
 @every_op
@@ -194,16 +177,12 @@ def test_a_kernel_of_triton_launches_on_the_gpu_of_its_tensors(toy_op, monkeypat
     assert ours(torch.empty(4)) == (0, 2.0) and current == [0]
 
 
-class EntryPoint:
-    def __init__(self, name, load):
-        self.name, self.load = name, load
-
-
 def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(monkeypatch, toy_op, rooflab):
+    entry_point = lambda name, load: SimpleNamespace(name=name, load=load)
     points = [
-        EntryPoint("leaves", lambda: sys.exit("no GPU\nsorry")),
-        EntryPoint("breaks", lambda: register_toy(lambda y: y, name="theirs", role="optimized")),
-        EntryPoint("works", lambda: register_toy(lambda x, scale=2.0: x * scale)),
+        entry_point("leaves", lambda: sys.exit("no GPU\nsorry")),
+        entry_point("breaks", lambda: register_toy(lambda y: y, name="theirs", role="optimized")),
+        entry_point("works", lambda: register_toy(lambda x, scale=2.0: x * scale)),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "rooflab.kernels" else [])
     monkeypatch.setattr(registry, "broken_plugins", {})
@@ -219,7 +198,7 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
 
 
 IMPORTS = """
-import sys, torch
+import sys
 from rooflab.bench.checks.drawn import drawn_checks
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.select import Selection
@@ -231,18 +210,6 @@ print(*(name for name in sys.modules if name.startswith('rooflab.')))
 rmsnorm, naive = registry.get_op('rmsnorm'), registry.get_kernel('rmsnorm', 'naive')
 assert check_kernel(naive, rmsnorm, rmsnorm.cases['smoke'][0], SCHEMES['fp32']).status == 'OK'
 registry.every_kernel()
-made = [
-    (op, spec, spec.make_inputs(case, SCHEMES[scheme], torch.device('meta'), 0))
-    for op, spec in registry.ops().items()
-    for case, scheme in zip(spec.cases['smoke'] * 9, spec.schemes)
-]
-for op, spec, inputs in made:
-    spec.cost_of(inputs)
-print(*sys.modules)
-for op, spec, inputs in made:
-    for kernel in registry.kernels(op).values():
-        if kernel.traffic == 'counted':
-            kernel.traffic_of(inputs, 'cuda'), kernel.traffic_of(inputs, 'cpu')
 print(*sys.modules)
 """
 
@@ -250,12 +217,11 @@ print(*sys.modules)
 def test_a_command_imports_the_kernels_of_its_op_and_no_engine_emulator_or_compiler():
     """What torch compiles with would take each process 2 s."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
-    drawn, checked, counted = done.stdout.splitlines()
+    drawn, checked = done.stdout.splitlines()
     assert not [name for name in drawn.split() if name.startswith(("rooflab.engine", "rooflab.bench.emulat"))]
     ops = {name.split(".")[2] for name in drawn.split() if name.count(".") > 2 and ".kernels." in name}
     assert ops - {"lib"} == {"rmsnorm", "fused_add_rmsnorm"}, "native has one source for both"
     assert not {"torch.nn.attention.varlen", "torch._dynamo", "sympy", "flashinfer"} & {*checked.split()}
-    assert "torch._dynamo" not in counted.split()
 
 
 def test_spec_refuses_contradictions():

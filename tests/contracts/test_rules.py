@@ -12,6 +12,7 @@ from op_kernels import CPU, refuses
 from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.kernels import _checks
 from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.attention import seen_keys
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
 E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
@@ -82,6 +83,10 @@ def test_a_reference_refuses_what_launchers_do(op: str, scheme: str, case: str, 
     get_op(op).reference(**inputs)
     for call in (get_op(op).reference, get_kernel(op, "naive").fn):
         refuses(call, lambda: inputs, [(change, f"^{name}: expected ") for change, name in changes])
+
+
+def test_a_window_of_queries_that_see_all_keys_is_refused() -> None:
+    refuses(seen_keys, lambda: {"T": 3, "S": 3, "window": 2, "causal": False}, [({}, "^window: expected ")])
 
 
 CACHE = "T=6,H_kv=2,D=16,num_blocks=3,block_size=4,skipped=0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,28 +78,16 @@ def test_what_is_broadcast_counts_once_and_the_target_of_a_call_is_not_read() ->
     assert moved(calls_of(lambda: x.copy_(row))) == (32, 320)
 
 
-def test_a_fused_attention_is_one_call_and_leaves_no_trace_of_torchs_mask() -> None:
-    spec, library = registry.get_op("flash_attention"), registry.get_kernel("flash_attention", "library")
-    case = spec.cases["smoke"][0].but(T=32, S=48, causal=True)
-    inputs = spec.make_inputs(case, get_scheme("bf16"), torch.device("meta"), 0)
-    said = library.traffic_of(inputs, "cpu")
-    assert said is not None and (said.bytes, said.launches) == (spec.cost_of(inputs).bytes, 1)
-
-
 @pytest.mark.usefixtures("own_registry")
 def test_a_kernel_from_elsewhere_is_counted_if_it_asks_for_it_and_takes_the_inputs() -> None:
     """Its code may take addresses, which `meta` tensors do not have."""
-
-    def silent(x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x, -1)
 
     def asking(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x, -1)
 
     x = torch.empty(4, 8, device="meta")
-    launcher(op="softmax", backend="torch")(silent)
     launcher(op="softmax", backend="torch", traffic="counted", limits={"H": 8})(asking)
     kernel = registry.get_kernel("softmax", "asking")
-    assert registry.get_kernel("softmax", "silent").traffic_of({"x": x}) is None
+    assert replace(kernel, traffic=None).traffic_of({"x": x}) is None
     assert kernel.traffic_of({"x": x}) == counted(asking, {"x": x}, "cuda")
     assert kernel.traffic_of({"x": torch.empty(4, 9, device="meta")}) is None

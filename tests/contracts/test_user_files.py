@@ -6,11 +6,9 @@ import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
 
-from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.select import file_of
 from rooflab.kernels import registry
 from rooflab.kernels._user_files import import_file
-from rooflab.reference.spec import SCHEMES
 
 KERNEL = """
 import torch
@@ -51,39 +49,6 @@ def test_two_folders_have_their_own_files(tmp_path):
         (tmp_path / folder / "beside.py").write_text(f"NAME = {folder!r}\n")
         (tmp_path / folder / "mine.py").write_text("import beside\nNAME = beside.NAME\n")
     assert [import_file(tmp_path / folder / "mine.py").NAME for folder in ("one", "other")] == ["one", "other"]
-
-
-MINE = """
-import torch
-from rooflab.kernels.registry import add_op, register
-from rooflab.reference.spec import Case, OpSpec, randn
-from rooflab.roofline.model import Cost
-
-SPEC = add_op(OpSpec(
-    name="outside_relu",
-    reference=lambda x: x.double().clamp(min=0),
-    make_inputs=lambda case, scheme, device, seed: {
-        "x": randn(case["n"], dtype=scheme.activation, device=device, seed=seed)
-    },
-    cost=lambda args: Cost(args.x.nbytes, args.x.nbytes),
-    outputs=("y",),
-    cases={"smoke": (Case(n=33),)},
-    tolerance=lambda inputs, oracle, scheme: tuple(torch.zeros_like(value) for value in oracle),
-))
-
-@register(op="outside_relu", name="naive", role="naive", backend="torch")
-def relu(x):
-    return x.relu()
-"""
-
-
-@pytest.mark.usefixtures("own_registry")
-def test_an_op_and_a_kernel_from_a_file_work_like_ours(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
-    (kernel,) = registry.load_file(tmp_path / "mine.py")
-    spec = registry.get_op("outside_relu")
-    result = check_kernel(kernel, spec, spec.cases["smoke"][0], SCHEMES["fp32"])
-    assert result.status == "OK" and "outside_relu" in registry.ops()
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -128,21 +128,6 @@ def test_triton_kernels_in_the_interpreter_equal_the_library(tmp_path, alone):
     assert tokens(llm.generate(prompts()[:5:4], few)) == [ids[:2] for ids in alone[:5:4]]
 
 
-def test_late_requests_and_a_pool_that_forces_preemption_change_nothing(tmp_path, alone):
-    llm = tiny_llm(tmp_path, swap={"gemm": "library"}, block_size=4, num_kv_blocks=16)
-    coming, asked, steps, seen = prompts(), [], [], {}
-    schedule = llm.scheduler.schedule
-    llm.scheduler.schedule = lambda *drafting: steps.append(schedule(*drafting)) or steps[-1]
-    while coming or llm.has_work:
-        if coming and len(steps) % 3 == 0:
-            asked.append(llm.add_request(coming.pop(0), GREEDY))
-        for sequence in llm.step():
-            seen[sequence.request_id] = sequence.output_ids
-    assert [seen[request] for request in asked] == alone
-    assert any(step.preempted for step in steps), "the pool was too large to show anything"
-    assert llm.scheduler.blocks.num_free == 16
-
-
 def test_trap_24_sampling_depends_on_seed_and_position_not_on_batch_mates(tmp_path):
     llm = tiny_llm(tmp_path)
     params = [SamplingParams(max_tokens=6, temperature=1.5, top_k=50, top_p=0.95, seed=i) for i in range(8)]

@@ -1,7 +1,7 @@
-"""What is measured of the engine: a step by its ops, its host work, and batches of mixed requests."""
+"""What is measured of the engine: a step by its ops, and its host work."""
 
 import pytest
-from engine_vs_transformers import LENGTHS, batch_of_engine, mixed_requests, time_ops
+from engine_vs_transformers import time_ops
 from tiny_model import prompts, tiny_llm, with_graphs
 
 
@@ -14,13 +14,3 @@ def test_a_step_by_its_ops_adds_up_and_leaves_the_engine_as_it_was(tmp_path):
         row["us"] > 0 for row in table.values()
     )
     assert llm.runner.ops is ops and llm.runner.graphs is graphs and not llm.has_work
-
-
-def test_mixed_requests_are_the_same_each_time_and_all_are_answered(tmp_path):
-    requests, llm = mixed_requests(5, 1024), tiny_llm(tmp_path)
-    assert requests == mixed_requests(5, 1024) and len({(len(prompt), answer) for prompt, answer in requests}) == 5
-    assert all(LENGTHS["prompt"][0] <= len(prompt) <= LENGTHS["prompt"][1] for prompt, _ in requests)
-    drawn, run = [], llm.runner.run
-    llm.runner.run = lambda step: drawn.append(run(step)) or drawn[-1]
-    assert batch_of_engine(llm, requests).batch_ms > 0
-    assert sum(len(draw.ids) for draw in drawn if draw) == sum(answer for _, answer in requests)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_model import poisoned, prompts, tiny_llm, tokens, with_graphs
 
-from rooflab.engine import memory
+from rooflab.engine import memory, model_runner
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.model_runner import Draw
 
@@ -63,6 +63,14 @@ def test_a_step_starts_before_the_tokens_before_are_read(tmp_path, monkeypatch):
     events.clear()
     llm.generate([[1, 2]], replace(GREEDY, max_tokens=3, presence_penalty=1.0))
     assert events == ["run", "read"] * 3, "a penalty needs to know the token"
+
+
+def test_settings_go_to_the_device_once_for_a_batch(tmp_path, monkeypatch):
+    llm, made = tiny_llm(tmp_path), []
+    of = model_runner.SamplingTensors
+    monkeypatch.setattr(model_runner, "SamplingTensors", lambda *what: made.append(what) or of(*what))
+    llm.generate([[1, 2]], GREEDY)
+    assert len(made) == 2, "one for the prompt, one for 15 steps"
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -128,8 +128,6 @@ class Engine(RuleBasedStateMachine):
 
 TestTraps5And6 = Engine.TestCase
 TestTraps5And6.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestManyEngines = pytest.mark.slow(type("TestManyEngines", (Engine,), {}).TestCase)
-TestManyEngines.settings = settings(max_examples=2000, stateful_step_count=40, deadline=None)
 
 
 def chunks_of(step):

@@ -20,7 +20,6 @@ POOLS = [
     {"block_size": 16, "num_kv_blocks": 9, "prefix_caching": False},
     {"block_size": 8, "num_kv_blocks": 12, "chunked_prefill": False, "num_speculative_tokens": 7},
 ]
-EXAMPLES = 100
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +99,8 @@ def run_example(seed, engines):
     published.clear()
 
 
-def test_100_examples(engines):
-    for seed in range(EXAMPLES):
-        run_example(seed, engines)
-
-
-@pytest.mark.sampled(0, 2)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(EXAMPLES, 2000, EXAMPLES))
-def test_2000_examples(engines, first):
-    """With those of `test_100_examples`."""
-    for seed in range(first, first + EXAMPLES):
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.more) for n in (100, 200))])
+def test_100_examples(engines, first):
+    for seed in range(first, first + 100):
         run_example(seed, engines)

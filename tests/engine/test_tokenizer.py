@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import write_model
 
-from rooflab.engine import model as engine_model
+from rooflab.bench.engine.runs import as_prompt, chat
 from rooflab.engine.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.model_files import fetch
 from rooflab.engine.pieces import Pieces, TextStream, byte_characters
 from rooflab.engine.tokenizer import Tokenizer
+from rooflab.engine.weights import load_weights
 
 pytestmark = pytest.mark.needs("weights")
 
@@ -164,6 +164,7 @@ def test_the_list_of_a_gguf_decides_and_a_word_that_is_a_token_is_not_cut(tmp_pa
     assert cut.encode("abc") == [256, ord("c")] and whole.encode("abc") == [258, 257]
     assert cut.encode("<|own|>a<|end|>") == [259, ord("a"), 261]
     assert cut.decode([259, ord("a"), 261, 258, 256]) == "<|own|>aab"
+    assert [as_prompt(SimpleNamespace(tokenizer=cut), "a", raw) for raw in (False, True)] == [chat("a"), "a"]
 
 
 def test_a_sentencepiece_gguf_merges_by_scores_and_keeps_every_space(tmp_path):
@@ -203,7 +204,7 @@ def test_a_key_of_another_type_is_refused_by_its_name(monkeypatch, name, value):
         gguf_tokenizer(Path("a.gguf"))
 
 
-def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path, monkeypatch, rooflab):
+def test_the_doctor_says_what_was_understood_and_finds_other_weights(tmp_path, monkeypatch, rooflab):
     write_model(tmp_path, architectures=["LlamaForCausalLM"], eos_token_id=[7, 9])
     monkeypatch.setattr("rooflab.bench.engine.doctor.TEXTS", ("a,é🙂,a", ",a", ""))
     status, out, err = rooflab("doctor", tmp_path, "--json")
@@ -211,8 +212,12 @@ def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path
     assert status == 0 and [row["differ"] for row in found["differences"]] == [0, 0], err
     understood = {row["what"]: row["understood"] for row in found["understood"]}
     assert understood["rope_theta"] == 10000.0 and understood["end tokens of config.json"] == "[7, 9]"
-    rotation = engine_model.rotation
-    monkeypatch.setattr(engine_model, "rotation", lambda arch, size: rotation(replace(arch, rope_theta=10.0), size))
-    monkeypatch.setattr("rooflab.bench.engine.doctor.FAR", 1e-4)  # random weights hardly attend
-    status, out, err = rooflab("doctor", tmp_path)
-    assert status == 11 and "log-probabilities" in out and "rope_theta" in out, err
+
+    def with_other_rows(*of):
+        weights = load_weights(*of)
+        weights.embedding[260::2] *= 1.5  # of every second token that no text here has
+        return weights
+
+    monkeypatch.setattr("rooflab.engine.llm.load_weights", with_other_rows)
+    monkeypatch.setattr("rooflab.bench.engine.doctor.FAR", 0.5)  # more than what it makes of the other tokens
+    assert rooflab("doctor", tmp_path)[0] == 11

@@ -50,9 +50,6 @@ def test_trap_15_a_missing_an_unknown_and_a_misshapen_tensor_raise(change, messa
     tensors = dict(dummy_tensors(ARCH)) | change
     with pytest.raises(ValueError, match=message):
         load((name, tensor) for name, tensor in tensors.items() if tensor is not None)
-
-
-def test_trap_15_a_tensor_that_comes_twice_raises():
     with pytest.raises(ValueError, match=f"'{NORM}' twice"):
         load([*dummy_tensors(ARCH), (NORM, torch.ones(192))])
 

@@ -52,11 +52,11 @@ def test_all_reduce_goes_over_the_link_that_joins_the_cards() -> None:
     assert result.decode.all_reduce_ms == pytest.approx(2 * 80 * 32 * 8192 * 2 / 450e9 * 1e3)
 
 
-@pytest.mark.parametrize(("context", "gpus"), [(8192, 1), (1, 8)])
+@pytest.mark.parametrize(("context", "gpus"), [(8192, 1), (131_072, 1), (1, 8)])
 def test_as_many_sequences_fit_as_are_said_to_whatever_the_batch(context: int, gpus: int) -> None:
     told = lambda batch: estimate(LLAMA_8B, H100, batch, context, tensor_parallel=gpus)
     most = told(1).max_sequences
-    assert context == 1 or most == (72e9 - 16.06e9 - 0.84e9) // (8192 * 131_072)
+    assert context == 1 or most == (72e9 - 16.06e9 - 0.84e9) // (context * 131_072)
     assert told(most).fits and not told(most + 1).fits
     huge = told(1_000_000)
     assert (huge.max_sequences, huge.gpus_for_weights, huge.fits) == (most, 1, False)

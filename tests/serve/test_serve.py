@@ -23,6 +23,7 @@ from served import Served, served
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import SamplingParams
+from rooflab.kernels._waiting import run_times
 
 OPTIONS = ("--num-kv-blocks", "300", "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--max-queue", "80")
 GREEDY = {"model": "tiny", "temperature": 0}
@@ -77,15 +78,11 @@ def test_chats_through_openais_client(client):
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.choices[0].message.content
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_takes_the_clients_own_object_of_an_answer(client, stream):
+def test_a_chat_takes_the_clients_own_object_of_an_answer(client):
     asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **GREEDY}
-    if stream:
-        with client.chat.completions.stream(**asked) as events:
-            list(events)
-            message = events.current_completion_snapshot.choices[0].message
-    else:
-        message = client.chat.completions.create(**asked).choices[0].message
+    with client.chat.completions.stream(**asked) as events:
+        list(events)
+        message = events.current_completion_snapshot.choices[0].message
     again = [
         client.chat.completions.create(**asked | {"messages": [*asked["messages"], one]}).choices[0].message.content
         for one in (message, {"role": "assistant", "content": message.content})
@@ -137,8 +134,6 @@ def test_errors_through_openais_client(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="other", prompt="x")
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other")
     with pytest.raises(openai.BadRequestError, match="temperature") as found:
         client.completions.create(model="tiny", prompt="x", temperature=9)
     assert (found.value.param, found.value.type) == ("temperature", "invalid_request_error")
@@ -207,7 +202,6 @@ def test_a_wrong_field_is_named_and_nothing_is_queued(server):
 def test_tokenize(server):
     assert server.ask("/tokenize", {"prompt": "Hi"}) == (200, {"count": 2, "max_model_len": 256, "tokens": [72, 105]})
     assert server.ask("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]})[1]["count"] == 2
-    assert server.ask("/tokenize", {})[0] == 400
 
 
 def test_steps_tell_what_they_did(server):
@@ -217,7 +211,7 @@ def test_steps_tell_what_they_did(server):
     assert [(one["prompt_tokens"], one["num_decodes"], one["tokens"]) for one in steps] == [
         (64, 0, 0), (36, 0, 1), (0, 1, 1), (0, 1, 1), (0, 1, 1),
     ]  # fmt: skip
-    assert all(step["begin_s"] < step["end_s"] for step in steps)
+    assert all(step["begin_s"] < step["end_s"] and (step["waited"] is None) == (not run_times()) for step in steps)
     hits = server.metric("vllm:prefix_cache_hits_total")
     again = server.ask("/v1/completions", {**GREEDY, "prompt": prompt, "max_tokens": 4})[1]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
@@ -266,10 +260,7 @@ async def _soak(server: Served, expected: list[list[int]], rounds: int) -> list[
         return [one for wrong in await asyncio.gather(*users) for one in wrong]
 
 
-@pytest.mark.parametrize("rounds", [
-    4, pytest.param(12, marks=pytest.mark.more),
-    pytest.param(400, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
-])  # fmt: skip
+@pytest.mark.parametrize("rounds", [4, pytest.param(12, marks=pytest.mark.more)])
 def test_64_clients_of_which_some_leave_at_any_moment_get_the_right_tokens(server, expected, rounds):
     processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     held = lambda: sum(process.memory_info().rss for process in processes)
@@ -286,9 +277,8 @@ def test_64_clients_of_which_some_leave_at_any_moment_get_the_right_tokens(serve
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("examples", [40, pytest.param(1500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode, examples):
+def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
     """Answers have the documented statuses and forms, whatever is asked."""
     checks = [
         checks_of.not_a_server_error, openapi_checks.status_code_conformance,
@@ -299,7 +289,7 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode, 
         if operation.path == "/live" or mode == GenerationMode.NEGATIVE and not operation.body:
             continue  # it has no end; it takes nothing
 
-        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case):
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):

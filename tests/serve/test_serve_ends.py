@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import pickle
 import random
 import re
 import signal
@@ -17,19 +18,21 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+import torch
+import zmq
 from needs import skip_without
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import WAIT_S, Served, served
 from tiny_model import write_config
 
+from rooflab.engine.serve.worker import run
+
 GREEDY = {"model": "tiny", "temperature": 0}
 
 
-@pytest.mark.parametrize("times", [
-    pytest.param(2, marks=pytest.mark.more), pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-])  # fmt: skip
-def test_a_server_whose_engine_is_killed_says_so_to_all_and_ends(tmp_path, times):
-    for number in range(times):
+@pytest.mark.more
+def test_a_server_whose_engine_is_killed_says_so_to_all_and_ends(tmp_path):
+    for number in range(2):
         with (
             served(tmp_path / str(number), "--threads", "1", "--timeout-s", "2") as server,
             ThreadPoolExecutor() as pool,
@@ -161,6 +164,18 @@ def spans_are_whole(spans):
     assert [span.start_time_unix_nano for span in phases] == edges[:3] and edges == sorted(edges)
     assert edges[3] == whole.end_time_unix_nano and abs(edges[3] / 1e9 - time.time()) < 60
     assert {span.trace_id.hex() for span in spans} == {"5" * 32} and whole.parent_span_id.hex() == "7" * 16
+
+
+@pytest.mark.needs("loopback")
+def test_an_engine_has_the_threads_that_it_is_given_and_says_that_it_has_no_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
+    threads = torch.get_num_threads()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as server:
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        run(f"tcp://127.0.0.1:{port}", {"model": tmp_path / "none"}, threads + 2)
+        assert "does not exist" in pickle.loads(server.recv()).reason
+    assert torch.get_num_threads() == threads + 2
+    torch.set_num_threads(threads)
 
 
 def test_what_cannot_be_served_is_one_sentence(rooflab, tmp_path):
