@@ -282,10 +282,7 @@ def table() -> str:
     found = {row["id"]: row for row in rows_of(RESULTS) if row["id"] in faults}
     now = {row["id"]: row["by"] for row in rows_of(AGAIN)}
     survivors = {row["id"]: row for row in rows_of(SURVIVORS)}
-    lines = [
-        "| group | planted | run | killed then | killed now | argued | survive |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    lines = ["| group | planted | run | killed then | killed now | argued | survive |", "|---|--:|--:|--:|--:|--:|--:|"]
     groups = [*dict.fromkeys(fault["group"] for fault in faults.values()), "all"]
     for group in groups:
         own = {fault["id"] for fault in faults.values() if group in (fault["group"], "all")}

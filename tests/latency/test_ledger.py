@@ -220,6 +220,9 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     content = gather(*load([tmp_path / "out"]), "title")
     (group,) = content.ledgers
     assert not content.engine and {bar.kernels for bar in group.bars} == {"gemm=library", "gemm=packed"}
+    parts = [part for bar in group.bars for part in bar.segments]
+    largest = [max(part.ms for part in parts if part.name == name) for name, _ in group.names]
+    assert largest == sorted(largest, reverse=True)
     widths = [sum(part.percent for part in bar.segments) for bar in group.bars]
     assert max(widths) == pytest.approx(100) and min(widths) > 1 and "Where a step" in render(content)
     status, _, err = rooflab("whatif", *asked[1:], "--swap", "embedding=library")
