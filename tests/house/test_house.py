@@ -229,7 +229,7 @@ def test_an_op_has_the_same_name_in_every_folder():
     assert all(f'"{op}"' in tests for op in references), "a family of ops may share a file of tests"
 
 
-MOST_PRIVATE = 8
+MOST_PRIVATE = 7
 """How often tests use private names of the package.  It only falls: a module offers to tests what it offers to all."""
 OF_TENSORS = "_version"
 """torch's count of the writes to a tensor; a file of the package has a function of this name."""
