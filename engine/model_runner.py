@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +13,9 @@ from rooflab.engine.batch import DecodeBatch
 from rooflab.engine.graphs import DecodeGraphs
 from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
+from rooflab.engine.sampling import SamplingTensors, on_device
 from rooflab.engine.scheduler import Chunk, Step
-from rooflab.engine.sequence import MOST_LOGPROBS, SamplingParams, Sequence
+from rooflab.engine.sequence import SamplingParams, Sequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.rows import DraftRows, accepted
 from rooflab.roofline.architecture import Architecture
@@ -268,108 +267,3 @@ class ModelRunner:
     def on_device(self, array: np.ndarray) -> torch.Tensor:
         """The array on the runner's device (`on_device`)."""
         return on_device(array, self.device)
-
-
-def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """On a CPU the array itself, without a copy; on CUDA a copy, made in turn with the device's work.
-
-    It goes through pinned memory, which torch gives out again only when the copy is made; from other memory the copy
-    may wait for all work before it, and torch copies what has gaps through such memory.
-    """
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
-
-
-LEAST_TOP_P = 1e-7
-"""A smaller one, which fp32 may not have, keeps the likeliest token alone too, but of a vocabulary of 10 million."""
-
-
-class SamplingTensors:
-    """The per-row arguments of `sample`, built once for as long as the batch has the same sequences."""
-
-    def __init__(self, sequences: list[Sequence], device: torch.device, edits: bool = True):
-        params = [sequence.params for sequence in sequences]
-        self.special = [(row, one, 0) for row, one in enumerate(sequences) if edits and not one.params.plain]
-        """Rows whose logits are changed first, or shown, and how many tokens of a draft came before each; none without
-        `edits`."""
-        self._device = device
-
-        def column(values: Iterable[float], dtype: type[np.generic]) -> np.ndarray:
-            return np.fromiter(values, dtype, len(sequences))
-
-        self._columns = (
-            column((p.temperature or 0.0 for p in params), np.float32),
-            column((p.top_k or 0 for p in params), np.int32),
-            column((max(p.top_p or 1.0, LEAST_TOP_P) for p in params), np.float32),
-            column((p.min_p or 0.0 for p in params), np.float32),
-            column((sequence.seed for sequence in sequences), np.int64),
-        )
-
-        self._penalties: dict[str, np.ndarray] = {}
-        if any(one.params.penalised for _, one, _ in self.special):
-            for name, off in {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
-                self._penalties[name] = column((getattr(p, name) or off for p in params), np.float32)
-        self._place()
-
-    def taken(self, rows: np.ndarray, ahead: np.ndarray) -> SamplingTensors:
-        """Those of `rows`, each behind so many tokens of its draft."""
-        made = copy.copy(self)
-        made._columns = tuple(column[rows] for column in self._columns)
-        made._penalties = {name: column[rows] for name, column in self._penalties.items()}
-        known = {row: one for row, one, _ in self.special}
-        at = zip(rows.tolist(), ahead.tolist(), strict=True) if known else ()
-        made.special = [(place, known[row], before) for place, (row, before) in enumerate(at) if row in known]
-        made._place()
-        return made
-
-    def _place(self) -> None:
-        """Copies the columns to the device."""
-        self._arguments = tuple(on_device(column, self._device) for column in self._columns)
-        self._factors = {name: on_device(column, self._device) for name, column in self._penalties.items()}
-        shown = [row for row, one, _ in self.special if one.params.logprobs is not None]
-        self._shown = on_device(np.array(shown, np.int64), self._device)
-
-    def sample(
-        self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Token ids (B,) drawn at `positions` (B,) int64, the indices of the new tokens in their sequences.
-
-        If rows are to be shown, also for these (rows, 1 + n) the drawn token and the likeliest by the logits as they
-        came, and their log-probabilities.  The kernel's `top_n` would search all rows for them.
-        """
-        drawn = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
-        if not len(self._shown):
-            return (drawn,)
-        values = logits[self._shown].float().log_softmax(-1)
-        likely = values.topk(min(MOST_LOGPROBS, values.shape[1])).indices
-        ids = torch.cat([drawn[self._shown][:, None], likely], 1)
-        return drawn, ids, values.gather(1, ids)
-
-    def edits(self) -> dict[str, torch.Tensor]:
-        """What the special rows change in their logits now, as arguments of `sample`: biases, end tokens that may not
-        come yet, and the tokens that were there."""
-        lengths = np.zeros(len(self._columns[0]) + 1, np.int32)
-        ids: list[int] = []
-        counts: list[int] = []
-        bias: list[float] = []
-        for row, sequence, ahead in self.special:
-            params = sequence.params
-            changes = dict(params.logit_bias or {})
-            if len(sequence.token_ids) + ahead - sequence.num_prompt_tokens < params.min_tokens:
-                changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
-            # Tokens with a change come first, in the order of their changes.
-            there = dict.fromkeys(changes, -1) | (sequence.counts if params.penalised else {})
-            for token in sequence.draft[:ahead] if params.penalised else ():
-                there[token] = max(there.get(token, 0), 0) + 1
-            lengths[row + 1] = len(there)
-            ids += there
-            counts += there.values()
-            bias += [*changes.values(), *[0.0] * (len(there) - len(changes))]
-        if not ids:
-            return {}
-        columns = (np.array(ids, np.int32), np.array(counts, np.int32), np.array(bias, np.float32).view(np.int32))
-        packed = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
-        parts = torch.split(packed, [len(lengths), *[len(ids)] * 3])
-        names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-        edits = dict(zip(names, parts, strict=True))
-        return self._factors | edits | {"edit_bias": edits["edit_bias"].view(torch.float32)}

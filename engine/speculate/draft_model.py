@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from rooflab.engine.model import KVCache, Model, StepInput
-from rooflab.engine.model_runner import ModelRunner, SamplingTensors
+from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import OpSet
+from rooflab.engine.sampling import SamplingTensors
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_model import prompts, tiny_llm, tokens, write_model
 
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_runner import SamplingTensors
+from rooflab.engine.sampling import SamplingTensors
 from rooflab.engine.sequence import OF_MODEL, Sequence
 from rooflab.engine.serve.requests import CompletionRequest
 from rooflab.engine.stopping import StopText
