@@ -207,11 +207,14 @@ def test_tokenize(server):
 def test_steps_tell_what_they_did(server):
     prompt = [9] * 100  # longer than a step's budget of 64, and of 6 full pages
     server.ask("/v1/completions", {**GREEDY, "prompt": prompt, "max_tokens": 4})
-    steps = server.ask("/steps")[1]["steps"][-5:]
+    lines = server.ask("/steps")[1]["steps"]
+    steps = lines[-5:]
     assert [(one["prompt_tokens"], one["num_decodes"], one["tokens"]) for one in steps] == [
         (64, 0, 0), (36, 0, 1), (0, 1, 1), (0, 1, 1), (0, 1, 1),
     ]  # fmt: skip
-    assert all(step["begin_s"] < step["end_s"] and (step["waited"] is None) == (not run_times()) for step in steps)
+    assert all(step["begin_s"] < step["end_s"] for step in steps)
+    # Of a step of a millisecond the system may not tell.
+    assert any(line["waited"] is not None for line in lines) == bool(run_times())
     hits = server.metric("vllm:prefix_cache_hits_total")
     again = server.ask("/v1/completions", {**GREEDY, "prompt": prompt, "max_tokens": 4})[1]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
