@@ -26,7 +26,7 @@ LEAST_TOP_P = 1e-7
 
 
 class SamplingTensors:
-    """The per-row arguments of `sample`, built once for as long as the batch has the same sequences."""
+    """The arguments of `sample`, with a value for each row; made again when the batch has other sequences."""
 
     def __init__(self, sequences: list[Sequence], device: torch.device, edits: bool = True):
         params = [sequence.params for sequence in sequences]
@@ -53,7 +53,7 @@ class SamplingTensors:
         self._place()
 
     def taken(self, rows: np.ndarray, ahead: np.ndarray) -> SamplingTensors:
-        """Those of `rows`, each behind so many tokens of its draft."""
+        """The arguments of these rows; `ahead` says how many tokens of its draft come before each."""
         made = copy.copy(self)
         made._columns = tuple(column[rows] for column in self._columns)
         made._penalties = {name: column[rows] for name, column in self._penalties.items()}

@@ -282,12 +282,10 @@ def table() -> str:
     of each that survived."""
     faults = {fault["id"]: fault for fault in all_faults()}
     found = {row["id"]: row for row in rows_of(RESULTS) if row["id"] in faults}
-    now = {row["id"]: row["by"] for row in rows_of(AGAIN)}
-    now |= {
-        name: sum(row["failed"].values(), []) for name, row in found.items() if not row["commit"].startswith(BEFORE)
-    }
     survivors = {row["id"]: row for row in rows_of(SURVIVORS)}
-    now = {name: [row["by"]] for name, row in survivors.items() if "by" in row} | {k: by for k, by in now.items() if by}
+    now = {name: row["failed"] for name, row in found.items() if not row["commit"].startswith(BEFORE)}
+    now |= {name: [row["by"]] for name, row in survivors.items() if "by" in row}
+    now |= {row["id"]: row["by"] for row in rows_of(AGAIN)}
     lines = ["| group | planted | run | killed then | killed now | argued | survive |", "|---|--:|--:|--:|--:|--:|--:|"]
     groups = [*dict.fromkeys(fault["group"] for fault in faults.values()), "all"]
     for group in groups:

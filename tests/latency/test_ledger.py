@@ -46,7 +46,7 @@ def test_a_measured_ledger_has_every_call_with_its_cost(
         assert sum(row.calls for row in found.rows if row.site == site) == calls
     assert all(row.ms > 0 and row.least_bytes > 0 and row.bound_ms for row in found.rows)
     assert found.ops_ms > 0 < found.host_ms and (found.itl_ms is None) == (kind == "prefill") and not llm.has_work
-    assert found.residual == pytest.approx(0, abs=1e-9), "every step takes as many ticks"
+    assert found.residual == pytest.approx(0, abs=1e-9), "every step takes the same number of ticks"
 
 
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("decode", 1, 33), ("prefill", 1, 40)])
