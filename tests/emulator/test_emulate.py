@@ -212,19 +212,21 @@ def exact(x, weight):
 """
 
 
-def test_a_file_may_ask_for_the_card_when_it_is_imported(rooflab, tmp_path):
-    options = ("--case", RMSNORM, "--scheme", "fp32")
-    for number, command in enumerate((("check", "rmsnorm", *options), ("emulate", *options), ("static",))):
-        file = mine(tmp_path, f"asks_{number}")
-        made = "torch.empty(x.shape, dtype=x.dtype, device=DEVICE)\n    x, weight = x.contiguous(), weight.contiguous()"
-        text = file.read_text().replace("torch.empty_like(x)", made)
-        # Behind the registration, which a second try must not find.
-        file.write_text(text.replace("@triton.jit", "DEVICE = None\n@triton.jit", 1) + ASKS)
-        status, out, err = rooflab(*command, "--kernel", file)
-        assert status == 0 and "asks" in out, out + err
-    shapes = ("--shape", "x=8x256,weight=256", "--reference", f"{file}::exact")
-    status, out, err = rooflab("emulate", f"{file}::mine", *shapes)
-    assert status == 0 and ": OK: output 0" in " ".join(out.split()), out + err
+@pytest.mark.parametrize(("command", "shown"), [
+    ("check rmsnorm {case} --kernel {file}", "asks"),
+    pytest.param("emulate {case} --kernel {file}", "asks", marks=pytest.mark.slow),
+    pytest.param("static --kernel {file}", "asks", marks=pytest.mark.slow),
+    pytest.param("emulate {file}::mine --shape x=8x256,weight=256 --reference {file}::exact", ": OK: output 0",
+                 marks=pytest.mark.more),
+])  # fmt: skip
+def test_a_file_may_ask_for_the_card_when_it_is_imported(rooflab, tmp_path, command, shown):
+    file = mine(tmp_path, "asks")
+    made = "torch.empty(x.shape, dtype=x.dtype, device=DEVICE)\n    x, weight = x.contiguous(), weight.contiguous()"
+    text = file.read_text().replace("torch.empty_like(x)", made)
+    # Behind the registration, which a second try must not find.
+    file.write_text(text.replace("@triton.jit", "DEVICE = None\n@triton.jit", 1) + ASKS)
+    status, out, err = rooflab(*command.format(case=f"--case {RMSNORM} --scheme fp32", file=file).split())
+    assert status == 0 and shown in " ".join(out.split()), out + err
 
 
 THEIRS = """
@@ -242,7 +244,8 @@ def test_what_runs_a_kernel_follows_from_its_backend_and_not_from_its_role(roofl
 
 
 @pytest.mark.parametrize(
-    ("command", "by", "ended"), [("check", "torch", (0, "OK")), ("emulate", "none", (13, "INVALID"))]
+    ("command", "by", "ended"),
+    [("check", "torch", (0, "OK")), pytest.param("emulate", "none", (13, "INVALID"), marks=pytest.mark.more)],
 )
 def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, command, by, ended):
     files = [other_file(tmp_path, f"torch_{command}_{number}", TORCH) for number in range(2)]

@@ -94,6 +94,7 @@ def test_bad_options_are_refused_before_anything_is_read(tmp_path, options, mess
         LLM(tmp_path / "none", device="cpu", **{"speculate": "ngram", **options})
 
 
+@pytest.mark.more
 @pytest.mark.needs("weights")
 def test_stop_texts_and_real_text_end_where_they_do_without_speculation():
     options = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 512}

@@ -100,7 +100,9 @@ def run_example(seed, engines):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.more) for n in (100, 200))])
-def test_100_examples(engines, first):
-    for seed in range(first, first + 100):
+@pytest.mark.parametrize("first", [
+    0, pytest.param(40, marks=pytest.mark.more), *(pytest.param(n, marks=pytest.mark.slow) for n in range(80, 320, 40))
+])  # fmt: skip
+def test_40_examples(engines, first):
+    for seed in range(first, first + 40):
         run_example(seed, engines)

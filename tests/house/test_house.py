@@ -6,9 +6,10 @@ import ast
 import re
 import sys
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,19 @@ def files() -> dict[str, ast.Module]:
     return {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text()) for file in paths}
 
 
+@cache
+def by_kind() -> Mapping[type[ast.AST], list[tuple[str, ast.AST]]]:
+    """The nodes of all files by kind, each with its file's path."""
+    found = defaultdict(list)
+    for name, tree in files().items():
+        for node in ast.walk(tree):
+            found[type(node)].append((name, node))
+    return found
+
+
 def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
     """Each node of these kinds in all files, with the file's path."""
-    for name, tree in files().items():
-        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, kinds))
+    return chain.from_iterable(by_kind()[kind] for kind in kinds)
 
 
 @cache

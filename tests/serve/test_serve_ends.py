@@ -129,7 +129,7 @@ def collector():
 def test_limits_key_drain_and_traces(tmp_path, collector):
     endpoint, spans = collector
     options = ("--api-key", "--max-body-bytes", "2000", "--max-num-seqs", "1", "--max-queue", "1", "--max-tokens",
-               "250", "--otlp-endpoint", endpoint, "--max-head-bytes", "3000")  # fmt: skip
+               "120", "--otlp-endpoint", endpoint, "--max-head-bytes", "3000")  # fmt: skip
     with served(tmp_path, *options, key="secret") as server:
         key = {"authorization": "Bearer secret", "traceparent": f"00-{'5' * 32}-{'7' * 16}-01"}
         status, body = server.ask("/v1/models", headers={"authorization": "Bearer wrong"})
@@ -138,9 +138,9 @@ def test_limits_key_drain_and_traces(tmp_path, collector):
         assert server.ask("/v1/completions", b"x" * 2001, key)[0] == 413
         assert server.ask("/health", headers={"a": "x" * 3000})[0] == 431
         asked = {"model": "tiny", "prompt": "x"}
-        for wrong in ({"max_tokens": 251}, {"n": 3}):  # three never fit
+        for wrong in ({"max_tokens": 121}, {"n": 3}):  # three never fit
             assert server.ask("/v1/completions", {**asked, **wrong}, key)[0] == 400
-        body = {**GREEDY, "prompt": "x", "max_tokens": 250, "stream": True}
+        body = {**GREEDY, "prompt": "x", "max_tokens": 120, "stream": True}
         with ThreadPoolExecutor() as pool:
             whole = pool.submit(server.ask, "/v1/completions", body, key)
             while not re.search(r"num_requests_running\{.*\} 1", server.ask("/metrics", headers=key)[1]):
@@ -149,7 +149,7 @@ def test_limits_key_drain_and_traces(tmp_path, collector):
             server.process.send_signal(signal.SIGTERM)
             _, text = whole.result(WAIT_S)
         assert '"finish_reason":"length"' in text and text.endswith("data: [DONE]\n\n")
-        assert text.count('"finish_reason":null') == 249 and server.process.wait(WAIT_S) == 0
+        assert text.count('"finish_reason":null') == 119 and server.process.wait(WAIT_S) == 0
     spans_are_whole(spans)
 
 
@@ -157,7 +157,7 @@ def spans_are_whole(spans):
     """The drained answer alone reached the engine; its phases follow one another and fill it."""
     (whole,) = [span for span in spans if span.name == "llm_request"]
     named = {each.key: each.value for each in whole.attributes}
-    assert named["gen_ai.usage.output_tokens"].int_value == 250 and named["gen_ai.request.model"].string_value == "tiny"
+    assert named["gen_ai.usage.output_tokens"].int_value == 120 and named["gen_ai.request.model"].string_value == "tiny"
     phases = [next(span for span in spans if span.name == name) for name in ("queue", "prefill", "decode")]
     assert len(spans) == 4 and {span.parent_span_id for span in phases} == {whole.span_id}
     edges = [whole.start_time_unix_nano, *(span.end_time_unix_nano for span in phases)]
