@@ -103,6 +103,14 @@ def equal_times(tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads, which is as before when the test has ended."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def rooflab(monkeypatch, capfd, tmp_path) -> Callable[..., tuple[int, str, str]]:
     """Runs a command in an empty folder and gives its exit status, output and errors."""
     from rooflab.bench.cli.app import run

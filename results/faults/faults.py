@@ -59,8 +59,8 @@ def all_faults() -> list[Fault]:
 
 
 def drawn() -> list[str]:
-    """The faults that the whole suite runs too."""
-    names = [fault["id"] for fault in all_faults()]
+    """Of the faults that ran before anything was deleted, those whose survivors the whole suite runs too."""
+    names = sorted(row["id"] for row in rows_of(RESULTS) if row["commit"].startswith(BEFORE))
     return sorted(random.Random(SEED).sample(names, DRAWN))
 
 
@@ -254,27 +254,26 @@ def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
         list(threads.map(next_one, left))
 
 
-def whole(folder: Path, name: str, jobs: int) -> None:
-    """One fault, or `none`, by the whole suite; each set that has no result yet."""
+def whole(folder: Path, names: Sequence[str], jobs: int) -> None:
+    """Runs the whole suite on those faults of `names` that their tests did not see, all planted at once: what fails
+    shows what the choice of tests missed. A fault that was seen needs no such run."""
     tree = make_tree(folder, 1)
-    known = {(row["id"], row["set"]) for row in rows_of(WHOLE)}
-    fault = next((fault for fault in all_faults() if fault["id"] == name), None)
-    if fault is None and name != "none":
-        raise SystemExit(f"whole: expected the id of a fault, such as {drawn()[0]}, or none, got {name!r}")
+    seen = {row["id"] for row in rows_of(RESULTS) if row["failed"]}
+    faults = [fault for fault in all_faults() if fault["id"] in set(names) - seen]
     for which, marks in SETS.items():
-        if (name, which) in known:
-            continue
         restore(tree)
-        if fault is not None:
+        for fault in faults:
+            if why := why_unfit(tree, fault):
+                raise SystemExit(f"{fault['id']}: {why}")
             file = tree / fault["file"]
             file.write_text(file.read_text().replace(fault["old"], fault["new"]))
         try:
             outcome = run_pytest(tree, test_files(tree), WHOLE_S, marks=marks, workers=jobs if jobs > 1 else 0)
         finally:
             restore(tree)
-        row = {"id": name, "set": which, "failed": outcome.failed, "ran": len(outcome.seconds), "ended": outcome.ended}
-        append(WHOLE, row | {"commit": (folder / "commit").read_text()})
-        print(f"{name}, {which}: {len(outcome.failed)} of {len(outcome.seconds)} tests failed", flush=True)
+        row = {"ids": [fault["id"] for fault in faults], "set": which, "failed": outcome.failed}
+        append(WHOLE, row | {"ran": len(outcome.seconds), "commit": (folder / "commit").read_text()})
+        print(f"{which}: {len(outcome.failed)} of {len(outcome.seconds)} tests failed", flush=True)
 
 
 def table() -> str:
@@ -303,13 +302,12 @@ def table() -> str:
             ran += f", {row['left']} did not fit the time" if row["left"] else ""
             answer = survivors.get(name, {}).get("argued") or f"now {' '.join(now.get(name) or ['nothing sees it'])}"
             lines.append(f"- {name}, `{fault['file']}` ({fault['kind']}): {ran}; {answer}")
-    whole_rows = {(row["id"], row["set"]): row for row in rows_of(WHOLE)}
-    if whole_rows:
-        lines += ["", "By the whole suite:", ""]
+    for row in rows_of(WHOLE):
         lines += [
-            f"- {name}, {which}: {len(row['failed'])} of {row['ran']} failed"
-            for (name, which), row in whole_rows.items()
+            "",
+            f"By all of `{row['set']}`, planted at once: {', '.join(row['ids'])}; of {row['ran']} tests failed:",
         ]
+        lines += ["", *(f"- {test}" for test in row["failed"] or ["none"])]
     return "\n".join(lines) + "\n"
 
 
@@ -334,8 +332,7 @@ def main() -> None:
     elif given.command == "again":
         again(given.folder, given.jobs, given.ids)
     elif given.command == "whole":
-        for name in given.ids or drawn():
-            whole(given.folder, name, given.jobs)
+        whole(given.folder, given.ids or drawn(), given.jobs)
     elif given.command == "drawn":
         print("\n".join(drawn()))
     else:

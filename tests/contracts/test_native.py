@@ -69,26 +69,24 @@ def test_nothing_is_written_before_positions_and_slots_are_checked():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_number_of_threads_changes_no_bit(dtype):
-    threads, generator = torch.get_num_threads(), torch.Generator().manual_seed(0)
+def test_the_number_of_threads_changes_no_bit(dtype, threads):
+    generator = torch.Generator().manual_seed(0)
     a, weight, x = (torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 1100), (70, 1100), (300, 128)))
     panels, found = get_kernel("gemm", "native").prepare(weight.mT), []
     for count in (1, 2, 3):
-        torch.set_num_threads(count)
+        threads(count)
         found.append((get_kernel("gemm", "native").fn(a, panels), get_kernel("silu_and_mul", "native").fn(x)))
-    torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for pair in found[1:] for one, other in zip(found[0], pair, strict=True))
 
 
 @pytest.mark.usefixtures("own_registry")
-def test_what_is_bound_for_a_layout_is_bound_again_for_other_threads():
+def test_what_is_bound_for_a_layout_is_bound_again_for_other_threads(threads):
     def mine(x, out, *, bound):
         out.fill_(bound)
 
     kernel(op="softmax", backend="cpp", devices=("cpu",), bind=lambda of: torch.get_num_threads())(mine)
-    threads, found = torch.get_num_threads(), []
+    found = []
     for count in (1, 3, 1):
-        torch.set_num_threads(count)
+        threads(count)
         found.append(int(get_kernel("softmax", "mine").fn(torch.ones(1, 1))))
-    torch.set_num_threads(threads)
     assert found == [1, 3, 1]

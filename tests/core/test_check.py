@@ -63,13 +63,11 @@ def test_what_a_kernel_raises_becomes_a_status(error, status, words):
     assert result.status == status and words in result.reason and result.checked_by == "none"
 
 
-def test_a_small_check_takes_one_thread_and_gives_the_others_back():
-    seen, threads = set(), torch.get_num_threads()
-    torch.set_num_threads(2)
+def test_a_small_check_takes_one_thread_and_gives_the_others_back(threads):
+    seen = set()
+    threads(2)
     check(PROJECT, kernel_of(PROJECT, lambda x, weight: seen.add(torch.get_num_threads())))
-    after = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    assert (seen, after) == ({1}, 2)
+    assert (seen, torch.get_num_threads()) == ({1}, 2)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 5, 4, 8), (3, 3, 8), (40, 2, 8), (3, 1)])

@@ -82,12 +82,10 @@ def test_what_the_window_hides_may_be_anything(monkeypatch, name, queries):
 
 
 @pytest.mark.needs("C++ compiler")
-def test_parts_of_a_long_sequence_on_several_threads_are_added_up():
-    inputs, threads = _inputs(B=1, context=1100), torch.get_num_threads()
-    torch.set_num_threads(3)
-    found = HERE["native"](**inputs)
-    torch.set_num_threads(threads)
-    assert_right(SPEC, found, inputs, FP32)
+def test_parts_of_a_long_sequence_on_several_threads_are_added_up(threads):
+    inputs = _inputs(B=1, context=1100)
+    threads(3)
+    assert_right(SPEC, HERE["native"](**inputs), inputs, FP32)
 
 
 @pytest.mark.parametrize("name", ["gqa_packed", "chunked", "split_kv"])

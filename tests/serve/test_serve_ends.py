@@ -166,16 +166,16 @@ def spans_are_whole(spans):
     assert {span.trace_id.hex() for span in spans} == {"5" * 32} and whole.parent_span_id.hex() == "7" * 16
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.needs("loopback")
 def test_an_engine_has_the_threads_that_it_is_given_and_says_that_it_has_no_model(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
-    threads = torch.get_num_threads()
+    count = torch.get_num_threads()
     with zmq.Context() as context, context.socket(zmq.DEALER) as server:
         port = server.bind_to_random_port("tcp://127.0.0.1")
-        run(f"tcp://127.0.0.1:{port}", {"model": tmp_path / "none"}, threads + 2)
+        run(f"tcp://127.0.0.1:{port}", {"model": tmp_path / "none"}, count + 2)
         assert "does not exist" in pickle.loads(server.recv()).reason
-    assert torch.get_num_threads() == threads + 2
-    torch.set_num_threads(threads)
+    assert torch.get_num_threads() == count + 2
 
 
 def test_what_cannot_be_served_is_one_sentence(rooflab, tmp_path):

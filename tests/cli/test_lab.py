@@ -1,4 +1,4 @@
-"""What becomes of a NOISY reading: shown with its flag, drawn pale, never divided, never the best."""
+"""`rooflab lab`: a row of each op, and a NOISY reading with its flag: drawn pale, never divided, never the best."""
 
 from dataclasses import replace
 from types import SimpleNamespace
