@@ -33,9 +33,10 @@ def normalized(name: str) -> str:
 
 
 def requirements(pyproject: Path) -> list[str]:
-    """The dependencies of Rooflab, without its extras."""
-    found: list[str] = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
-    return found
+    """The dependencies of Rooflab, and those of its extras `engine` and `report`."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["engine"], *extras["report"]]
 
 
 def name_of(requirement: str) -> str:

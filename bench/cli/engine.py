@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.extras import need
 from rooflab.bench.base.plain import Json
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
@@ -58,6 +59,7 @@ def doctor(
     json: option.Json = False,
 ) -> None:
     """What is understood of a model's files, and the first difference from transformers; 11 if there is one."""
+    need("engine")
     from rooflab.bench.engine.doctor import differences, understood
 
     rows = understood(model)
@@ -100,6 +102,7 @@ def generate(
     json: option.Json = False,
 ) -> None:
     """Answer a prompt, and say how long it took: TTFT, ITL and tokens a second."""
+    need("engine")
     from rooflab.bench.engine.runs import generate_one
     from rooflab.engine.llm import LLM, SamplingParams
     from rooflab.engine.tokenizer import check_text
@@ -124,6 +127,7 @@ def lab(
     json: option.Json = False,
 ) -> None:
     """The whole lab on this machine: check, bench, roofline, and an engine run on real prompts."""
+    need("engine")
     from rooflab.bench.lab import run_lab
 
     show.beside_json()

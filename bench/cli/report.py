@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.extras import need
 from rooflab.bench.base.plain import Json, Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
@@ -38,6 +39,7 @@ def report(
 
     It judges nothing: a failure in the records is shown first and does not change the exit status.
     """
+    need("report")
     from rooflab.bench.core import result_folder
     from rooflab.bench.report.page import write_report
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.extras import need
 from rooflab.bench.base.plain import Json
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
@@ -63,14 +64,12 @@ def serve(
     """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows it at work."""
     if replicas is None and (max_replicas is not None or ray is not None):
         raise ValueError(f"{'ray' if max_replicas is None else 'max_replicas'}: expected --replicas with it")
-    try:
-        import uvloop
+    need("serve", "engine")
+    import uvloop
 
-        from rooflab.engine.serve.client import EngineDied
-        from rooflab.engine.serve.limits import Limits
-        from rooflab.engine.serve.server import serve as run
-    except ImportError as error:
-        raise ValueError(f"serve: needs `pip install 'rooflab[serve]'`: {error}") from error
+    from rooflab.engine.serve.client import EngineDied
+    from rooflab.engine.serve.limits import Limits
+    from rooflab.engine.serve.server import serve as run
 
     key = os.environ.get("ROOFLAB_API_KEY")
     if api_key and not key:
@@ -108,10 +107,8 @@ def _replicas(
     otlp: str | None,
     common: dict[str, Json],
 ) -> None:
-    try:
-        from rooflab.engine.serve.replicas import Replicas, serve_replicas
-    except ImportError as error:
-        raise ValueError(f"replicas: needs `pip install 'rooflab[replicas]'`: {error}") from error
+    from rooflab.engine.serve.replicas import Replicas, serve_replicas
+
     if otlp:
         raise ValueError("otlp_endpoint: expected one engine with it, got replicas, which Ray traces")
     if common["port"] == 0:

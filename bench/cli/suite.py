@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.extras import need
 from rooflab.bench.base.plain import Json
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
@@ -190,8 +190,7 @@ def sweep(
     Rooflab must be installed on every node, from the same source. Exit status 11 where a part was not done, or a kernel
     is wrong.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise ValueError("ray: is not installed; pip install rooflab[fleet]")
+    need("replicas")
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import SuiteSettings
     from rooflab.bench.suite.sweep import sweep as run

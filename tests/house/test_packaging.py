@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import pytest
 import typer
 import yaml
 from needs import skip_without
+from packaging.utils import canonicalize_name
 
+from rooflab.bench.base.extras import MODULES
 from rooflab.bench.cli.app import app
 from rooflab.kernels import registry
 
@@ -72,6 +75,47 @@ def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, 
     done = subprocess.run([fresh / "python", "-c", read], capture_output=True, text=True, cwd="/", timeout=60)
     folder, count = done.stdout.split()
     assert folder.startswith(str(fresh.parent)) and int(count) == len(tables) - 2, done.stderr
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_an_extra_brings_the_modules_that_commands_ask_of_it():
+    def distributions(extra):
+        names = {canonicalize_name(re.split(r"[\[><=]", line)[0]) for line in PROJECT["optional-dependencies"][extra]}
+        return {"zmq" if name == "pyzmq" else name for name in names}
+
+    for extra, modules in MODULES.items():
+        assert {module.replace("_", "-") for module in modules} <= distributions(extra), extra
+    base = {canonicalize_name(re.split(r"[><=]", line)[0]) for line in PROJECT["dependencies"]}
+    assert not base & {module for modules in MODULES.values() for module in modules}
+
+
+@pytest.mark.parametrize(("command", "module", "extra"), [
+    ("generate hello", "tokenizers", "engine"), ("doctor", "gguf", "engine"), ("lab --smoke", "safetensors", "engine"),
+    ("serve smollm2-135m", "zmq", "serve"), ("report", "jinja2", "report"), ("sweep --out x", "ray", "replicas"),
+])  # fmt: skip
+def test_a_command_names_the_extra_that_it_lacks(rooflab, monkeypatch, command, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    status, _, err = rooflab(*command.split())
+    assert status == 2 and err == f"rooflab: {module}: is not installed; pip install 'rooflab[{extra}]'\n"
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("command", [
+    "check rmsnorm --kernel naive --seconds 2", "bench rmsnorm --kernel naive --suite smoke --budget 0.05",
+    "emulate rmsnorm fused --case T=8,H=256,eps=1e-06 --scheme bf16", "roofline --gpu h100", "generate hello",
+])  # fmt: skip
+def test_the_wheel_without_extras_checks_benches_emulates_and_draws_rooflines(fresh, tmp_path, command):
+    names = [module for modules in MODULES.values() for module in modules]
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({names}))\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    call = [fresh / "rooflab", *command.split()]
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    lacks = command.startswith("generate")
+    assert done.returncode in ((2,) if lacks else (0, 13)), done.stderr  # NOISY is 13
+    assert done.stdout or (lacks and "pip install 'rooflab[engine]'" in done.stderr)
 
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
