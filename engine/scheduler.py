@@ -11,7 +11,7 @@ from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.sequence import Sequence
 
 PATIENCE_S = 10.0
-"""A request is overtaken by those of the next smaller priority that come up to so much later, and by no others."""
+"""Aging: a request passes an older one, of a priority greater by 1, only if it comes within this time after it."""
 
 
 class Chunk(NamedTuple):

@@ -182,7 +182,7 @@ class Settled:
         kept = json.loads(self._path.read_text()) if self._path.is_file() else {}
         self.times: Times = kept.get("times_us", {})
         self.provisional = {(op, bucket) for op, bucket in kept.get("provisional", ())}
-        """Without times, or with those of a busy machine."""
+        """Buckets without times, or timed while the machine was busy."""
         self._taken: set[tuple[str, str]] = set()
         with ThreadPoolExecutor() as compilers:  # so that the compiler's time is no kernel's
             list(compilers.map(library, (source for source in sources if source.suffix == ".cpp")))

@@ -1,11 +1,12 @@
 """Programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, for Hopper and later (CUDA C++ Programming Guide,
 section "Programmatic Dependent Launch and Synchronization").
 
-A kernel that is launched so may start while the kernel before it on the stream still works.  It asks for what no kernel
-of a step writes, such as weights and tables, waits until the kernel before is complete, and only then reads or writes
-anything else.  The kernel before decides when: here at once, because the kernels are small and leave room on the SMs;
-a kernel that says nothing counts when it ends.  The order holds through a chain of kernels, because every one of them
-waits: none is complete before all those before it are.  CUDA C++ waits by `lib/pdl.h`, Triton's kernels by `tl.extra`.
+A kernel that is launched this way may start before the previous kernel of its stream ends.  It prefetches what no
+kernel of a step writes (weights, tables), waits until the previous kernel is complete, and only then reads or writes
+anything else.  The previous kernel says when the next one may start: here at once, because the kernels are small and
+leave room on the SMs.  If it does not say so, the next one starts when it ends.  The order holds through a chain of
+kernels, because every one of them waits: none is complete before all those before it are.  CUDA C++ waits by
+`lib/pdl.h`, Triton's kernels by `tl.extra`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
 OFFSETS = "32-bit offsets"
 """How the labels of runs with far rows begin."""
 SAME, ALL = "same memory", "all planted"
-"""Names of kept data; the second says that every planted set is kept."""
+"""Keys of the cache: `ALL` is there once every planted set is kept."""
 KEPT = KeptData()
 
 

@@ -103,10 +103,9 @@ class Ledger:
 
     @property
     def residual(self) -> float:
-        """What the rows, the host and the timers leave of the step, as a share of it.
+        """The step's time minus the rows, the host and the timers, as a share of the step.
 
-        Of one step it would be 0, for the host is what its ops leave; it shows by how much medians of many steps do not
-        add up.
+        It is 0 for one step, because the host's time is what its ops leave. For medians of many steps it is not.
         """
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 

@@ -119,7 +119,7 @@ class KernelTimes:
     host_ms: float = 0.0
     """Added to each step."""
     bounds: bool = False
-    """Whether published times are left aside."""
+    """True: the bounds of the roofline are used also where published times exist."""
 
     def __post_init__(self) -> None:
         check_arguments(self.arch, self.weight_dtype, self.kv_dtype, self.gpus)

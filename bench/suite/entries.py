@@ -16,7 +16,7 @@ FINAL: tuple[EntryStatus, ...] = ("DONE", "FAILED", "UNSUPPORTED")
 LIMIT_FACTOR, LIMIT_EXTRA_S = 3.0, 30.0
 """An entry that runs longer than the factor times its cost plus these seconds hangs; its process is ended."""
 LAST_S = 90.0
-"""Seconds that an entry that gets all of that time may still need for its last step when the time is over."""
+"""Seconds of grace after the deadline, in which an entry may finish its last step."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class _SuiteRun:
         state.write_summary(settings.out, self.progress, titles, options)
 
     def _same_machine(self) -> None:
-        """Goes on only on a machine of the kind; what holds for one card is done again on another."""
+        """Refuses to resume on another kind of machine; on another card of that kind, the card's entries run again."""
         now = state.environment_in(self.settings.out)
         if not self.before or not now:
             return

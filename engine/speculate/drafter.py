@@ -39,7 +39,7 @@ class Drafter:
         return []
 
     def draft(self, step: Step) -> None:
-        """Gives each sequence of `step.drafting`, which are among them, a `draft` of 1 to so many tokens."""
+        """Sets `draft` of each sequence in `step.drafting`: at least one token, at most the length asked for."""
 
     def allocate(self, num_blocks: int) -> None:
         """Makes pages beside the model's."""

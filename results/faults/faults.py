@@ -224,6 +224,8 @@ def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
     ended = {row["id"] for row in rows_of(AGAIN) if row["commit"] == commit}
     killed = {row["id"]: row["failed"] for row in rows_of(RESULTS) if row["failed"]}
     killed |= {row["id"]: {row["set"]: [row["by"]]} for row in rows_of(SURVIVORS) if "by" in row}
+    last = {row["id"]: row["by"] for row in rows_of(AGAIN) if "::" in "".join(row["by"])}
+    killed |= {name: {"more" if "test" not in killed[name] else "test": by} for name, by in last.items()}
     left = [name for name in killed if name in faults and name not in ended and (not only or name in only)]
 
     def next_one(name: str) -> None:
