@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bars.one_token import BARS as ONE_TOKEN
-from bars.rows import BARS
+from targets.one_token import TARGETS as ONE_TOKEN
+from targets.rows import TARGETS
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict.chip import HBM_SUSTAINED
@@ -46,7 +46,7 @@ NOTE = (
 
 def targets() -> list[KernelCase]:
     """Every rung of the bars' cases, many rows and then one token."""
-    bars = [*BARS, *(bar for bar in ONE_TOKEN if bar.arguments["op"] in {row.arguments["op"] for row in BARS})]
+    bars = [*TARGETS, *(bar for bar in ONE_TOKEN if bar.arguments["op"] in {row.arguments["op"] for row in TARGETS})]
     asked = [(bar.ops[0], text) for bar in bars for text in bar.arguments.get("least") or [bar.arguments["case"]]]
     asked += [(op, text) for op, texts in MORE.items() for text in texts]
     scheme = get_scheme("bf16")

@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import torch
-from bars.bar import Bar
-from bars.judge import AGAINST_LIBRARY
-from bars.measures import latencies, launched
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from standing import band, expected
+from targets.judge import AGAINST_LIBRARY
+from targets.measures import latencies, launched
+from targets.target import AcceptanceTarget
 
 from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.compile.cases import KernelCase
@@ -165,7 +165,7 @@ def contact(records: Iterable[Record]) -> str:
     return f"Of {len(first)} kernels {right} were right when they first ran on a GPU ({cards})."
 
 
-def measured(bar: Bar, gpu: str, root: Path = HERE) -> list[Standing]:
+def measured(bar: AcceptanceTarget, gpu: str, root: Path = HERE) -> list[Standing]:
     """The newest measured ratios of a bar: the kernel that a launcher takes, over the fastest rival of any project."""
     runs = sorted(path for path in root.glob(f"{gpu}*/**/{folder_of(Path(), bar.id).name}") if path.is_dir())
     records = read_all(runs[-1]) if runs else []
@@ -200,7 +200,7 @@ def standings(device: Device, gpu: str) -> list[Standing]:
     return found
 
 
-def _name(bar: Bar) -> str:
+def _name(bar: AcceptanceTarget) -> str:
     return bar.id.removeprefix("bar:")
 
 

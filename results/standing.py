@@ -16,9 +16,9 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from bars.bar import Bar
-from bars.gemm import SKINNY_RUNGS
-from bars.judge import AGAINST_LIBRARY
+from targets.gemm import SKINNY_RUNGS
+from targets.judge import AGAINST_LIBRARY
+from targets.target import AcceptanceTarget
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict import public
@@ -61,7 +61,7 @@ class Standing:
 class Expected:
     """A bar, and what is expected of it."""
 
-    bar: Bar
+    bar: AcceptanceTarget
     cases: tuple[Standing, ...]
     band: tuple[float, float]
     """Least and most time expected, over the predicted time."""
@@ -102,7 +102,7 @@ def band(kind: str) -> tuple[float, float]:
     return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
 
 
-def expected(device: Device, bars: Sequence[Bar]) -> list[Expected]:
+def expected(device: Device, bars: Sequence[AcceptanceTarget]) -> list[Expected]:
     """What is expected of each bar with cases of which the library's time is published; the others are left out."""
     found = []
     for bar in bars:

@@ -40,7 +40,7 @@ WHEEL = (
     "python -m pytest", "pytest --benchmark",
 )  # fmt: skip
 GPU = {
-    "rooflab suite results/bars/plan.json": "--plan",
+    "rooflab suite results/targets/plan.json": "--plan",
     "rooflab tune": "--dry-run --kernel tensor_core --case M=64,N=96,K=128,layout=NT,bias=false --budget 1",
     "rooflab profile": "",
     "rooflab sweep": "",
@@ -122,7 +122,7 @@ def test_a_command_runs(command, records, rooflab):
 
 @pytest.mark.parametrize("command", [command for command in of(GPU) if GPU[entry(command)]])
 def test_a_command_for_a_card_runs_dry(command, records, rooflab):
-    shutil.copytree(ROOT / "results/bars", records / "results/bars")
+    shutil.copytree(ROOT / "results/targets", records / "results/targets")
     status, out, err = rooflab(*words_of(command)[1:], *GPU[entry(command)].split())
     assert status == 0 and len(out.splitlines()) > 2, err
 

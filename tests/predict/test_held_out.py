@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from bars.bar import Bar
 from held_out import MODELS, by_kernel, by_shape, fit
 from standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected
+from targets.target import AcceptanceTarget
 
 from rooflab.bench.predict import public
 from rooflab.bench.predict.public import PublishedTime, unfitted
@@ -45,7 +45,7 @@ def test_errors_are_of_shapes_and_kernels_that_the_fit_has_not_seen():
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(2.0, WOULD_MEET), (1.0, CANNOT_TELL), (0.5, WOULD_MISS)])
 def test_a_bar_is_told_only_if_both_ends_of_the_band_agree(ratio, verdict):
-    bar = Bar("bar:gemm.any", "", EntryOutcome, {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
+    bar = AcceptanceTarget("bar:gemm.any", "", EntryOutcome, {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
     found = Expected(bar, (SimpleNamespace(ratio=ratio),), (0.8, 1.6), public.Errors(0.1, 0.3))
     assert found.verdict == verdict
     assert found.row()["expected"] == f"{ratio / 1.6:.2f} to {ratio / 0.8:.2f}"

@@ -1,4 +1,4 @@
-"""Bars of kernels on one token; a chain of dependent loads decides the time."""
+"""Targets of kernels on one token; a chain of dependent loads decides the time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from bars import chain as dependent
-from bars.bar import Bar, bar
-from bars.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
+from targets import chain as dependent
+from targets.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
+from targets.target import AcceptanceTarget, target
 
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check import already_broken
@@ -124,8 +124,8 @@ def _record(timed: dict[str, Samples], record: Record) -> Record:
     )
 
 
-def _one_token(op: str, value: float, case: str) -> Bar:
-    return bar(
+def _one_token(op: str, value: float, case: str) -> AcceptanceTarget:
+    return target(
         f"{op}.one_token",
         f"{op} of one token: at most 1.2x a one-CTA kernel of equal dependent-load depth under the same timer",
         one_token,
@@ -133,7 +133,7 @@ def _one_token(op: str, value: float, case: str) -> Bar:
     )  # fmt: skip
 
 
-BARS = (
+TARGETS = (
     _one_token(
         "rope_and_cache", 75.1,
         "T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from bars.bar import Bar
-from bars.commands import run_command
+from targets.commands import run_command
+from targets.target import AcceptanceTarget
 
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.engine.ops import FIRST_ON_CUDA
@@ -33,8 +33,8 @@ def serving(
     return EntryOutcome("DONE" if loaded else "FAILED", " ".join(errors.split())[-500:], figures=figures)
 
 
-BARS = (
-    Bar(
+TARGETS = (
+    AcceptanceTarget(
         "serving:llama-3.1-8b", "latency against throughput of a server of Llama-3.1-8B with random weights",
         serving, {"model": "llama-3.1-8b", "rates": [1, 4, 16, 32]}, 288.0, 49.0, checks=tuple(FIRST_ON_CUDA),
         on_cpu=False,

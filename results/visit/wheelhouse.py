@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_BYTES = 64 * 2**20
 """The most bytes that a machine may receive at once, all wheels together."""
 PYTHON = "3.12"

@@ -1,13 +1,13 @@
-"""Bars of sampling from a whole vocabulary: reads of the logits at a copy's bandwidth, torch's sort, FlashInfer."""
+"""Targets of sampling from a whole vocabulary: reads of the logits at a copy's bandwidth, torch's sort, FlashInfer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
 
-from bars.bar import bar
-from bars.gemm import within
-from bars.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
+from targets.gemm import within
+from targets.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
+from targets.target import target
 
 from rooflab.bench.suite.entries import Context, EntryOutcome
 
@@ -45,8 +45,8 @@ def reads(
     return answer(context, met, needed, figures, without_bandwidth(records))
 
 
-BARS = (
-    bar(
+TARGETS = (
+    target(
         "sample.reads",
         "sample fp32, 512 rows of 128,256 normal logits of sigma 1 and 2.5, top-k, top-p and both: at most 3 reads at "
         "a copy's bandwidth, at least 3x torch's sort, at least FlashInfer's speed if it is there; sigma 2.5 stands "
@@ -55,7 +55,7 @@ BARS = (
         cost_s=230.0, value=73.9, scheme="fp32", most=3.0, over_library=3.0,
         cases=[CASE.format(B=512, cut=cut, sigma=sigma) for sigma in (1.0, 2.5) for cut in CUTS],
     ),
-    bar(
+    target(
         "sample.one_row",
         "sample fp32, one row of 128,256 normal logits of sigma 2.5, top-k and top-p: at most 20 us",
         within,

@@ -1,8 +1,8 @@
-"""What a bar is: a text, a condition, the command that judges it, and what it costs.
+"""What a target is: a text, a condition, the command that judges it, and what it costs.
 
-Each other file here holds `BARS`, a tuple of bars; there is no common list.  A bar with a common measure
-(`measures.against_library`, `measures.of_bandwidth`) is data alone.  Any other bar names a function of its own file,
-which takes a `Context` and the bar's arguments and returns an `EntryOutcome`.
+Each other file here holds `TARGETS`, a tuple of targets; there is no common list.  A target with a common measure
+(`measures.against_library`, `measures.of_bandwidth`) is data alone.  Any other target names a function of its own file,
+which takes a `Context` and the target's arguments and returns an `EntryOutcome`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.step import told
 
 
-class Bar(NamedTuple):
-    """A bar, or a measurement that is no part of the lab's own plan."""
+class AcceptanceTarget(NamedTuple):
+    """A target, or a measurement that is no part of the lab's own plan."""
 
     id: str
     text: str
@@ -48,7 +48,7 @@ class Bar(NamedTuple):
 
     @property
     def entry(self) -> Entry:
-        """The bar as an entry of the suite's plan."""
+        """The target as an entry of the suite's plan."""
         rungs, scheme = list(self.arguments.get("rungs", ())), self.arguments.get("scheme", "bf16")
         launches = ({"op": op, "cases": cases, "scheme": scheme} for op, cases in self.cases.items())
         words = ("{here}/judge.py", self.id)
@@ -59,9 +59,9 @@ class Bar(NamedTuple):
         )  # fmt: skip
 
 
-def bar(
+def target(
     id: str, text: str, call: Callable[..., EntryOutcome], *more_ops: str, cost_s: float, value: float, **arguments: Any
-) -> Bar:
-    """A bar about kernels of `more_ops` and of the op that begins its id; `call` gets that op and the arguments."""
+) -> AcceptanceTarget:
+    """A target about kernels of `more_ops` and of the op that begins its id; `call` gets that op and the arguments."""
     op = id.partition(".")[0]
-    return Bar(f"bar:{id}", text, call, {"op": op, **arguments}, cost_s, value, (op, *more_ops))
+    return AcceptanceTarget(f"bar:{id}", text, call, {"op": op, **arguments}, cost_s, value, (op, *more_ops))

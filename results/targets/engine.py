@@ -1,4 +1,4 @@
-"""The engine on a card, with random weights: TTFT, ITL and throughput at several batches, and two bars on them."""
+"""The engine on a card, with random weights: TTFT, ITL and throughput at several batches, and two targets on them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from bars.bar import Bar
-from bars.measures import answer
+from targets.measures import answer
+from targets.target import AcceptanceTarget
 
 from rooflab.bench.core.ceilings import ceilings_for
 from rooflab.bench.core.record_files import RunWriter
@@ -29,9 +29,9 @@ from rooflab.roofline.steps import step_ops
 NEW_TOKENS = 32
 """Tokens generated for each request."""
 PROMPT, TTFTS = 2048, 5
-"""Tokens of the prompt of the bar on TTFT, and its runs, of which the median counts."""
+"""Tokens of the prompt of the target on TTFT, and its runs, of which the median counts."""
 ITL_CONTEXT, ITL_TOKENS = 256, 128
-"""Context at the end, and new tokens, of the bar on ITL: next to the weights the keys are nothing."""
+"""Context at the end, and new tokens, of the target on ITL: next to the weights the keys are nothing."""
 DRY_CONTEXT, DRY_NEW_TOKENS = 24, 4
 DRY_CONFIG = {
     "model_type": "llama",
@@ -132,7 +132,7 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
 
 def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequence[int]) -> EntryOutcome:
     """ITL of one sequence against reading the weights, TTFT against the tensor peak, and decoding with and without
-    graphs at `batches`, on which no bar is set."""
+    graphs at `batches`, on which no target is set."""
     batches = batches[:1] if context.dry_run else batches
     runs = Runs(context, model, max(batches), PROMPT + NEW_TOKENS)
     arch, needed = runs.llm.arch, f"ITL share >= {itl:.2f}, TTFT share >= {ttft:.2f}"
@@ -179,19 +179,19 @@ def prompt_flops(arch: Architecture, prompt: int) -> float:
 
 ON_CUDA = tuple(FIRST_ON_CUDA)
 MEASURED = {"batches": [1, 8, 64], "contexts": [512, 8192]}
-BARS = (
-    Bar(
+TARGETS = (
+    AcceptanceTarget(
         "bar:engine.llama-3.1-8b",
         "Llama-3.1-8B with random weights, bf16: ITL of one sequence >= 85% of the weights' bytes over measured read "
         "bandwidth, TTFT at 2,048 tokens >= 65% of the tensor peak at the clock held; graphs on and off",
         serving, {"model": "llama-3.1-8b", "itl": 0.85, "ttft": 0.65, "batches": [64, 256]}, 80.0, 80.0,
         checks=ON_CUDA,
     ),
-    Bar(
+    AcceptanceTarget(
         "engine:llama-3.1-8b", "TTFT, ITL and throughput of Llama-3.1-8B with random weights, bf16",
         engine, {"model": "llama-3.1-8b", **MEASURED}, 98.0, 57.0, checks=ON_CUDA,
     ),
-    Bar(
+    AcceptanceTarget(
         "engine:qwen3-0.6b", "TTFT, ITL and throughput of Qwen3-0.6B with random weights, bf16",
         engine, {"model": "qwen3-0.6b", **MEASURED}, 68.0, 56.0, checks=ON_CUDA,
     ),

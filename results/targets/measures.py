@@ -1,4 +1,4 @@
-"""What the bars share: they time kernels beside each other on given cases, and compare the times."""
+"""What the targets share: they time kernels beside each other on given cases, and compare the times."""
 
 from __future__ import annotations
 
@@ -201,14 +201,14 @@ def why_unmeasured(records: Sequence[Record]) -> str:
 
 
 def unmeasured(records: Sequence[Record], cut: bool, needed: str) -> EntryOutcome:
-    """The outcome of a bar without a figure, because of a fault or for lack of time; a resumed run may have it."""
+    """The outcome of a target without a figure, because of a fault or for lack of time; a resumed run may have it."""
     why = why_unmeasured(records)
     reason = f"no time for every case; {why}" if cut else why
     return EntryOutcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed)
 
 
 def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], lacks: str = "") -> EntryOutcome:
-    """A bar's outcome; a dry run gives no answer, and neither does a run that `lacks` what the bar is compared with."""
+    """A target's outcome; no answer of a dry run, nor of one that `lacks` what the target is compared with."""
     reason = "dry run" if context.dry_run else lacks
     bar: BarStatus = "UNMEASURED" if reason else "MET" if met else "MISSED"
     return EntryOutcome("DONE", reason, bar, needed, figures)
@@ -235,7 +235,7 @@ def against_library(
 
     `own` says which it takes, `launched`; the best of all rungs, which is known only afterwards, is a figure beside it.
     `rungs` are the kernels that are meant for these cases; without `rungs`, all are.  `rivals` are kernels without
-    which the bar says nothing about cases of 1,024 rows and more.
+    which the target says nothing about cases of 1,024 rows and more.
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
@@ -301,8 +301,8 @@ def of_bandwidth(
 ) -> EntryOutcome:
     """The least bytes of the kernel `own` over its time, as a share of what an `access` reached on this card.
 
-    `least` maps each case to the share that the bar requires there.  The best of all rungs is a figure beside it.  With
-    `rivals`, the bar says nothing where none of them was timed.
+    `least` maps each case to the share that the target requires there.  The best of all rungs is a figure beside it.
+    With `rivals`, the target says nothing where none of them was timed.
     """
     cases = cases_of(context, op, list(least))
     wanted = {case.id: share for case, share in zip(cases, least.values(), strict=False)}

@@ -1,4 +1,4 @@
-"""Bars of gemm, and of fp8, weight-only and gate-up products."""
+"""Targets of gemm, and of fp8, weight-only and gate-up products."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
 import torch
-from bars.bar import Bar, bar
-from bars.measures import (
+from targets.measures import (
     Own,
     against_library,
     answer,
@@ -25,6 +24,7 @@ from bars.measures import (
     unmeasured,
     without_bandwidth,
 )
+from targets.target import AcceptanceTarget, target
 
 from rooflab.bench.core.running import Running
 from rooflab.bench.suite.entries import Context, EntryOutcome
@@ -64,7 +64,7 @@ def skinny(
 ) -> EntryOutcome:
     """The kernels that a launcher takes against the library: over all cases, and over those with a slow library.
 
-    Slow means below `slow_share` of the read bandwidth measured on this card; there the bar requires `slow_geomean`.
+    Slow means below `slow_share` of the read bandwidth measured on this card; there the target requires `slow_geomean`.
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
@@ -108,7 +108,7 @@ def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping
     figures = {"kernel": best, "time_us": found[best]}
     card = next((str((record.environment.get("gpu") or {}).get("name")) for record in records), "")
     limit = next((limit for name, limit in limits_us.items() if name in card), None)
-    lacks = "" if limit is not None else f"the bar names no limit for {card or 'this device'}"
+    lacks = "" if limit is not None else f"the target names no limit for {card or 'this device'}"
     return answer(context, limit is not None and found[best] <= limit, needed, figures, lacks)
 
 
@@ -171,8 +171,8 @@ def searched(context: Context, op: str, kernel: str, cases: Sequence[str], schem
     return EntryOutcome("DONE", report.stopped, figures=figures)
 
 
-BARS = (
-    bar(
+TARGETS = (
+    target(
         "gemm.bf16_large",
         "bf16 large (4096^3, 8192^3, 8192x8192xK for K 512 to 16384, Llama-3-8B and 70B prefill shapes): geomean >= "
         "1.00x cuBLAS in the faster of its two math modes, worst >= 0.93x",
@@ -180,7 +180,7 @@ BARS = (
         cost_s=60.0, value=84.0, cases=list(LARGE), geomean=1.0, worst=0.93, rungs=list(LARGE_RUNGS),
         own=[("cooperative", None)],
     ),
-    bar(
+    target(
         "gemm.bf16_skinny",
         "skinny bf16 (Llama-3-8B's five layer shapes, M 1 to 64): geomean >= 1.00x cuBLAS, and >= 1.05x where cuBLAS "
         "is under 90% of measured read bandwidth",
@@ -188,41 +188,41 @@ BARS = (
         cost_s=70.0, value=83.0, cases=list(SKINNY), geomean=1.0, slow_geomean=1.05, slow_share=0.9,
         own=[("gemv", 4), ("swap_ab", None)],
     ),
-    bar(
+    target(
         "gemm_fp8.large",
         "fp8 large: geomean >= 1.00x torch._scaled_mm(use_fast_accum=False), promoted every 128 of K",
         against_library,
         cost_s=40.0, value=82.0, cases=list(_FP8_CASES), geomean=1.0, scheme="fp8_e4m3",
         own=[("promoted_ws", None)],
     ),
-    bar(
+    target(
         "gemm_fp8.error",
         "fp8 large: error at most twice fp32 accumulation's at K = 16384",
         accumulated,
         cost_s=20.0, value=81.0, case=_LONGEST, scheme="fp8_e4m3", most=2.0,
     ),
-    bar(
+    target(
         "gemm_w4a16.gemv",
         "w4a16, 8192 x 8192, M = 1: at most 19 us on an H100 and 14 us on an H200",
         within,
         cost_s=20.0, value=87.0, case=f"{_PER_TOKEN},zeros=false,bias=false", scheme="w4a16_g128",
         limits_us={"H100": 19.0, "H200": 14.0},
     ),
-    bar(
+    target(
         "gemm_w8a16.gemv",
         "w8a16, 8192 x 8192, M = 1: at least 75% of measured read bandwidth",
         of_bandwidth,
         cost_s=20.0, value=86.5, least={f"{_PER_TOKEN},bias=false": 0.75}, scheme="w8a16",
         own="gemv", access="read",
     ),
-    bar(
+    target(
         "gemm_silu_and_mul.fused",
         "fused gate-up: geomean >= 1.05x the two library calls, prefill of Llama-3-8B and decode",
         against_library,
         cost_s=35.0, value=75.0, cases=[f"M={M},I=14336,K=4096,layout=NT" for M in (16, 64, 2048, 8192)], geomean=1.05,
         own=[("fused", 64), ("cooperative", None)],
     ),
-    Bar(
+    AcceptanceTarget(
         "search:gemm.cooperative", "configs of gemm/cooperative searched at a large and at a small K",
         searched,
         {"op": "gemm", "kernel": "cooperative", "cases": [_case(8192, 8192, 8192), _case(8192, 8192, 512)],

@@ -1,4 +1,4 @@
-"""What a bar answers, from records: met, missed, or unmeasured and why."""
+"""What a target answers, from records: met, missed, or unmeasured and why."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import types
 
 import pytest
 import torch
-from bars import again, attention, gemm, lab, measures
-from bars.measures import against_library, of_bandwidth, usable
+from targets import again, attention, gemm, lab, measures
+from targets.measures import against_library, of_bandwidth, usable
 
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter, read
@@ -80,7 +80,7 @@ STEADY = [record("good", EVEN, 1.0e-3), record("good", RAGGED, 1.02e-3)]
 RAGGED_LATE = [STEADY[0], record("good", RAGGED, 1.1e-3)]
 SLOW = [record("slow", EVEN, 9e-3), record("slow", RAGGED, 9e-3)]
 SPLIT = [record("split", EVEN, 2e-3), record("split", RAGGED, 1e-3)]
-PREFILL = dict(next(bar for bar in attention.BARS if bar.id.endswith("paged_attention.prefill")).arguments["pairs"])
+PREFILL = dict(next(one for one in attention.TARGETS if one.id.endswith("paged_attention.prefill")).arguments["pairs"])
 PAIRS = {"op": "paged_attention", "pairs": PREFILL, "most": 1.05}
 SLOW_PAGES = [record("slow", [*PREFILL][1], 9.0), record("slow", [*PREFILL.values()][1], 9.0)]
 NO_LIBRARY = [*(failed("library", case, "library") for case in CASES), *(record("good", case, 1.0) for case in CASES)]
@@ -154,12 +154,12 @@ JUDGED = {
     "pages slower": (attention.paged_prefill, pages(1.0, 2.2), PAIRS, "MISSED", {"paged over contiguous, worst": 1.1}),
     "no pages": (attention.paged_prefill, pages(None, 2.0), PAIRS, "UNMEASURED", {}),
 }  # fmt: skip
-"""What a bar says of records: the function, the records, its arguments; the answer, and figures or the reason."""
+"""What a target says of records: the function, the records, its arguments; the answer, and figures or the reason."""
 
 
 @pytest.fixture
 def answer(monkeypatch, tmp_path):
-    """`answer(bar, records, arguments, dry_run)`: what a bar says of these records."""
+    """`answer(target, records, arguments, dry_run)`: what a target says of these records."""
 
     def run(function, records, dry_run=False, **arguments):
         for module in (measures, gemm, attention):
@@ -170,7 +170,7 @@ def answer(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_a_bar_is_met_missed_or_unmeasured_by_its_records(answer, name):
+def test_a_target_is_met_missed_or_unmeasured_by_its_records(answer, name):
     function, records, arguments, bar, told = JUDGED[name]
     found = answer(function, records, **arguments)
     assert found.bar == bar
@@ -187,7 +187,7 @@ def test_a_rival_that_was_not_timed_at_many_rows_answers_nothing(answer):
     assert found.bar == "UNMEASURED" and found.reason == "no time of fa3 and of cudnn at 1024 rows and more"
 
 
-def test_a_choice_by_a_record_comes_before_the_bar_s_own(answer, monkeypatch):
+def test_a_choice_by_a_record_comes_before_the_target_s_own(answer, monkeypatch):
     monkeypatch.setattr(measures, "recorded_choice", lambda op, card, bucket: {"kernel": "wide"})
     assert answer(against_library, MIXED, **GEOMEAN).figures["kernel"] == "wide"
 
@@ -216,7 +216,7 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
     [(0, "SLOWER", "MET"), (1, "UNRESOLVED", "MET"), (2, "SLOWER", "MISSED"), (0, "SAME", "MISSED"),
      (0, "INVALID", "UNMEASURED")],
 )  # fmt: skip
-def test_the_bar_of_the_ab_counts_what_was_called_wrongly(alarms, slowed, bar, monkeypatch, tmp_path):
+def test_the_target_of_the_ab_counts_what_was_called_wrongly(alarms, slowed, bar, monkeypatch, tmp_path):
     calm = [{"verdict": "SLOWER" if number < alarms else "SAME"} for number in range(120)]
     value = {"tables": {"A against A, run 1": calm, "A against A slowed by 5%": [{"verdict": slowed}]}}
     asked = []
@@ -245,7 +245,7 @@ def test_a_kernel_that_is_excluded_is_not_run(tmp_path, excluded):
     assert why.status == "UNAVAILABLE" and why.reason == "excluded: TIMEOUT"
 
 
-def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch, excluded):
+def test_a_missed_target_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch, excluded):
     name, bar = "bar:gemm.x", {"op": "gemm", "cases": CASES, "geomean": 1.0, "rungs": ["tma"]}
     RunWriter(state.folder_of(tmp_path, name), "r").write(*times((1.0, 1.0), tma=(1.25, 1.0)))
     state.save(tmp_path, name, EntryOutcome(bar="MISSED"))
@@ -263,7 +263,7 @@ def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_p
     assert found.figures == {"gemm.x": "geomean 0.894 -> 1.118, worst 0.800 -> 1.000, met"}
     state.save(tmp_path, name, EntryOutcome(bar="MET"))
     met = again.again(Context(tmp_path / "again"), {name: bar})
-    assert met.reason == "no bar against the library was missed" and len(asked) == 1
+    assert met.reason == "no target against the library was missed" and len(asked) == 1
 
 
 def test_measuring_goes_on_with_the_cases_that_are_left(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from bars.bar import Bar
+from targets.target import AcceptanceTarget
 
 from rooflab.bench.core.environment import last_level_cache_bytes
 from rooflab.bench.core.noise import Samples
@@ -115,4 +115,4 @@ def flush(context: Context) -> EntryOutcome:
     return EntryOutcome("DONE", figures={name: found[name] for name in ("cleaner", "read_error", "write_error")})
 
 
-BARS = (Bar("flush", "both ways of emptying L2, compared", flush, {}, 20.0, 68.0),)
+TARGETS = (AcceptanceTarget("flush", "both ways of emptying L2, compared", flush, {}, 20.0, 68.0),)

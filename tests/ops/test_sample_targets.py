@@ -1,4 +1,4 @@
-"""What sample's compiled code reads, its adapter to FlashInfer, and its bar."""
+"""What sample's compiled code reads, its adapter to FlashInfer, and its target."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bars import sampling
+from targets import sampling
 from test_sample import FP32, rows_of
 
 from rooflab.bench.compile.cases import KernelCase
@@ -89,7 +89,7 @@ def test_the_bar_counts_reads_of_a_copy_and_compares_with_torch_and_peers(
     monkeypatch, tmp_path, own_ms, library_ms, peer_ms, bar
 ):
     """A copy of 4 TB/s reads the logits of 512 rows three times in 0.197 ms."""
-    entry, ceilings = sampling.BARS[0], {"kind": "measured", "access_bytes_per_s": {"copy": 4e12}}
+    entry, ceilings = sampling.TARGETS[0], {"kind": "measured", "access_bytes_per_s": {"copy": 4e12}}
     case = Case.parse(entry.arguments["cases"][1]).id
     times = {("cluster", "optimized"): own_ms, ("library", "library"): library_ms, ("flashinfer", "peer"): peer_ms}
     records = [

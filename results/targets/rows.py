@@ -1,12 +1,12 @@
-"""Bars of norms and activations over many rows: a share of the bandwidth that a copy reaches on the same card."""
+"""Targets of norms and activations over many rows: a share of the bandwidth that a copy reaches on the same card."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
 
-from bars.bar import Bar, bar
-from bars.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
+from targets.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
+from targets.target import AcceptanceTarget, target
 
 from rooflab.bench.suite.entries import Context, EntryOutcome
 
@@ -42,10 +42,10 @@ def of_copy(context: Context, op: str, least: Mapping[str, float]) -> EntryOutco
     return answer(context, met, needed, figures, without_bandwidth(records))
 
 
-def _bar(op: str, cost_s: float, value: float, widths: Mapping[int, float], case: str) -> Bar:
+def _target(op: str, cost_s: float, value: float, widths: Mapping[int, float], case: str) -> AcceptanceTarget:
     least = {case.format(T=VALUES // width, width=width): share for width, share in widths.items()}
     told = ", ".join(f"{share:.0%} at {width}" for width, share in widths.items())
-    return bar(
+    return target(
         f"{op}.copy",
         f"{op} bf16, at least 256 MB moved, cold L2: of a copy's bandwidth {told}; at least the best of torch, "
         "torch.compile and the peers that are installed",
@@ -54,8 +54,10 @@ def _bar(op: str, cost_s: float, value: float, widths: Mapping[int, float], case
     )  # fmt: skip
 
 
-BARS = (
-    _bar("rmsnorm", 75.0, 74.6, {**WIDE, **SHORT, **LONG}, "T={T},H={width},eps=1e-05"),
-    _bar("fused_add_rmsnorm", 70.0, 74.5, {**WIDE, 512: SHORT[512], 65536: LONG[65536]}, "T={T},H={width},eps=1e-05"),
-    _bar("silu_and_mul", 60.0, 74.4, {**WIDE, 512: SHORT[512], 65536: LONG[65536]}, "T={T},I={width}"),
+TARGETS = (
+    _target("rmsnorm", 75.0, 74.6, {**WIDE, **SHORT, **LONG}, "T={T},H={width},eps=1e-05"),
+    _target(
+        "fused_add_rmsnorm", 70.0, 74.5, {**WIDE, 512: SHORT[512], 65536: LONG[65536]}, "T={T},H={width},eps=1e-05"
+    ),
+    _target("silu_and_mul", 60.0, 74.4, {**WIDE, 512: SHORT[512], 65536: LONG[65536]}, "T={T},I={width}"),
 )

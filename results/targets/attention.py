@@ -1,4 +1,4 @@
-"""Bars of attention: prefill against the library's best backend, paged prefill against contiguous, paged decode and
+"""Targets of attention: prefill against the library's best backend, paged prefill against contiguous, paged decode and
 cache writes against the card's bandwidth."""
 
 from __future__ import annotations
@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
-from bars.bar import Bar, bar
-from bars.measures import (
+from targets.measures import (
     against_library,
     answer,
     bandwidth_shares,
@@ -20,6 +19,7 @@ from bars.measures import (
     unmeasured,
     why_unmeasured,
 )
+from targets.target import AcceptanceTarget, target
 
 from rooflab.bench.core.record import Record
 from rooflab.bench.suite.entries import Context, EntryOutcome
@@ -85,7 +85,7 @@ def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: flo
 
 
 def fp8_prefill(context: Context, op: str, cases: Sequence[str], scheme: str) -> EntryOutcome:
-    """Speedup of fp8 over the library's kernel, which dequantises to bf16 in the timed call; no bar is set on it."""
+    """Speedup of fp8 over the library's kernel, which dequantises to bf16 in the timed call; no target is set on it."""
     wanted = cases_of(context, op, cases)
     records, cut = measure(context, op, contenders(context, op), wanted, scheme)
     times = latencies(records)
@@ -102,8 +102,10 @@ def fp8_prefill(context: Context, op: str, cases: Sequence[str], scheme: str) ->
 RIVALS = ("sdpa_cudnn", "flash_attention_3")
 
 
-def _against(id: str, D: int, geomean: float, own: str, cost_s: float, value: float, **rungs: list[str]) -> Bar:
-    return bar(
+def _against(
+    id: str, D: int, geomean: float, own: str, cost_s: float, value: float, **rungs: list[str]
+) -> AcceptanceTarget:
+    return target(
         f"flash_attention.{id}",
         f"prefill d{D} bf16, 16k tokens in all, full and causal, seq 1k to 16k, MHA and GQA 8:1: geomean >= "
         f"{geomean:.2f}x the best SDPA backend; cuDNN and FlashAttention-3 beside it",
@@ -113,9 +115,9 @@ def _against(id: str, D: int, geomean: float, own: str, cost_s: float, value: fl
     )  # fmt: skip
 
 
-BARS = (
+TARGETS = (
     _against("prefill_d128", 128, 1.0, "ping_pong", 70.0, 85.0),
-    bar(
+    target(
         "paged_attention.decode",
         "paged decode GQA 32/8 d128 bf16, block 16: >= 90% of measured read bandwidth at batch 64 and context 4k and "
         "8k, >= 70% at 1k, >= 60% for one request at 64k; beside it FlashAttention-3 with pages or FlexAttention",
@@ -124,13 +126,13 @@ BARS = (
         least={_decode(64, 4096): 0.9, _decode(64, 8192): 0.9, _decode(64, 1024): 0.7, _decode(1, 65536): 0.6},
         own="split_kv", access="read", rivals=["flash_attention_3", "flashinfer", "flex"],
     ),
-    bar(
+    target(
         "paged_attention.ragged",
         "paged decode with log-normal lengths, as many keys in all: within 3% of the bandwidth of even ones",
         ragged_lengths,
         cost_s=30.0, value=88.0, even=_decode(64, 4096), ragged=_decode(64, 4096) + ",lognormal=true", least=0.97,
     ),
-    bar(
+    target(
         "paged_attention.prefill",
         "paged prefill within 5% of the contiguous kernel at block 16",
         paged_prefill,
@@ -141,7 +143,7 @@ BARS = (
             _decode(8, 8192) + ",queries=512": "B=8,T=512,S=8192,H=32,H_kv=8,D=128,causal=true",
         },
     ),
-    bar(
+    target(
         "rope_and_cache.bandwidth",
         "fused rope and cache write at 4096 tokens: >= 85% of a copy's bandwidth",
         of_bandwidth,
@@ -152,7 +154,7 @@ BARS = (
         },
         own="fused", access="copy",
     ),
-    Bar(
+    AcceptanceTarget(
         "measure:flash_attention.fp8",
         "prefill d128 in fp8, 16k tokens in all, full and causal, seq 1k to 16k, MHA, keys of v contiguous: over the "
         "library's, which dequantises to bf16 in the timed call",

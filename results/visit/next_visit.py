@@ -1,21 +1,23 @@
 """What the next visits to a card should measure, from the records of the visits before.
 
-    python results/next_visit.py results/h100 --out results/h100/queue.md
+    python results/visit/next_visit.py results/h100 --out results/h100/queue.md
 
 A line is one command of at most 540 s.  A visit takes the first line; when its records are committed, the page is made
-again.  A bar that is met is not measured again: `rooflab suite` can, if its kernels changed.
+again.  A target that is met is not measured again: `rooflab suite` can, if its kernels changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bars.judge import EVERY
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from targets.judge import EVERY  # noqa: E402
 
 from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.suite import state
@@ -23,7 +25,7 @@ from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan
 from rooflab.kernels._files import write_whole
 
-PLAN = Path(__file__).resolve().parent / "bars" / "plan.json"
+PLAN = Path(__file__).resolve().parents[1] / "targets" / "plan.json"
 SECONDS = 540.0
 LAST_S = 20.0
 """Seconds of a command that no entry gets: its start, and its summary."""
@@ -36,7 +38,7 @@ THEMES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """What goes together, the most wanted first: kernels of one line share first checks and what is compiled."""
 OF_A_RUN = ("again", "counted")
-"""What looks at the bars of its own run, and says nothing alone."""
+"""What looks at the targets of its own run, and says nothing alone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Known:
 
 
 def known_in(card: Path) -> dict[str, Known]:
-    """The newest result of every bar and measurement in the runs below a folder; runs are ordered by their names."""
+    """The newest result of every target and measurement in the runs below a folder; runs are ordered by their names."""
     found: dict[str, Known] = {}
     for path in sorted(card.rglob(state.RESULT)):
         values = json.loads(path.read_text())
@@ -67,7 +69,7 @@ def is_open(entry: Entry, known: Mapping[str, Known]) -> bool:
 
 
 def theme_of(entry: Entry) -> str:
-    """The theme of an entry of the bars' plan."""
+    """The theme of an entry of the targets' plan."""
     word = (
         entry.id.removeprefix("bar:")
         .removeprefix("measure:")
@@ -120,7 +122,7 @@ def lines_of(known: Mapping[str, Known]) -> list[Line]:
 
 def page(card: str, known: Mapping[str, Known]) -> str:
     """The page."""
-    text = [f"# Next on {card}", "", f"Made by `python results/next_visit.py {card} --out {card}/queue.md`."]
+    text = [f"# Next on {card}", "", f"Made by `python results/visit/next_visit.py {card} --out {card}/queue.md`."]
     text += ["Each line is one command of at most nine minutes; the first is the next visit's.", ""]
     for number, line in enumerate(lines_of(known), 1):
         only = " ".join(f"--only {name}" for name in line.names)
@@ -130,7 +132,7 @@ def page(card: str, known: Mapping[str, Known]) -> str:
         for entry in line.entries:
             one = known.get(entry.id, Known("not measured", "", ""))
             rows.append((entry.id.removeprefix("bar:"), f"{entry.cost_s:.0f}", one.outcome, one.why))
-        text += [*markdown_table(("bar", "s:", "so far", "what came of it"), rows), ""]
+        text += [*markdown_table(("target", "s:", "so far", "what came of it"), rows), ""]
     done = [(name, one) for name, one in known.items() if one.outcome in ("MET", "DONE")]
     text += ["## Done", "", *(f"- {name.removeprefix('bar:')}: {one.outcome} ({one.run})" for name, one in done)]
     return "\n".join(text if done else text[:-2]).rstrip() + "\n"

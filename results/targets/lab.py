@@ -1,4 +1,4 @@
-"""Bars of the lab's own tools: wrong verdicts of the A/B on the card, and outputs that the emulator must reproduce."""
+"""Targets of the lab's own tools: wrong verdicts of the A/B on the card, and outputs for the emulator to reproduce."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 import torch
-from bars.bar import Bar
-from bars.commands import run_command
+from targets.commands import run_command
+from targets.target import AcceptanceTarget
 
 from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
 from rooflab.kernels import registry
@@ -55,15 +55,15 @@ def golden(context: Context) -> EntryOutcome:
     return EntryOutcome("DONE", "", status, needed, {"kept": len(names)})
 
 
-BARS = (
-    Bar(
+TARGETS = (
+    AcceptanceTarget(
         "bar:ab.false_alarms",
         "6 kernels x 20 A/A repeats: no more than 1 FASTER or SLOWER in all; an injected 5% slowdown is never SAME",
         false_alarms,
         {"arguments": "ab --self-test --inject 0.05 --out {out} --json".split(), "repeats": REPEATS, "most": 1},
         ROUND_S * (REPEATS + 1), 20.0, on_cpu=False,
     ),
-    Bar(
+    AcceptanceTarget(
         "bar:emulator.golden", "outputs of at least 20 kernels and dtypes, which the emulator must reproduce",
         golden, {}, 60.0, 73.5, checks=tuple(registry.ops()), on_cpu=False,
     ),
