@@ -1,12 +1,12 @@
 """Which wrong kernels the default check finds, and which right ones it refuses: tests/zoo, one kernel a core.
 
-    python results/check_attacks.py --out results/check_attacks.md
-    python results/check_attacks.py --folder results/strangers/kernels --out results/strangers/README.md
+    python results/check/make.py --out results/check/README.md                                        # an hour
+    python results/check/make.py --folder results/strangers/kernels --out build/strangers/check.md
 
 Each wrong kernel is checked in three seeds, each right one in five while another process keeps every core busy.  Of a
 folder, whose files' docstrings begin with WRONG or RIGHT, right kernels have the time of wrong ones, with a core of
 their own, in one seed.  A kernel has the time of `rooflab check`, on one core, and runs where the command would
-run it.  The page and a record of each kernel and seed, of the same name and `.json`, are written.
+run it.  The page is written, and beside it `check.json`, a row for each kernel and seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
 
-ZOO = Path(__file__).parents[1] / "tests" / "zoo"
+ZOO = Path(__file__).parents[2] / "tests" / "zoo"
 WRONG = ("strides.py", "values.py", "pages.py", "options.py", "sizes.py", "kept.py")
 RIGHT = ("right.py", "right_memory.py")
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def page(wrong: Sequence[Outcome], right: Sequence[Outcome], machine: str) -> st
     lines = [
         "# The default check against wrong and right kernels",
         "",
-        f"`python results/check_attacks.py`, on {machine}.",
+        f"`python results/check/make.py`, on {machine}.",
         "A kernel has one core.",
         "",
     ]
@@ -152,8 +152,7 @@ def kind_of(run: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
-    parser.add_argument("--wrong", action="store_true", help="only wrong kernels; the right ones' rows are kept")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("README.md"))
     parser.add_argument("--folder", type=Path, help="kernels of this folder, in place of those of tests/zoo")
     given = parser.parse_args()
     out, wrong_files, right_files = given.out, list[str | Path](WRONG), list[str | Path](RIGHT)
@@ -167,24 +166,18 @@ def main() -> None:
     machine = Environment.now()
     about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}; a wrong kernel has {CHECK_S:.0f} s, "
     about += f"a right one {right_s:.0f} s"
-    about += "; right kernels in an earlier run" if given.wrong else ""
     wrong, right = list[Outcome](), list[Outcome]()
 
     def write() -> None:  # after each seed, since all take most of an hour
         write_whole(out, page(wrong, right, about))
         rows = [asdict(one) | {"fault": one.fault[:160], "seconds": round(one.seconds, 1)} for one in (*wrong, *right)]
-        write_whole(out.with_suffix(".json"), "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        write_whole(out.with_name("check.json"), "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
-    if given.wrong:
-        kept = [Outcome(**row) for row in json.loads(out.with_suffix(".json").read_text())]
-        with loaded(right_files) as kernels:
-            names = {kernel.id for kernel in kernels}
-        right = [one for one in kept if one.kernel in names]
     for seed in (1, 2, 3):
         with loaded(wrong_files) as kernels:
             wrong += outcomes(kernels, seed, CHECK_S)
         write()
-    for seed in () if given.wrong else right_seeds:
+    for seed in right_seeds:
         with loaded(right_files) as kernels, nullcontext() if given.folder else busy_cores():
             right += outcomes(kernels, seed, right_s)
         write()

@@ -1,8 +1,8 @@
 """The verdict of every kernel of a small op in `tests/zoo`, as JSON, to compare two versions by.
 
-    python results/verdicts.py --out before.json
+    python results/check/verdicts.py --out before.json
 
-Those of the lab's ops stand in check_attacks.json.
+Those of the lab's ops stand in check.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rooflab.bench.core.check import check_kernel
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import get_scheme
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 
 def entries() -> list[Any]:
