@@ -1,6 +1,6 @@
 """A server that only streams: each chunk holds the time at which it was written, so that a client's error is known.
 
-`python results/load_stub.py` prints its port.  A request's field `stub` changes how it is answered (`Manner`).
+`python tests/load_stub.py` prints its port.  A request's field `stub` changes how it is answered (`Manner`).
 The times are of `perf_counter`, which all processes of one Linux host share.
 """
 
