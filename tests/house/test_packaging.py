@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -16,10 +17,14 @@ import yaml
 from needs import skip_without
 
 from rooflab.bench.cli.app import app
+from rooflab.bench.predict import public
 from rooflab.kernels import registry
+from rooflab.roofline import published
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+LYING = ROOT / "results" / "published"
+"""What of results/ goes into the wheel lies here."""
 
 
 def tracked():
@@ -72,6 +77,19 @@ def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, 
     done = subprocess.run([fresh / "python", "-c", read], capture_output=True, text=True, cwd="/", timeout=60)
     folder, count = done.stdout.split()
     assert folder.startswith(str(fresh.parent)) and int(count) == len(tables) - 2, done.stderr
+
+
+MOST_RESULTS_BYTES = 1_350_000
+
+
+def test_the_wheel_has_of_results_only_what_a_command_reads():
+    """Each file is opened here as a command opens it."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    files = {file for part in ("*", "rooflab.results.published") for name in data[part] for file in LYING.glob(name)}
+    opened = {LYING / table.file for table in published.load(LYING) if table.times}
+    assert len(public.read(public.FILE)) > 300
+    assert files == opened | {LYING / published.INDEX, LYING / public.FILE.name}
+    assert sum(file.stat().st_size for file in files) <= MOST_RESULTS_BYTES
 
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -1,16 +1,17 @@
-"""Where the kernels stand on a Hopper GPU: one page and its figures, made of what is known.
+"""How the kernels compare with others on a Hopper GPU: one page and its figures, made of what is known.
 
-    python results/hopper.py --gpu h100 --out results/hopper.md
+    python results/hopper/make.py --gpu h100 --out results/hopper/README.md
 
-Measured ratios come from the bars' records in `results/<gpu>*/`; where there is none, a published time stands over a
-predicted one.  A prediction is a range: what public kernels of its kind took of their predicted time, from the tenth to
-the ninetieth percentile, but never faster than the best rate that anybody has published for the card, the op and its
-dtype.  Where the range contains 1, the page says `cannot tell`.
+Measured ratios come from the targets' records in `results/<gpu>*/`; where there is none, a published time stands over
+a predicted one.  A prediction is a range: what public kernels of its kind took of their predicted time, from the tenth
+to the ninetieth percentile, but never faster than the best rate that anybody has published for the card, the op and
+its dtype.  Where the range contains 1, the page says `cannot tell`.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,9 @@ from statistics import geometric_mean
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from standing import band, expected
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from targets.gemm import SKINNY_RUNGS
 from targets.judge import AGAINST_LIBRARY
 from targets.measures import latencies, launched
 from targets.target import AcceptanceTarget
@@ -30,8 +33,10 @@ from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read_all
+from rooflab.bench.predict import public
 from rooflab.bench.predict.calibration import kind_of
-from rooflab.bench.predict.explain import explain
+from rooflab.bench.predict.explain import Explanation, explain
+from rooflab.bench.predict.model import LEAST, SUSTAINED
 from rooflab.bench.report.pictures.figures import WIDTH_IN
 from rooflab.bench.suite.passed import CODE
 from rooflab.bench.suite.state import folder_of
@@ -41,22 +46,38 @@ from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.model import Cost, bound
 from rooflab.roofline.plot import own_settings
-from rooflab.roofline.published import COSTS, committed, times_of
+from rooflab.roofline.published import COSTS, Time, committed, times_of
 
-HERE = Path(__file__).resolve().parent
+RESULTS = Path(__file__).resolve().parents[1]
 MEASURED, PREDICTED = "measured", "published over predicted"
 FASTER, SLOWER, CANNOT_TELL = "faster", "slower", "cannot tell"
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 COLOURS = {FASTER: BLUE, SLOWER: ORANGE, CANNOT_TELL: GREY}
 HEADS = "H=16,H_kv=16,D=128,causal=true"
 PAGES = "H=32,H_kv=8,D=128,block_size=16,ragged=false"
+SLOWEST = 10
+"""Cases that the page lists with what costs them most."""
+OTHER_PAGES = (
+    "## Other predictions for an H100",
+    "",
+    "- [rows.md](rows.md): norms, activations and softmax beside a copy of as many bytes.",
+    "- [decode_layer.md](decode_layer.md): what one decoder layer launches beside its GEMMs and attention.",
+    "- [levers.md](levers.md): two kernels that a GPU has to judge, with bytes counted in the emulator.",
+    "",
+    "Their scripts made one page each; `git show 499d7bf7:results/NAME.py` shows them (`against_copy`, `decode_layer`,",
+    "`levers`). This page is made again in two minutes:",
+    "",
+    "```sh",
+    "python results/hopper/make.py --gpu h100 --out results/hopper/README.md",
+    "```",
+)
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One case of a bar: our kernel beside a rival, on one basis."""
+class RivalRatio:
+    """One case of a target: our kernel beside a rival, on one basis."""
 
-    bar: str
+    target: str
     case: str
     kernel: str
     rival: str
@@ -67,9 +88,11 @@ class Standing:
     """Least and most that the ratio may be; None if it was measured."""
     error: str = ""
     """The median error of predictions of this kind."""
+    cause: str = ""
+    """The largest part of a prediction that another kernel could avoid."""
 
 
-def range_of(found: Sequence[Standing]) -> tuple[float, float]:
+def range_of(found: Sequence[RivalRatio]) -> tuple[float, float]:
     """Least and most of the geometric mean of ratios."""
     every = [one.ends or (one.ratio, one.ratio) for one in found]
     return geometric_mean(least for least, _ in every), geometric_mean(most for _, most in every)
@@ -147,7 +170,7 @@ def least_s(op: str, scheme: str, case: Case, device: Device) -> float:
     return max(cost.flops / best_flops_per_s(op, scheme, device.name, D), bound(cost, device.ceilings()).seconds)
 
 
-def records_on(gpu: str, root: Path = HERE) -> list[Record]:
+def records_on(gpu: str, root: Path = RESULTS) -> list[Record]:
     """All committed records of runs on cards of this name."""
     return [record for folder in sorted(root.glob(f"{gpu}*")) if folder.is_dir() for record in read_all(folder)]
 
@@ -165,52 +188,82 @@ def contact(records: Iterable[Record]) -> str:
     return f"Of {len(first)} kernels {right} were right when they first ran on a GPU ({cards})."
 
 
-def measured(bar: AcceptanceTarget, gpu: str, root: Path = HERE) -> list[Standing]:
-    """The newest measured ratios of a bar: the kernel that a launcher takes, over the fastest rival of any project."""
-    runs = sorted(path for path in root.glob(f"{gpu}*/**/{folder_of(Path(), bar.id).name}") if path.is_dir())
+def measured(target: AcceptanceTarget, gpu: str, root: Path = RESULTS) -> list[RivalRatio]:
+    """A target's newest measured ratios: the kernel that a launcher takes, over the fastest rival of any project."""
+    runs = sorted(path for path in root.glob(f"{gpu}*/**/{folder_of(Path(), target.id).name}") if path.is_dir())
     records = read_all(runs[-1]) if runs else []
     times, roles = latencies(records), {str(record.kernel): record.role for record in records}
-    found: list[Standing] = []
-    for text in bar.arguments["cases"]:
-        case = registry.get_op(bar.arguments["op"]).check_case(Case.parse(text))
-        own = launched(bar.arguments["op"], records, [case], bar.arguments["own"])
+    found: list[RivalRatio] = []
+    for text in target.arguments["cases"]:
+        case = registry.get_op(target.arguments["op"]).check_case(Case.parse(text))
+        own = launched(target.arguments["op"], records, [case], target.arguments["own"])
         if own is not None:
             rivals = {n: ms[case.id] for n, ms in times.items() if roles[n] in ("library", "peer") and case.id in ms}
             rival = min(rivals, key=rivals.__getitem__)
             ratio = rivals[rival] / times[own.kernel][case.id]
-            found.append(Standing(_name(bar), case.id, own.kernel, rival, ratio, MEASURED))
+            found.append(RivalRatio(_name(target), case.id, own.kernel, rival, ratio, MEASURED))
     return found
 
 
-def standings(device: Device, gpu: str) -> list[Standing]:
-    """Every bar against the library: as measured, or else as predicted beside what is published."""
-    found: list[Standing] = []
-    for bar in (one for one in AGAINST_LIBRARY if "geomean" in one.arguments):
-        if own := measured(bar, gpu):
-            found += own
-            continue
-        for one in expected(device, [bar]):
-            op, scheme = bar.arguments["op"], bar.arguments.get("scheme", "bf16")
-            for case in one.cases:
-                rival = f"{case.library.table.framework} {case.library.how}"
-                most = (case.library.seconds or nan) / least_s(op, scheme, case.case, device)
-                slow, fast = (min(case.ratio / end, most) for end in reversed(one.band))
-                told = (case.best.target.kernel, rival, case.ratio, PREDICTED, (slow, fast), f"{one.error.median:.0%}")
-                found.append(Standing(_name(bar), case.case.id, *told))
+def band(kind: str) -> tuple[float, float]:
+    """The tenth and the ninetieth percentile of published over predicted time, of the public kernels of a kind."""
+    own = public.read().query("kind == @kind")
+    ratios = sorted(own["published_us"] / own["predicted_us"])
+    return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+
+
+def predicted(target: AcceptanceTarget, device: Device) -> list[RivalRatio]:
+    """A target's predicted ratios, by the best of its rungs, on the cases of which vLLM's time is published."""
+    op, scheme = target.arguments["op"], get_scheme(target.arguments.get("scheme", "bf16"))
+    spec = registry.get_op(op)
+    libraries: dict[Case, Time] = {}
+    for text in target.arguments["cases"]:
+        case = spec.check_case(Case.parse(text))
+        times = [time for time in times_of(op, scheme.name, case, device.name) if time.table.framework == "vllm"]
+        if times:
+            libraries[case] = min(times, key=lambda time: time.seconds or 0.0)
+    rungs = target.arguments.get("rungs") or (SKINNY_RUNGS if "slow_share" in target.arguments else ())
+    names = rungs or [kernel.name for kernel in registry.kernels(op).values() if kernel.role == "optimized"]
+    best: dict[Case, Explanation] = {}
+    for answer in explain([KernelCase(op, name, case, scheme) for case in libraries for name in names], device):
+        case = answer.target.case
+        if answer.predicted_ms and (case not in best or answer.predicted_ms < (best[case].predicted_ms or inf)):
+            best[case] = answer
+    found: list[RivalRatio] = []
+    for case, answer in best.items():
+        seconds, how = libraries[case].seconds or nan, libraries[case].how
+        kind = kind_of(op, spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0)))
+        error = public.unfitted(public.read().query("kind == @kind")).median
+        ratio, most = seconds * 1e3 / (answer.predicted_ms or nan), seconds / least_s(op, scheme.name, case, device)
+        slow, fast = (min(ratio / end, most) for end in reversed(band(kind)))
+        part = max((one for one in answer.parts if one.name not in (LEAST, SUSTAINED)), key=lambda one: one.ms)
+        cause = f"{part.name}, {part.ms * 1e3:.1f} us: {part.why}"
+        told = (answer.target.kernel, f"vllm {how}", ratio, PREDICTED, (slow, fast), f"{error:.0%}", cause)
+        found.append(RivalRatio(_name(target), case.id, *told))
     return found
 
 
-def _name(bar: AcceptanceTarget) -> str:
-    return bar.id.removeprefix("bar:")
+def rival_ratios(device: Device, gpu: str) -> list[RivalRatio]:
+    """Every target against the library: as measured, or else as predicted beside what is published."""
+    return [
+        ratio
+        for target in AGAINST_LIBRARY
+        if "geomean" in target.arguments
+        for ratio in measured(target, gpu) or predicted(target, device)
+    ]
 
 
-def ratios_figure(found: Sequence[Standing]) -> Figure:
-    """One row a bar: a dot for each measured case, a line for the range of each predicted one."""
-    names = list(dict.fromkeys(one.bar for one in found))
+def _name(target: AcceptanceTarget) -> str:
+    return target.id.removeprefix("bar:")
+
+
+def ratios_figure(found: Sequence[RivalRatio]) -> Figure:
+    """One row a target: a dot for each measured case, a line for the range of each predicted one."""
+    names = list(dict.fromkeys(one.target for one in found))
     figure = Figure(figsize=(WIDTH_IN, 1.0 + 0.55 * len(names)), layout="constrained")
     axes = figure.subplots()
     for place, name in enumerate(names):
-        own = sorted((one for one in found if one.bar == name), key=lambda one: one.ratio)
+        own = sorted((one for one in found if one.target == name), key=lambda one: one.ratio)
         for nth, one in enumerate(own):
             ends = range_of([one])
             colour = COLOURS[verdict(*ends)]
@@ -235,20 +288,20 @@ def rates_of(curve: Curve, device: Device, records: Sequence[Record]) -> Rates:
     works, scheme, sheet = curve.works, get_scheme("bf16"), device.ceilings()
     roof = sheet.tensor_flops_per_s["bf16"] / 1e12 if curve.unit == "TFLOP/s" else sheet.hbm_bytes_per_s / 1e9
     told = explain([KernelCase(curve.op, curve.kernel, case, scheme) for case, _ in works.values()], device)
-    predicted, published = {}, {}
+    ranges, published = {}, {}
     for (size, (case, cost)), one in zip(works.items(), told, strict=True):
         if one.predicted_ms:
             shortest = least_s(curve.op, scheme.name, case, device)
             ends = (max(one.predicted_ms * 1e-3 * end, shortest) for end in reversed(band(kind_of(curve.op, cost))))
             least, most = (curve.rate(cost, seconds) for seconds in ends)
-            predicted[size] = least, most
+            ranges[size] = least, most
         if times := [one.seconds for one in times_of(curve.op, "bf16", case, device.name) if one.seconds]:
             published[size] = curve.rate(cost, min(times))
-    measured = {
+    timed = {
         kernel: {size: curve.rate(cost, ms[case.id] * 1e-3) for size, (case, cost) in works.items() if case.id in ms}
         for kernel, ms in latencies([record for record in records if record.op == curve.op]).items()
     }
-    return Rates(roof, predicted, published, {kernel: by_size for kernel, by_size in measured.items() if by_size})
+    return Rates(roof, ranges, published, {kernel: by_size for kernel, by_size in timed.items() if by_size})
 
 
 def curves_figure(rates: Sequence[Rates]) -> Figure:
@@ -300,7 +353,7 @@ def predictions_figure(device: Device, records: Sequence[Record]) -> Figure | No
     return figure
 
 
-def page(device: Device, found: Sequence[Standing], sentence: str, figures: Sequence[str]) -> str:
+def page(device: Device, found: Sequence[RivalRatio], sentence: str, figures: Sequence[str]) -> str:
     """The page as Markdown."""
     lines = [f"# On an {device.full_name}", "", sentence, ""]
     if {one.basis for one in found} == {PREDICTED}:
@@ -309,25 +362,33 @@ def page(device: Device, found: Sequence[Standing], sentence: str, figures: Sequ
             "predicted by `rooflab explain`, uncalibrated, as a range: eight of ten public kernels of the kind lie",
             "between its ends. A range ends at the best rate that anybody has published for the card, the op, its",
             "dtype and head_dim: what the predictor says beyond it is its error. The median error on public kernels",
-            "stands beside each bar. Under tensor load the predictor takes a clock of 1.6 GHz, to which published runs",
-            "fall at their power limit (`bench/predict/chip.py`).",
+            "stands beside each target. Under tensor load the predictor takes a clock of 1.6 GHz, to which published",
+            "runs fall at their power limit (`bench/predict/chip.py`).",
             "",
         ]
-    lines += [f"![{name}](figures/{name}.svg)" for name in figures] + [""]
+    lines += [f"![{name}]({name}.svg)" for name in figures] + [""]
     rows = []
-    for bar in dict.fromkeys(one.bar for one in found):
-        own = [one for one in found if one.bar == bar]
-        worst, (least, most) = min(own, key=lambda one: one.ratio), range_of(own)
-        mean = f"{least:.2f}" if own[0].basis == MEASURED else f"{least:.2f} to {most:.2f}"
-        slowest = f"{worst.kernel} at {worst.case}"
-        rows.append((bar, own[0].basis, own[0].error or "none", len(own), mean, verdict(least, most), slowest))
-    columns = ("bar", "basis", "median error:", "cases:", "geomean:", "ours is", "slowest beside its rival")
+    for target in AGAINST_LIBRARY:
+        own = [one for one in found if one.target == _name(target)]
+        if own:
+            worst, (least, most) = min(own, key=lambda one: one.ratio), range_of(own)
+            mean = f"{least:.2f}" if own[0].basis == MEASURED else f"{least:.2f} to {most:.2f}"
+            cases, needed = f"{len(own)} of {len(target.arguments['cases'])}", f"{target.arguments['geomean']:.2f}"
+            slowest = f"{worst.kernel} at {worst.case}"
+            told = (own[0].basis, own[0].error or "none", cases, needed, mean, verdict(least, most), slowest)
+            rows.append((_name(target), *told))
+    columns = ("target", "basis", "median error:", "cases:", "needed:", "geomean:", "ours is", "its slowest")
     lines += [*markdown_table(columns, rows), "", "## What we lose", ""]
     losers = sorted((one for one in found if verdict(*range_of([one])) == SLOWER), key=lambda one: one.ratio)
     lines += [
-        f"- {one.bar}: {one.kernel} at {one.case}: {one.ratio:.2f} of {one.rival} ({one.basis})" for one in losers
+        f"- {one.target}: {one.kernel} at {one.case}: {one.ratio:.2f} of {one.rival} ({one.basis})" for one in losers
     ] or ["Nothing that this basis can tell."]
-    return "\n".join(lines) + "\n"
+    lines += ["", f"## The {SLOWEST} slowest beside their rivals", ""]
+    lines += ["The last column has the largest part of the prediction that another kernel could avoid.", ""]
+    slowest_first = sorted(found, key=lambda one: one.ratio)[:SLOWEST]
+    rows = [(one.target, one.case, one.kernel, f"{one.ratio:.2f}", one.cause) for one in slowest_first]
+    lines += markdown_table(("target", "case", "kernel", "ratio:", "its largest part"), rows)
+    return "\n".join([*lines, "", *OTHER_PAGES]) + "\n"
 
 
 @own_settings
@@ -338,18 +399,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     device, records = get_device(options.gpu), records_on(options.gpu)
-    found = standings(device, options.gpu)
+    found = rival_ratios(device, options.gpu)
     made = {
-        f"{options.out.stem}-ratios": ratios_figure(found),
-        f"{options.out.stem}-curves": curves_figure([rates_of(curve, device, records) for curve in CURVES]),
-        f"{options.out.stem}-predicted": predictions_figure(device, records),
+        "ratios": ratios_figure(found),
+        "curves": curves_figure([rates_of(curve, device, records) for curve in CURVES]),
+        "measured": predictions_figure(device, records),
     }
     drawn = {name: figure for name, figure in made.items() if figure is not None}
     for name, figure in drawn.items():
-        place = options.out.parent / "figures" / f"{name}.svg"
-        place.parent.mkdir(exist_ok=True)
         FigureCanvasAgg(figure)
-        figure.savefig(place, metadata={"Date": None})
+        figure.savefig(options.out.parent / f"{name}.svg", metadata={"Date": None})
     write_whole(options.out, page(device, found, contact(records), [*drawn]))
     print(options.out.read_text())
 
