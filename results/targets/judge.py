@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from targets import again, attention, engine, flush, gemm, lab, one_token, rows, sampling, serving, worst  # noqa: E402
-from targets.target import AcceptanceTarget  # noqa: E402
+from targets import again, attention, engine, flush, gemm, lab, one_token, rows, sampling, serving, worst
+from targets.target import AcceptanceTarget
 
-from rooflab.bench.suite.step import context_of, end, parser  # noqa: E402
+from rooflab.bench.suite.step import context_of, end, parser
 
 AGAINST_LIBRARY = [one for file in (gemm, attention, one_token, rows, sampling) for one in file.TARGETS]
 EVERY: dict[str, AcceptanceTarget] = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from targets.judge import EVERY  # noqa: E402
+from targets.judge import EVERY
 
 from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.suite import state

@@ -6,7 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-MORE = {path: path.read_text() for path in (ROOT / "results/README.md", ROOT / "CONTRIBUTING.md")}
+RESULTS = [ROOT / "results/README.md", *sorted((ROOT / "results").glob("*/README.md"))]
+MORE = {path: path.read_text() for path in (*RESULTS, ROOT / "CONTRIBUTING.md")}
 
 
 def blocks(name):

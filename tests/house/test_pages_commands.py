@@ -1,4 +1,4 @@
-"""Every command of README, docs, results/README and CONTRIBUTING is tried: our parser takes all of them.
+"""Every command of README, docs, results and CONTRIBUTING is tried: our parser takes all of them.
 
 `HERE` and `LONGER` run in this process in an empty folder, `WHEEL` from the wheel in a fresh repository. `GPU` is a dry
 run. What takes minutes, a network, a server or a file of the user's is run by the tests of its own folder.
@@ -93,7 +93,7 @@ def records(folder):
     """Where the pages have results, committed ones of this project; and two commits, the first of them v1."""
     for place in ("results", ".rooflab", "before", "after"):
         shutil.copytree(ROOT / "results/lab", folder / place)
-    for file in (folder / "after").iterdir():  # another run with the same times
+    for file in (folder / "after").glob("*.jsonl"):  # another run with the same times
         file.write_text(file.read_text().replace(file.stem, f"{file.stem[:-8]}00000000"))
     for words in ("init --quiet", "add .", "commit --quiet --message 1", "tag v1", "commit --quiet --allow-empty -m 2"):
         git(folder, *words.split())
@@ -193,7 +193,7 @@ SCRIPTS = [part for part in SCRIPTS if entry(part) is None]
 @pytest.mark.parametrize("command", SCRIPTS)
 def test_a_script_takes_the_options_it_is_shown_with(command, monkeypatch):
     words = words_of(command)[1:]
-    name = words[1] if words[0] == "-m" else Path(words[0]).relative_to("results").stem
+    name = words[1] if words[0] == "-m" else ".".join(Path(words[0]).relative_to("results").with_suffix("").parts)
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(self, *given):

@@ -1,6 +1,6 @@
 """Draws the README's figure: of each op the naive, the library and the best kernel, as a share of the roof.
 
-    make lab && python results/ops_figure.py results/local/TIME --out results/figures/ops.svg
+    make lab && python results/lab/make.py results/local/TIME --out results/lab/ops.svg
 
 Each point is a record of one run; an op's case is the one whose library kernel takes longest.
 """
@@ -81,7 +81,7 @@ def main() -> None:
     """The script."""
     parser = argparse.ArgumentParser(description="The README's figure, from records of a run.")
     parser.add_argument("records", type=Path, help="a folder of records, such as one of make lab")
-    parser.add_argument("--out", type=Path, default=Path("results/figures/ops.svg"))
+    parser.add_argument("--out", type=Path, default=Path("results/lab/ops.svg"))
     given = parser.parse_args()
     drawn(chosen(files.read_all(given.records))).savefig(
         given.out, metadata={"Date": None} if given.out.suffix == ".svg" else None

@@ -1,8 +1,8 @@
 """Compares the engine with transformers, or with llama.cpp, on one machine: ratios from interleaved readings.
 
-    python results/engine_vs_transformers.py --rounds 7 --out results/local/vs
-    python results/engine_vs_transformers.py --requests 64 --rounds 3
-    python results/engine_vs_transformers.py --dtype int8 --against llama.cpp
+    python results/cpu/make.py --rounds 7 --out results/local/vs
+    python results/cpu/make.py --requests 64 --rounds 3
+    python results/cpu/make.py --dtype int8 --against llama.cpp
 
 All sides run the same GGUF, the same number of threads and greedy sampling.  Against transformers the weights are
 dequantised, and it makes logits for the last position only; it needs `accelerate` to read a GGUF.  llama.cpp keeps the
@@ -20,15 +20,17 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from engine_host import write_engine_numbers
 
+from rooflab.bench.core.environment import Environment
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 from rooflab.engine.op_times import Spent, timed_ops
@@ -218,6 +220,26 @@ def time_ops(llm: LLM, ids: list[int], steps: int = 32) -> dict[str, dict[str, f
     return {op: {**row, "share": row["us"] / whole_us} for op, row in sorted(table.items(), key=lambda i: -i[1]["us"])}
 
 
+def write_engine_numbers(folder: Path, case: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
+    """Writes the floats of `result`, timed by `perf_counter` on a CPU, as one record of a new run; returns its path."""
+    writer = RunWriter(folder)
+    writer.write(
+        Record(
+            kind="engine",
+            run_id=writer.run_id,
+            status="OK",
+            **Environment.now().record_fields(),
+            case_id="engine_vs_transformers",
+            case=case,
+            device="cpu",
+            basis="measured",
+            timer="perf_counter",
+            metrics={key: value for key, value in result.items() if isinstance(value, float)},
+        )
+    )
+    return writer.path
+
+
 def main() -> None:
     """The script."""
     parser = argparse.ArgumentParser(description="The engine against transformers or llama.cpp, interleaved.")
@@ -238,7 +260,7 @@ def main() -> None:
         case: dict[str, Any] = {
             key: result[key] for key in ("dtype", "threads", "rounds", "against", "requests") if key in result
         }
-        print(write_engine_numbers(arguments.out, "engine_vs_transformers", case, result))
+        print(write_engine_numbers(arguments.out, case, result))
 
 
 if __name__ == "__main__":

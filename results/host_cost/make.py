@@ -1,6 +1,6 @@
 """The host's time for a launch, before Triton's own launcher: checks, the output, configs and tensor maps.
 
-    OMP_NUM_THREADS=1 python results/host_cost.py [OP ...]
+    OMP_NUM_THREADS=1 python results/host_cost/make.py [OP ...]
 
 It needs no GPU: the tensors lie on torch's `meta` device, which has no values to check, and the launch itself does
 nothing.  On a GPU the output comes from torch's caching allocator, and the current device is looked up; neither is in
