@@ -386,8 +386,8 @@ def page(device: Device, found: Sequence[RivalRatio], sentence: str, figures: Se
     lines += ["", f"## The {SLOWEST} slowest beside their rivals", ""]
     lines += ["The last column has the largest part of the prediction that another kernel could avoid.", ""]
     slowest_first = sorted(found, key=lambda one: one.ratio)[:SLOWEST]
-    rows = [(one.target, one.case, one.kernel, f"{one.ratio:.2f}", one.cause) for one in slowest_first]
-    lines += markdown_table(("target", "case", "kernel", "ratio:", "its largest part"), rows)
+    cells = [(one.target, one.case, one.kernel, f"{one.ratio:.2f}", one.cause) for one in slowest_first]
+    lines += markdown_table(("target", "case", "kernel", "ratio:", "its largest part"), cells)
     return "\n".join([*lines, "", *OTHER_PAGES]) + "\n"
 
 
