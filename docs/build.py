@@ -31,7 +31,7 @@ MENU: dict[str, list[str]] = {
     "Start": ["README.md"],
     "Kernels": ["kernels", "check", "bench", "emulate", "predict", "ab", "own_kernel", "own_op", "published"],
     "Engine": ["engine", "models", "speculate", "serve", "latency"],
-    "Numbers": ["card", "numbers", "results", "not_shown", "rehearsal"],
+    "Numbers": ["card", "numbers", "results/README.md", "not_shown", "rehearsal"],
     "Inside": ["architecture"],
     "Reference": ["names", "command_line", "python"],
 }

@@ -18,7 +18,7 @@ import psutil
 from needs import skip_without
 from tiny_model import write_config
 
-STUB = Path(__file__).resolve().parents[1] / "results" / "load_stub.py"
+STUB = Path(__file__).resolve().with_name("load_stub.py")
 WAIT_S = 120.0
 """Longest wait for an answer of a server, or for its end: a machine may be busy."""
 START_S = 400.0

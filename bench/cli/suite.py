@@ -20,7 +20,7 @@ from rooflab.bench.cli.app import app, exit_for, terminated_as_exception
 @app.command()
 def suite(
     more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="More entries, such as results/bars/plan.json.")
+        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="More entries, such as results/targets/plan.json.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")

@@ -3,5 +3,5 @@
 `http.py` and `client.py` send and take the times; `arrivals.py` and `data.py` say when and what, and `run.py` does it.
 `answers.py` reads the bytes afterwards into a trace (`trace.py`), from which `metrics.py`, `definitions.py` (metrics
 of other tools), `causes.py` (of long gaps), `results.py` and `figures.py` work.  `tap.py` traces another client.
-`results/load_accuracy.py` measures the client against a server that says when it wrote.
+`results/serving/` has the client's error against a server that says when it wrote.
 """

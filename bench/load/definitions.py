@@ -3,7 +3,7 @@
 Definitions were read in the sources named below, and each is written anew here.  A dash is a metric that a tool does
 not have under that name.  Tools differ in when a request begins, in which chunk is the first, in where it ends, in
 whether ITL has a value for each gap or one for each request, and in what a percentile is.  AIPerf 0.13.0 and GuideLLM
-0.8.1 were run through `tap`; what they report is compared with their rows in results/serving.md.
+0.8.1 were run through `tap`; what they report is compared with their rows in results/serving/.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for 
 of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200, github.com/markdewing/AI_kernels).  For HBM at
 random addresses these read 834 and 690.  A kernel's loads follow each other in open rows and pages: 500 is fitted to
 published times of public attention kernels (`public.py`), whose median error it lowers from 46% to 27%; 400 gives
-26%.  Only one of these kernels depends on it (`docs/results.md`).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA
+26%.  Only one of these kernels depends on it (`results/published`).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA
 Volta GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores via
 Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without a published source.
 

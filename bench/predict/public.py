@@ -1,20 +1,17 @@
-"""The predictor's error on public kernels (`results/public_kernels.py`) against their published times."""
+"""The predictor's error on public kernels against their published times (`results/published/README.md`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from rooflab.kernels._files import write_whole
 from rooflab.roofline.published import FOLDER
 
 FILE = FOLDER / "predictions.csv"
 Kind = Literal["memory", "attention", "product"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class PublishedTime(NamedTuple):
@@ -38,7 +35,7 @@ class PublishedTime(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Errors on readings that a fit has not seen."""
+    """Relative errors without sign."""
 
     median: float
     nine_in_ten: float
@@ -52,14 +49,9 @@ def unfitted(readings: pd.DataFrame) -> Errors:
     return Errors(*(readings["predicted_us"] / readings["published_us"] - 1).abs().quantile([0.5, 0.9]))
 
 
-def write(readings: Iterable[PublishedTime], path: Path) -> None:
-    """Writes readings as a table of comma-separated values."""
-    write_whole(path, pd.DataFrame(readings).to_csv(index=False, float_format="%.4g"))
-
-
 @cache
 def read(path: Path = FILE) -> pd.DataFrame:
-    """The readings of a file.  Raises `ValueError` if it is missing, or `write` has not written it."""
+    """The readings of a file.  Raises `ValueError` if it is missing or has other columns."""
     if not path.is_file():
         raise ValueError(f"predictions: expected the file {path}, found none")
     found = pd.read_csv(path, dtype={"shape": str})

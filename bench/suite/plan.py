@@ -1,6 +1,6 @@
 """The plan: every entry, in order of value.  Data only; this module runs nothing.
 
-The lab's own entries are here.  Files with more, such as `results/bars/plan.json`, are lists of entries as JSON, in
+The lab's own entries are here.  Files with more, such as `results/targets/plan.json`, are lists of entries as JSON, in
 which `{here}` stands for the file's folder.
 """
 

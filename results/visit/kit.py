@@ -7,11 +7,9 @@ along, whose wheel is too large for one transfer beside the others: it goes in h
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from next_visit import known_in, page  # noqa: E402
+from next_visit import known_in, page
 from wheelhouse import ROOT, download, fill
 
 from rooflab.bench.core.environment import COMMIT, git_state, tree_hash

@@ -33,7 +33,7 @@ BESIDE = (
     "pytest-timeout", "hypothesis", "prometheus-client", "aiohttp", "pyarrow", "setuptools",
 )  # fmt: skip
 """What else is there; not gguf, junitparser, fastapi, uvicorn, pyzmq, ray or openai."""
-PLAN = "results/bars/plan.json"
+PLAN = "results/targets/plan.json"
 CELL = 160
 """Characters of a cell of the table."""
 PYTEST = ("-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider")

@@ -1,6 +1,6 @@
 """A visit to a GPU that is there for minutes: `python3 results/visit/visit.py first`, and at once behind it `second`.
 
-Later visits run a line of the card's queue (`results/next_visit.py`): `visit.py suite --only gemm.bf16_large`.
+Later visits run a line of the card's queue (`results/visit/next_visit.py`): `visit.py suite --only gemm.bf16_large`.
 
 Each command runs its steps one after the other, each a process with a time limit, so that one that hangs or breaks the
 card costs its own time alone.  What they print and write is packed into `$OUT/visit.tgz` every 20 seconds and at the
@@ -28,7 +28,7 @@ import run_from_checkout as checkout  # type: ignore[import-not-found]  # noqa: 
 
 HERE = Path(__file__).resolve().parent
 ROOFLAB = (sys.executable, "-m", "rooflab.bench")
-SUITE = (*ROOFLAB, "suite", str(HERE.parent / "bars" / "plan.json"))
+SUITE = (*ROOFLAB, "suite", str(HERE.parent / "targets" / "plan.json"))
 PACK_S = 20.0
 LAST_S = 6.0
 """Seconds kept for the last packing."""

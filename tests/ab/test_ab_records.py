@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from test_bars import record
+from test_targets import record
 
 from rooflab.bench.ab.records import compare_files, only_in
 from rooflab.bench.ab.verdict import Rules, exit_status

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from host_cost import call_of
+from host_cost.make import call_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction

@@ -1,7 +1,7 @@
-"""What is measured of the engine: a step by its ops, and its host work."""
+"""What is measured of the engine: a step by its ops."""
 
 import pytest
-from engine_vs_transformers import time_ops
+from cpu.make import time_ops
 from tiny_model import prompts, tiny_llm, with_graphs
 
 

@@ -232,6 +232,18 @@ def test_a_test_s_file_lies_in_a_folder_and_its_name_stands_once():
     assert not list((ROOT / "tests").glob("test_*.py"))
 
 
+MOST_LINES_OF_RESULTS = 5000
+"""Of the scripts of results/; the kernels of strangers, which are cases of a test, lie deeper and do not count."""
+
+
+def test_results_have_a_folder_with_a_page_for_each_topic_and_few_scripts():
+    root = ROOT / "results"
+    assert [path.name for path in root.iterdir() if path.is_file()] == ["README.md"]
+    scripts = [*root.glob("*/*.py")]
+    assert len(scripts) > 20 and all(script.with_name("README.md").is_file() for script in scripts)
+    assert sum(script.read_text().count("\n") for script in scripts) <= MOST_LINES_OF_RESULTS
+
+
 def test_an_op_has_the_same_name_in_every_folder():
     references = {file.stem for file in (ROOT / "reference").glob("*.py") if "\nSPEC = " in file.read_text()}
     assert references == {path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")}

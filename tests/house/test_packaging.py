@@ -19,10 +19,14 @@ from packaging.utils import canonicalize_name
 
 from rooflab.bench.base.extras import MODULES
 from rooflab.bench.cli.app import app
+from rooflab.bench.predict import public
 from rooflab.kernels import registry
+from rooflab.roofline import published
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+LYING = ROOT / "results" / "published"
+"""What of results/ goes into the wheel lies here."""
 
 
 def tracked():
@@ -116,6 +120,19 @@ def test_the_wheel_without_extras_checks_benches_emulates_and_draws_rooflines(fr
     lacks = command.startswith("generate")
     assert done.returncode in ((2,) if lacks else (0, 13)), done.stderr  # NOISY is 13
     assert done.stdout or (lacks and "pip install 'rooflab[engine]'" in done.stderr)
+
+
+MOST_RESULTS_BYTES = 1_350_000
+
+
+def test_the_wheel_has_of_results_only_what_a_command_reads():
+    """Each file is opened here as a command opens it."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    files = {file for part in ("*", "rooflab.results.published") for name in data[part] for file in LYING.glob(name)}
+    opened = {LYING / table.file for table in published.load(LYING) if table.times}
+    assert len(public.read(public.FILE)) > 300
+    assert files == opened | {LYING / published.INDEX, LYING / public.FILE.name}
+    assert sum(file.stat().st_size for file in files) <= MOST_RESULTS_BYTES
 
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

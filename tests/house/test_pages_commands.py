@@ -1,4 +1,4 @@
-"""Every command of README, docs, results/README and CONTRIBUTING is tried: our parser takes all of them.
+"""Every command of README, docs, results and CONTRIBUTING is tried: our parser takes all of them.
 
 `HERE` and `LONGER` run in this process in an empty folder, `WHEEL` from the wheel in a fresh repository. `GPU` is a dry
 run. What takes minutes, a network, a server or a file of the user's is run by the tests of its own folder.
@@ -40,7 +40,7 @@ WHEEL = (
     "python -m pytest", "pytest --benchmark",
 )  # fmt: skip
 GPU = {
-    "rooflab suite results/bars/plan.json": "--plan",
+    "rooflab suite results/targets/plan.json": "--plan",
     "rooflab tune": "--dry-run --kernel tensor_core --case M=64,N=96,K=128,layout=NT,bias=false --budget 1",
     "rooflab profile": "",
     "rooflab sweep": "",
@@ -93,7 +93,7 @@ def records(folder):
     """Where the pages have results, committed ones of this project; and two commits, the first of them v1."""
     for place in ("results", ".rooflab", "before", "after"):
         shutil.copytree(ROOT / "results/lab", folder / place)
-    for file in (folder / "after").iterdir():  # another run with the same times
+    for file in (folder / "after").glob("*.jsonl"):  # another run with the same times
         file.write_text(file.read_text().replace(file.stem, f"{file.stem[:-8]}00000000"))
     for words in ("init --quiet", "add .", "commit --quiet --message 1", "tag v1", "commit --quiet --allow-empty -m 2"):
         git(folder, *words.split())
@@ -122,7 +122,7 @@ def test_a_command_runs(command, records, rooflab):
 
 @pytest.mark.parametrize("command", [command for command in of(GPU) if GPU[entry(command)]])
 def test_a_command_for_a_card_runs_dry(command, records, rooflab):
-    shutil.copytree(ROOT / "results/bars", records / "results/bars")
+    shutil.copytree(ROOT / "results/targets", records / "results/targets")
     status, out, err = rooflab(*words_of(command)[1:], *GPU[entry(command)].split())
     assert status == 0 and len(out.splitlines()) > 2, err
 
@@ -193,7 +193,7 @@ SCRIPTS = [part for part in SCRIPTS if entry(part) is None]
 @pytest.mark.parametrize("command", SCRIPTS)
 def test_a_script_takes_the_options_it_is_shown_with(command, monkeypatch):
     words = words_of(command)[1:]
-    name = words[1] if words[0] == "-m" else Path(words[0]).relative_to("results").stem
+    name = words[1] if words[0] == "-m" else ".".join(Path(words[0]).relative_to("results").with_suffix("").parts)
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(self, *given):

@@ -1,14 +1,16 @@
 """The load generator's client: bytes in any pieces, times by piece, failures by name."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from load_accuracy import written_and_read
 from served import stub_server
 
 from rooflab.bench.load.client import Endpoint, Shot, body_of, open_loop
@@ -20,6 +22,18 @@ CHUNKED = (
     b"5\r\nhello\r\n1;x=y\r\n \r\n10\r\nworld\r\n\r\n1234567\r\n0\r\nTrailer: a\r\n\r\n"
 )
 SIZED = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nabcde"
+
+
+def written_and_read(shot: Shot) -> Iterator[tuple[float, float]]:
+    """For each token of an answer, when the server wrote it and when its last byte was read here."""
+    ends = list(accumulate(len(data) for _, data in shot.pieces))
+    at, read = 0, 0
+    for event in b"".join(data for _, data in shot.pieces).split(b"\n\n")[:-1]:
+        read += len(event) + 2
+        while ends[at] < read:
+            at += 1
+        if b'"written_s"' in event:
+            yield json.loads(event[6:])["written_s"], shot.pieces[at][0]
 
 
 @pytest.mark.parametrize("text, wanted", [

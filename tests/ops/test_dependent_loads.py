@@ -1,12 +1,12 @@
-"""The floor under kernels at one token: a chain of loads, as deep as their rungs', and the bar between."""
+"""The floor under kernels at one token: a chain of loads, as deep as their rungs', and the target between."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from bars import chain as dependent
-from bars import one_token as bars
-from test_bars import record
+from targets import chain as dependent
+from targets import one_token
+from test_targets import record
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.sass import parse_code
@@ -22,7 +22,7 @@ from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device
 
-ENTRY = bars.BARS[0]
+ENTRY = one_token.TARGETS[0]
 OP = ENTRY.arguments["op"]
 SPEC = get_op(OP)
 DEVICE = get_device("h100-sxm")
@@ -62,7 +62,7 @@ def waits_for_loads(code):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("entry", bars.BARS, ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", one_token.TARGETS, ids=lambda entry: entry.id)
 def test_the_floor_is_as_deep_as_the_rungs(entry):
     """Of a rotation a position, then its angles; of a norm the row and the weight together."""
     op, case = entry.arguments["op"], Case.parse(entry.arguments["case"])
@@ -71,7 +71,7 @@ def test_the_floor_is_as_deep_as_the_rungs(entry):
     for (found,) in compile_kernels(asked):
         depth = waits_for_loads(parse_code(found.sass))
         assert depth == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
-    assert entry.arguments["depth"] == bars.DEPTHS[op]
+    assert entry.arguments["depth"] == one_token.DEPTHS[op]
 
 
 def test_the_chain_is_right_in_the_emulator_and_loads_nothing_twice():
@@ -110,13 +110,13 @@ def test_the_time_is_held_against_the_chains(monkeypatch, tmp_path, kernel_us, f
     floor = SimpleNamespace(wrong=lambda _: "", launch=print)
     samples = {
         "fused": Samples((kernel_us * 1e-6,) * 5, "cuda events", "cold", fault=fault),
-        bars.FLOOR: Samples((3.0e-6,) * 5, "cuda events", floors_l2),
+        one_token.FLOOR: Samples((3.0e-6,) * 5, "cuda events", floors_l2),
     }
-    monkeypatch.setattr(bars, "measure", lambda *args: ([one], False))
+    monkeypatch.setattr(one_token, "measure", lambda *args: ([one], False))
     monkeypatch.setattr(dependent, "chain", lambda *of: floor)
-    monkeypatch.setattr(bars.Rotation, "copies", lambda *args: [])
-    monkeypatch.setattr(bars, "time_together", lambda ready, *args: (samples, {}, None))
-    found = bars.one_token(Context(tmp_path, "cpu", False, 10.0), **ENTRY.arguments)
+    monkeypatch.setattr(one_token.Rotation, "copies", lambda *args: [])
+    monkeypatch.setattr(one_token, "time_together", lambda ready, *args: (samples, {}, None))
+    found = one_token.one_token(Context(tmp_path, "cpu", False, 10.0), **ENTRY.arguments)
     assert found.bar == bar and reason in found.reason
     if bar != "UNMEASURED":
         assert found.figures["time over floor"] == pytest.approx(kernel_us / 3.0)

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import pytest
-from wheelhouse import name_of, normalized
+from visit.wheelhouse import name_of, normalized
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
@@ -22,7 +22,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 def lacking() -> set[str]:
     """The modules of the packages that `present.json` does not name: a GPU machine may have none of them."""
-    names = json.loads((ROOT / "results" / "present.json").read_text())
+    names = json.loads((ROOT / "results" / "visit" / "present.json").read_text())
     there = {*names["present"], *names["never"], "pip"}
 
     def with_its_needs(package: str, found: set[str]) -> set[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bars import judge
 from commands_in_process import run_command
+from targets import judge
 
 from rooflab.bench.core import record_files
 from rooflab.bench.core import select as selection
@@ -15,9 +15,9 @@ from rooflab.bench.suite import runner, state
 from rooflab.bench.suite.entries import EntryOutcome
 from rooflab.bench.suite.plan import make_plan
 
-BARS = str(Path(judge.__file__).with_name("plan.json"))
+TARGETS = str(Path(judge.__file__).with_name("plan.json"))
 SOME = ("bar:rope_and_cache.bandwidth", "check:rmsnorm", "self-test")
-"""With what they need: the card, first checks, ceilings, a bar, checks, and what a CPU has no form of."""
+"""With what they need: the card, first checks, ceilings, a target, checks, and what a CPU has no form of."""
 
 
 @pytest.mark.more
@@ -26,17 +26,17 @@ SOME = ("bar:rope_and_cache.bandwidth", "check:rmsnorm", "self-test")
 def test_the_plan_runs_on_a_cpu(tmp_path, only):
     out = tmp_path / "run"
     words = [word for name in only for word in ("--only", name)]
-    status, found, errors = run_command(("suite", BARS, "--dry-run", *words, "--out", str(out), "--json"))
+    status, found, errors = run_command(("suite", TARGETS, "--dry-run", *words, "--out", str(out), "--json"))
     assert status == 0, errors[-3000:]
     rows = {row["entry"]: row for row in found["entries"]}
-    assert list(rows) == [entry.id for entry in make_plan(only, [Path(BARS)])]
+    assert list(rows) == [entry.id for entry in make_plan(only, [Path(TARGETS)])]
     # What takes minutes there, and what a CPU cannot answer.
     left_out = ("ahead", "self-test", "bar:ab.", "bar:emulator.golden", "counted", "latency:", "serving:")
     for name, row in rows.items():
         assert row["status"] == "DONE" or (
             row["status"] == "UNSUPPORTED" and row["reason"] and name.startswith(left_out)
         )
-    assert found["bars"]["MET"] == found["bars"]["MISSED"] == 0, "a dry run answers no bar"
+    assert found["bars"]["MET"] == found["bars"]["MISSED"] == 0, "a dry run answers no target"
     records = record_files.read_all(out)
     assert {record.kind for record in records} >= ({"check", "bench"} if only else {"check", "bench", "engine"})
     assert {record.device for record in records if record.device} == {"cpu"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from bars import judge
+from targets import judge
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Entry
@@ -20,7 +20,7 @@ from rooflab.reference.spec import SCHEMES, Case
 FILE = Path(judge.__file__).with_name("plan.json")
 PLAN = make_plan(files=[FILE])
 BY_ID = {entry.id: entry for entry in PLAN}
-BARS = [entry for entry in PLAN if entry.id.startswith("bar:")]
+TARGETS = [entry for entry in PLAN if entry.id.startswith("bar:")]
 FAMILIES = sorted({*BESIDE, *(word for op in registry.ops() for word in (op, op.split("_")[-1]))})
 
 
@@ -34,7 +34,7 @@ def ops_of_first(plan):
 
 def test_the_file_of_the_bars_is_what_they_are():
     asked = [json.loads(json.dumps(one.entry.to_json())) for one in judge.EVERY.values()]
-    assert json.loads(FILE.read_text()) == asked, "python results/bars/judge.py --plan > results/bars/plan.json"
+    assert json.loads(FILE.read_text()) == asked, "python results/targets/judge.py --plan > results/targets/plan.json"
 
 
 def test_every_op_is_checked_timed_and_tuned():
@@ -68,9 +68,9 @@ def test_a_family_has_its_bars_and_no_other_ones():
         plan = plan_of(family)
         about, ids = {op for op in registry.ops() if is_of(op, family)}, {entry.id for entry in plan}
         assert about <= {op for entry in plan for op in entry.ops}, family
-        assert all(about & set(entry.ops) for entry in plan if entry.ops), "a bar may take in an op of another family"
+        assert all(about & set(entry.ops) for entry in plan if entry.ops), "a target may take in another family's op"
         assert {"environment", "first"} <= ids
-        assert {entry.id for entry in BARS if entry.ops and set(entry.ops) <= about} <= ids, family
+        assert {entry.id for entry in TARGETS if entry.ops and set(entry.ops) <= about} <= ids, family
 
 
 def test_only_takes_entries_too_and_names_what_there_is():

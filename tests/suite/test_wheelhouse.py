@@ -1,6 +1,6 @@
 """What is carried to a machine without a network: what is lacking there, and what that needs."""
 
-from wheelhouse import lacking
+from visit.wheelhouse import lacking
 
 PRESENT = {"never": ["torch"], "never_prefix": ["nvidia-"], "present": ["numpy", "Markdown_It.py", "pytest-benchmark"]}
 RESOLVED = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from check_attacks import RIGHT, WRONG, first_fault, loaded
+from check.make import RIGHT, WRONG, first_fault, loaded
 from zoo import cheats, kept, options, pages, right, right_memory, sizes, small, strides, values
 from zoo.entries import ZOO, Entry
 
@@ -46,7 +46,7 @@ CASES = {"layernorm/padding_in_the_variance": Case(T=3, H=33, bias=True, eps=1e-
 SCHEMES = {"right: a small op": ("fp32", "fp16"), "right: keeps something": ("fp32", "fp32", "fp16")}
 SEED = 20
 MOST = {"INCORRECT": None, "OK": 12}
-"""Drawn checks of a kernel: a wrong one is found before they end.  results/check_attacks.md has those of 90 s."""
+"""Drawn checks of a kernel: a wrong one is found before they end.  results/check/README.md has those of 90 s."""
 
 
 def each(entries):
@@ -98,7 +98,7 @@ def test_one_of_each_kind_is_shown() -> None:
 
 
 def test_results_measure_every_kernel_of_the_lab_and_a_name_stands_once() -> None:
-    measured = json.loads(Path(__file__).parents[2].joinpath("results", "check_attacks.json").read_text())
+    measured = json.loads(Path(__file__).parents[2].joinpath("results", "check", "check.json").read_text())
     assert OF_THE_LAB.keys() <= {row["kernel"] for row in measured}
     for files, right_ones in ((WRONG, False), (RIGHT, True)):
         assert {*files} == {e.file.name for e in OF_THE_LAB.values() if (e.verdict == ("OK",)) == right_ones}

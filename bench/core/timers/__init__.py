@@ -170,7 +170,7 @@ def grid_of(readings: Sequence[float]) -> float | None:
 class Flush:
     """Empties a cache of `cache_bytes` on `device` when called; of 0 bytes it does nothing.
 
-    It reads, or writes where reading does not displace everything: `results/bars/flush.py` finds out.  Raises
+    It reads, or writes where reading does not displace everything: `results/targets/flush.py` finds out.  Raises
     `ValueError` on a way that is neither `read` nor `write`.
     """
 

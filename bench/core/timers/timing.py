@@ -84,7 +84,7 @@ def time_functions(
        is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
        The flush reads, because dirty lines of a flush would be written back inside the next sample.  `flush="write"`
-       writes, for cards on which that is cleaner (`results/bars/flush.py`); `cold=False` skips it.  The caller's
+       writes, for cards on which that is cleaner (`results/targets/flush.py`); `cold=False` skips it.  The caller's
        functions must cycle through several copies of the inputs and use random data; before each round but the
        last three `renew` changes their values.
     4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings.  torch's

@@ -1,8 +1,8 @@
 """Runs the entries, each in a fresh process, keeps a line of JSON of each, and writes the page.
 
-    PYTHONPATH=tests/emulator python -m compatibility.page --out results/compatibility.md [--only liger fla] [--keep]
+    PYTHONPATH=tests/emulator python -m compatibility.page --out results/compatibility/README.md [--only fla] [--keep]
 
-Sources are fetched into the cache at the first run.  Beside the page lie the records (`.json`), of which the page is
+Sources are fetched into the cache at the first run.  Beside the page lie the records (`kernels.json`), of which it is
 made: with `--only` the others stay as they are, and `--keep` runs only what has no right record yet.  The committed
 times were taken with `OMP_NUM_THREADS=1 taskset -c 0`.
 """
@@ -92,10 +92,10 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
         " the root mean square of its tensor, times `allowed` where the kernel rounds operands inside; integers must"
         " be equal. The first kernel of a call bears the start of the compiler and of the emulator, about 1.5 s.",
         "",
-        "Made by `PYTHONPATH=tests/emulator python -m compatibility.page --out results/compatibility.md`; the entries"
-        " are in `tests/emulator/compatibility/`, the sources are fetched at these versions, and none is part of this"
-        " repository. Triton's and Gluon's tutorials are in no source release on PyPI, so they are not here; nor are"
-        " matmul templates of torch.compile, which only its search on a GPU would write.",
+        "Made by `PYTHONPATH=tests/emulator python -m compatibility.page --out results/compatibility/README.md`; the"
+        " entries are in `tests/emulator/compatibility/`, the sources are fetched at these versions, and none is part"
+        " of this repository. Triton's and Gluon's tutorials are in no source release on PyPI, so they are not here;"
+        " nor are matmul templates of torch.compile, which only its search on a GPU would write.",
     ]
     for name in dict.fromkeys(row["project"] for row in rows):
         source = known[name].source
@@ -163,9 +163,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--faults", action="store_true", help="plants the faults instead")
     arguments = parser.parse_args()
-    kept = arguments.out.with_suffix(".json")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    planted = faults_beside(arguments.out)
+    kept, planted = beside(arguments.out)
     if arguments.faults:
         _write(planted, [run(*fault) for fault in FAULTS])
     for name, project in projects().items():
@@ -182,9 +180,9 @@ def main() -> None:
     write_whole(arguments.out, page_of(read(kept), json.loads(planted.read_text()) if planted.is_file() else []))
 
 
-def faults_beside(page: Path) -> Path:
-    """The file of the records of the planted faults."""
-    return page.with_name(page.stem + "_faults.json")
+def beside(page: Path) -> tuple[Path, Path]:
+    """The files of the records of a page: of the kernels, and of the planted faults."""
+    return page.with_name("kernels.json"), page.with_name("faults.json")
 
 
 def _write(path: Path, records: list[Record]) -> None:
