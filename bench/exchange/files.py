@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -19,6 +19,7 @@ from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
+Item = TypeVar("Item")
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """Milliseconds in each unit of time that another tool may write."""
 
@@ -94,6 +95,13 @@ def is_time(latency_ms: float) -> bool:
     return math.isfinite(latency_ms) and latency_ms > 0
 
 
+def only(values: Sequence[Item], name: str) -> Item:
+    """The one value of an argument that takes one.  Raises `ValueError` on several."""
+    if len(values) != 1:
+        raise ValueError(f"{name}: expected one, got {len(values)}")
+    return values[0]
+
+
 def read_text(path: Path) -> str:
     """The text of a file.  Raises `ValueError` if the file does not exist or is not UTF-8."""
     if not path.is_file():
@@ -114,26 +122,6 @@ def parse_json(text: str, place: str) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error
-
-
-def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], place: str) -> Any:
-    """`values[key]`.  Raises `ValueError` with the place if the key is absent or its value has another type."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{place}: expected an object, got {type(values).__name__}")
-    if key not in values:
-        raise ValueError(f"{place}: expected {key!r}, got an object without it")
-    value = values[key]
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    # In JSON `true` is not a number; in Python `True` is an int.
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join(each.__name__ for each in kinds)
-        raise ValueError(f"{place}: expected {key!r} as {names}, got {type(value).__name__}")
-    return value
-
-
-def get_object(values: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
-    """`values[key]`, or an empty object if it is absent or null.  Raises `ValueError` if it is not an object."""
-    return {} if values.get(key) is None else cast(Mapping[str, Any], get(values, key, dict, place))
 
 
 def finite(values: Mapping[str, Any], place: str, skipped: list[Skipped]) -> dict[str, float]:

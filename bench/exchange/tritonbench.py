@@ -12,10 +12,12 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rooflab.bench.base.decode import decoded
 from rooflab.bench.base.plain import number_in
 from rooflab.bench.core import Record, Status
 from rooflab.bench.exchange import files
@@ -34,6 +36,14 @@ _SPREAD = re.compile(r"\s*\(.*%\)\s*")
 """What may stand behind a number."""
 
 
+@dataclass(frozen=True)
+class TritonbenchFile:
+    """The JSON with its environment; older files are the metrics alone."""
+
+    metrics: Mapping[str, Any]
+    environ: Mapping[str, Any] | None = None
+
+
 class _Cells(NamedTuple):
     """What the file says of one implementation on one input."""
 
@@ -43,6 +53,12 @@ class _Cells(NamedTuple):
     place: str
     cells: dict[str, object]
     """By metric: a number, or a text that may be one, an error message or a config."""
+
+
+def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
+    """The entry point `tritonbench`: `read_tritonbench` of each file.  Raises `ValueError` on several ops."""
+    op = files.only(ops, "op") if ops else None
+    return sum((read_tritonbench(path, op) for path in paths), files.Imported())
 
 
 def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
@@ -55,11 +71,10 @@ def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
     around: Mapping[str, Any] = {}
     if path.suffix == ".json":
         values = files.parse_json(text, path.name)
-        if not isinstance(values, dict):
-            raise ValueError(f"{path.name}: expected an object, got {type(values).__name__}")
-        metrics = files.get(values, "metrics", dict, path.name) if "metrics" in values else values
-        around = files.get_object(values, "environ", path.name) if metrics is not values else {}
-        readings = _from_json(metrics, path.name, skipped)
+        bare = isinstance(values, dict) and "metrics" not in values
+        file = decoded(TritonbenchFile, {"metrics": values} if bare else values, path.name)
+        around = file.environ or {}
+        readings = _from_json(file.metrics, path.name, skipped)
     else:
         readings = _from_csv(text, path.name, op or _op_of(path), skipped)
     date = around.get("benchmark_date")

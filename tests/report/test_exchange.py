@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, fields
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,8 +11,9 @@ from test_history import record
 
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
+from rooflab.bench.exchange import commands
 from rooflab.bench.exchange.commands import export, read
-from rooflab.bench.exchange.files import make_case, write_csv, write_records
+from rooflab.bench.exchange.files import Imported, make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.plugin.timing import Timed, extra_info
 from rooflab.bench.report.figures import as_ceilings, cost_of
@@ -164,6 +166,18 @@ def test_a_case_from_anywhere_can_be_parsed_and_unknown_tools_and_forms_are_refu
         read("asv", [tmp_path])
     with pytest.raises(ValueError, match="^form: expected one of pytest-benchmark, .*got 'asv'"):
         export("asv", [tmp_path], tmp_path / "a", RecordFilter())
+
+
+def test_a_reader_of_another_package_is_an_entry_point(monkeypatch, tmp_path):
+    def ours(paths, ops):
+        return Imported(tuple(sampled(number, kernel=path.stem, op=ops[0]) for number, path in enumerate(paths)))
+
+    points = [SimpleNamespace(name="theirs", load=lambda: ours)]
+    monkeypatch.setattr(commands, "entry_points", lambda group: points if group == "rooflab.readers" else [])
+    found = read("theirs", [tmp_path / "a.txt", tmp_path / "b.txt"], ["gemm"])
+    assert [(each.op, each.kernel) for each in found.records] == [("gemm", "a"), ("gemm", "b")]
+    with pytest.raises(ValueError, match="^tool: expected one of .*csv, theirs or published, got 'flashinfer'"):
+        read("flashinfer", [tmp_path])
 
 
 def test_the_command_line_imports_and_exports(rooflab, tmp_path):
