@@ -14,7 +14,7 @@ from typing import Any
 
 from rooflab.bench.core import Environment, Record
 from rooflab.bench.report import sources, tables
-from rooflab.bench.report.facts import Machine, machines_of
+from rooflab.bench.report.facts import Machine, commit_text, machines_of, moment
 from rooflab.bench.report.figures import Drawing, largest_cases
 from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
@@ -22,7 +22,6 @@ from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflin
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.bench.report.trends.points import frame_of, why_not
 from rooflab.bench.report.trends.trend import build_trends
-from rooflab.bench.report.words import commit_text, moment
 from rooflab.kernels import registry
 
 KIND_NAMES = {

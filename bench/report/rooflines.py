@@ -9,10 +9,9 @@ from math import inf
 from rooflab.bench.core import MachineLimits
 from rooflab.bench.report.figures import Drawing, as_ceilings, drawing_of, largest_cases, placed
 from rooflab.bench.report.sources import Located, Source, grouped, latency_ms, machine_of
-from rooflab.bench.report.words import plain_value
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import CeilingKind, Ceilings
-from rooflab.roofline.numbers import digits, si, whole
+from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 
 @dataclass(frozen=True)
