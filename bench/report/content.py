@@ -21,7 +21,7 @@ from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
 from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.bench.report.trends.points import frame_of, why_not
-from rooflab.bench.report.trends.trend import build_trends
+from rooflab.bench.report.trends.trend import find_trends
 from rooflab.kernels import registry
 
 KIND_NAMES = {
@@ -208,7 +208,7 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
     machines = grouped((item.record for item in located), machine_of).values()
     largest = {id(record) for records in machines for record in largest_cases(records)}
     chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
-    found = build_trends(frame_of((item.record, item.source) for item in chosen), {}) if chosen else []
+    found = find_trends(frame_of((item.record, item.source) for item in chosen), {}) if chosen else []
     several = [trend for trend in found if trend.frame[["commit", "dirty"]].drop_duplicates().shape[0] > 1]
     return tuple({**trend.row(), "source": trend.frame["file"].iloc[-1]} for trend in several)
 

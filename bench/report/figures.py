@@ -25,14 +25,6 @@ from rooflab.roofline.published import Table, times_of
 META = torch.device("meta")
 
 
-def points_of(records: Iterable[Record]) -> list[Point]:
-    """A point for every bench record that has a time, a bound, and moves bytes.
-
-    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.
-    """
-    return placed(records, ())[0]
-
-
 NO_BYTES = "its cost has no bytes, and so it has no intensity"
 
 
@@ -41,7 +33,8 @@ def placed(
 ) -> tuple[list[Point], list[str]]:
     """The points of the records under the roofs, and why each other record of a right kernel has none.
 
-    On a `device`, whose roofs they are, a record is a bound, with its time if such a device took it and it is OK.
+    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.  On a `device`,
+    whose roofs they are, a record is a bound, with its time if such a device took it and it is OK.
     """
     points, unplaced = [], []
     for record in records:

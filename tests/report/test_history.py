@@ -45,7 +45,8 @@ def trends_of(folder, records, repo=None, last=20, **chosen):
     """The trends of a folder with these records, and their points."""
     record_files.write(folder / "records" / "a.jsonl", *records)
     points = read_points([folder / "records"], RecordFilter(**chosen))
-    return find_trends(points, repo or folder, last), points
+    order = commit_order(points.frame["commit"], repository(repo or folder))
+    return find_trends(points.frame, order, last), points
 
 
 def times_of(folder, records, repo=None):

@@ -156,9 +156,9 @@ def repository(folder: Path | None = None) -> Path | None:
     return None
 
 
-def commit_order(commits: Iterable[str], root: Path | None) -> dict[str, int]:
+def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
     """The place of each commit that the repository at `root` knows, parents before children; others have none."""
-    wanted = {commit for commit in commits if re.fullmatch("[0-9a-f]+", commit)}
+    wanted = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not wanted:
         return {}
     asked, listed = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""

@@ -6,13 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points, commit_order, repository
+from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points
 
 LEAST_NOISE = 1e-3
 """Lower limit of the noise, in log units (0.1%): a clock's resolution can make several runs exactly equal."""
@@ -129,22 +128,15 @@ class Trend:
         return f"rooflab bisect {name} --good {step.before} --bad {step.after} --case {self.key['case']}{scheme}"
 
 
-def find_trends(points: Points, repo: Path | None, last: int = LAST, threshold: float = THRESHOLD) -> list[Trend]:
-    """One trend per key, in order of the keys; the git history of the checkout that `repo` (or the caller) is in
-    orders their commits.
+def find_trends(
+    frame: pd.DataFrame, places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
+) -> list[Trend]:
+    """One trend per key, in order of the keys.  `places` is each known commit's place in the history.
 
     Raises `ValueError` on a threshold below 0, or on too few points for a comparison.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold: expected a share of at least 0, got {threshold}")
-    commits = [commit for commit in points.frame["commit"] if isinstance(commit, str)]
-    return build_trends(points.frame, commit_order(commits, repository(repo)), last, threshold)
-
-
-def build_trends(
-    frame: pd.DataFrame, places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
-) -> list[Trend]:
-    """One trend per key, in order of the keys.  `places` is each known commit's place in the history."""
     if last < LEAST_HISTORY:
         raise ValueError(f"last: expected at least {LEAST_HISTORY} points, got {last}")
     return [
