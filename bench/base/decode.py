@@ -70,7 +70,7 @@ def _object(kind: Any, values: Mapping[str, Json], path: str, inside: str) -> An
         if item.name in values:
             given[item.name] = _decode(_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
         elif item.default is MISSING and item.default_factory is MISSING:
-            raise ValueError(f"{path or kind.__name__.lower()}: expected the field {item.name!r}, got none")
+            raise ValueError(f"{inside}{item.name}: expected a value, got none")
     try:
         return kind(**given)
     except ValueError as error:

@@ -226,7 +226,7 @@ class Record:
         if isinstance(values, dict):
             _check_version(str(values.get("schema_version")))
             if "run_id" not in values:
-                raise ValueError("record: expected the field 'run_id', got none")
+                raise ValueError("run_id: expected a value, got none")
         found = decoded(cls, values)
         numbers = [{name: float(one[name]) for name in _ERROR_NUMBERS if name in one} for one in found.errors]
         errors = tuple({**one, **floats} for one, floats in zip(found.errors, numbers, strict=True))

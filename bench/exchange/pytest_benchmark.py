@@ -35,10 +35,11 @@ from rooflab.bench.exchange.files import (
     timed,
     when,
 )
-from rooflab.bench.report.figures import as_ceilings, cost_metrics
+from rooflab.bench.report.figures import cost_metrics
 from rooflab.bench.report.sources import machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.model import Ceilings
 
 TOOL = "pytest-benchmark"
 OURS = "rooflab"
@@ -222,7 +223,7 @@ def _rooflined(
         found: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
         found |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
         if "ceilings" in extra:
-            bound_s, ceilings = float(extra["bound_s"]), as_ceilings(extra["ceilings"])
+            bound_s, ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
             found |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
             found["bound_fraction"] = None if ceilings.noise else bound_s / seconds
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -16,7 +16,7 @@ from rooflab.bench.exchange.commands import export, read
 from rooflab.bench.exchange.files import Imported, make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.plugin.timing import Timed, extra_info
-from rooflab.bench.report.figures import as_ceilings, cost_of
+from rooflab.bench.report.figures import cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case
 from rooflab.roofline.model import Ceilings, Cost
@@ -223,7 +223,7 @@ def test_a_test_s_cost_and_bound_are_those_it_gave(tmp_path):
     product, copy, busy, plain = read_pytest_benchmark(written(tmp_path / "b.json", on_gpu(*TESTS))).records
     assert (product.flops, product.least_bytes, product.limiter) == (1e12, 2e9, "tensor")
     assert product.bound_ms == pytest.approx(1e15 / 989e12) and product.bound_fraction == product.bound_ms / 2
-    assert copy.limiter == "memory" and copy.flops_per_s == 0 and as_ceilings(copy.ceilings) == ROOF
+    assert copy.limiter == "memory" and copy.flops_per_s == 0 and Ceilings(**copy.ceilings) == ROOF
     assert cost_of(product) == COST and cost_of(busy) == MOVING and cost_of(plain) is busy.bound_ms is None
     info = {name: value for name, value in TESTS[0]["extra_info"].items() if name != "bound_s"}
     with pytest.raises(ValueError, match=r"^b.json, benchmarks\[0\].extra_info: expected the values of "):
