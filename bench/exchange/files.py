@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,25 +46,38 @@ class Imported:
         )
 
 
-def imported(found: Iterable[Record | Skipped]) -> Imported:
-    """Records and skipped parts, each in their order."""
-    every = tuple(found)
-    records = tuple(one for one in every if isinstance(one, Record))
-    return Imported(records, tuple(one for one in every if isinstance(one, Skipped)))
-
-
 @dataclass(frozen=True)
 class ResultFile:
-    """What all records of one file share."""
+    """What all records of one file share, and what has been read of it."""
 
     tool: str
     timestamp: str
     content: str
     """What tells two files of one time apart."""
     environment: Mapping[str, Any]
+    records: list[Record] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
-    def record(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> Record:
-        """A bench record; `values` are its other fields.  A latency that is no time makes it INVALID.
+    def imported(self, definitions: Sequence[Mapping[str, Any]] = ()) -> Imported:
+        """What has been read."""
+        return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
+
+    def skip(self, place: str, reason: str) -> None:
+        """Names a part that does not become a record."""
+        self.skipped.append(Skipped(place, reason))
+
+    def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
+        """The finite numbers among `values`; any other value, which a record cannot hold, is named as skipped."""
+        kept = {}
+        for name, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                kept[name] = float(value)
+            else:
+                self.skip(place, f"its {name} is {value}")
+        return kept
+
+    def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
+        """Adds a bench record; `values` are its other fields.  A latency that is no time makes it INVALID.
 
         Its run is named by the time and content of the file, so that a second import gives the same file of records.
         Raises `ValueError` with the place if a value does not fit its field.
@@ -85,7 +98,7 @@ class ResultFile:
             known |= {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
             known |= dict.fromkeys(("latency_median_ms", "flops_per_s", "bytes_per_s"))
         try:
-            return Record(kind="bench", **known)
+            self.records.append(Record(kind="bench", **known))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 
@@ -122,17 +135,6 @@ def parse_json(text: str, place: str) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error
-
-
-def finite(values: Mapping[str, Any], place: str, skipped: list[Skipped]) -> dict[str, float]:
-    """The finite numbers among `values`; any other value, which a record cannot hold, is named in `skipped`."""
-    kept = {}
-    for name, value in values.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            kept[name] = float(value)
-        else:
-            skipped.append(Skipped(place, f"its {name} is {value}"))
-    return kept
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rooflab.bench.base.decode import decoded
 from rooflab.bench.base.plain import number_of
-from rooflab.bench.core import Record, Status
+from rooflab.bench.core import Status
 from rooflab.bench.exchange import files
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
@@ -227,28 +227,27 @@ def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
                 trace = decoded(FlashInferTrace, files.parse_json(line, place), place)
                 newest, content = max(newest, files.when(trace.evaluation.timestamp, place)), f"{content}{line}\n"
                 traces.append((place, trace))
-    skipped = list[files.Skipped]()
+    source = files.ResultFile(TOOL, newest, content, {})
     taken: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
     for place, trace in traces:
         definition, axes = definitions.get(trace.definition), trace.workload.axes
         if definition is None:
-            skipped.append(files.Skipped(place, f"no definition called {trace.definition!r} is there"))
+            source.skip(place, f"no definition called {trace.definition!r} is there")
         elif empty := [name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0]:
-            skipped.append(files.Skipped(place, f"its workload has no {', '.join(empty)}"))
+            source.skip(place, f"its workload has no {', '.join(empty)}")
         else:
             case = definition.case(axes)
             taken.append((place, trace, definition, case))
             workloads.setdefault((definition.op[0], case.id), set()).add(trace.workload.uuid)
-    source, records = files.ResultFile(TOOL, newest, content, {}), []
     for place, trace, definition, case in taken:
         uuid = trace.workload.uuid
         several = len(workloads[definition.op[0], case.id]) > 1
         own = case.but(**files.make_case({"workload": uuid})) if several else case
-        records.append(_record(trace, definition, own, source, f"{place}, evaluation", skipped))
+        _add(trace, definition, own, source, f"{place}, evaluation")
     counts = Counter(trace.definition for _, trace in traces)
     rows = [each.row(counts[each.name]) for each in definitions.values() if not ops or each.op[0] in ops]
-    return files.Imported(tuple(records), tuple(skipped), tuple(rows))
+    return source.imported(rows)
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:
@@ -264,14 +263,7 @@ def definitions_in(root: Path) -> dict[str, Definition]:
     return found
 
 
-def _record(
-    trace: FlashInferTrace,
-    definition: Definition,
-    case: Case,
-    source: files.ResultFile,
-    place: str,
-    skipped: list[files.Skipped],
-) -> Record:
+def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: files.ResultFile, place: str) -> None:
     found, libs = trace.evaluation, dict(trace.evaluation.environment.libs or {})
     performance, hardware = found.performance or {}, found.environment.hardware
     if found.status not in STATUSES:
@@ -292,9 +284,9 @@ def _record(
         "op": definition.op[0] or definition.op_type,
         "kernel": trace.solution,
         "scheme": definition.scheme,
-        "metrics": files.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place, skipped),
+        "metrics": source.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place),
     }
-    return source.record(place, case, latency, values)
+    source.add(place, case, latency, values)
 
 
 METRICS = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")

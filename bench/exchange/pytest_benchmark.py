@@ -27,7 +27,6 @@ from rooflab.bench.exchange.files import (
     Skipped,
     benchmark_name,
     environment,
-    finite,
     is_time,
     make_case,
     parse_json,
@@ -96,23 +95,22 @@ def read_pytest_benchmark(path: Path) -> Imported:
     file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
     around = _environment(file, path.name)
     source = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, around)
-    records, skipped = [], []
     for number, benchmark in enumerate(file.benchmarks):
         place = f"{path.name}, benchmarks[{number}]"
         if not benchmark.stats:
-            skipped.append(Skipped(benchmark.fullname, "it has no statistics: it failed or was disabled"))
+            source.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
             continue
         extra = benchmark.extra_info or {}
         ours = decoded_fields(Record, extra.get(OURS) or {}, f"{place}.extra_info.{OURS}")
         case, what = _what(benchmark, extra, ours)
-        latency_ms, reading = _reading(benchmark, extra, ours, place, skipped)
+        latency_ms, reading = _reading(benchmark, extra, ours, place, source)
         values = _commit(file.commit_info or {}) | what | reading
         values = _rooflined(values, latency_ms, extra, f"{place}.extra_info")
         if not _OF_SUITE.fullmatch(benchmark.fullname):
             names = {key: getattr(benchmark, key) for key in NAMES}
             values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
-        records.append(source.record(place, case, latency_ms, values))
-    return Imported(tuple(records), tuple(skipped))
+        source.add(place, case, latency_ms, values)
+    return source.imported()
 
 
 def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
@@ -176,7 +174,7 @@ def _case(params: object, test_id: str) -> Case:
 
 
 def _reading(
-    benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, skipped: list[Skipped]
+    benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
     """The latency, None where a sample is no time, and the record's fields for status, samples and statistics.
 
@@ -191,7 +189,7 @@ def _reading(
     given = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
-        "metrics": finite(given, place, skipped),
+        "metrics": source.finite(given, place),
         "status": "OK",
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
