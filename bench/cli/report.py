@@ -92,8 +92,8 @@ def history(
     points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    order = commit_order(points.frame["commit"], repository(repo))
-    trends = find_trends(points.frame, order, last, threshold)
+    order = commit_order((point.record.commit for point in points.points), repository(repo))
+    trends = find_trends(points.points, order, last, threshold)
     show.result(summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)
