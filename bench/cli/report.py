@@ -88,13 +88,14 @@ def history(
     """
     from rooflab.bench.core import result_folder
     from rooflab.bench.report.sources import grouped
-    from rooflab.bench.report.trends.points import RecordFilter, read_points
+    from rooflab.bench.report.trends.points import RecordFilter, commit_order, read_points, repository
     from rooflab.bench.report.trends.trend import find_trends, notes, summary
 
     points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    trends = find_trends(points, repo, last, threshold)
+    order = commit_order((point.record.commit for point in points.points), repository(repo))
+    trends = find_trends(points.points, order, last, threshold)
     show.result(summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)

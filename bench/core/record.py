@@ -12,14 +12,14 @@ import re
 import secrets
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rooflab.bench.base.plain import Json, in_utc, number_of, plain
+from rooflab.bench.base.decode import decoded
+from rooflab.bench.base.plain import in_utc, plain
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 
@@ -223,21 +223,16 @@ class Record:
     def from_json(cls, line: str) -> Record:
         """The record in `line`.  Raises `ValueError` if `line` is not a record, or on a newer major version."""
         values = json.loads(line, parse_constant=_refused)
-        if not isinstance(values, dict):
-            raise ValueError(f"record: expected a JSON object, got {type(values).__name__}")
-        _check_version(str(values.get("schema_version")))
-        known = {name: value for name, value in values.items() if name in _FIELDS}
-        missing = [name for name in ("kind", "run_id", "status", "environment") if name not in known]
-        if missing:
-            raise ValueError(f"record: expected the field {missing[0]!r}, got none")
-        errors = known.get("errors") or ()
-        known = {name: _field(name, _HINTS[name], value) for name, value in known.items()}
-        numbers = [{name: float(one[name]) for name in _ERROR_NUMBERS if name in one} for one in errors]
-        known["errors"] = tuple({**one, **floats} for one, floats in zip(errors, numbers, strict=True))
-        return cls(**known)
+        if isinstance(values, dict):
+            _check_version(str(values.get("schema_version")))
+            if "run_id" not in values:
+                raise ValueError("run_id: expected a value, got none")
+        found = decoded(cls, values)
+        numbers = [{name: float(one[name]) for name in _ERROR_NUMBERS if name in one} for one in found.errors]
+        errors = tuple({**one, **floats} for one, floats in zip(found.errors, numbers, strict=True))
+        return replace(found, errors=errors) if errors else found
 
 
-_FIELDS = frozenset(item.name for item in fields(Record))
 _HALF = re.compile("[\ud800-\udfff]")
 """Half of a character of UTF-16, which JSON can hold and no file in UTF-8."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
@@ -254,30 +249,6 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "verdict": (*get_args(Verdict), None),
     "traffic_basis": (*get_args(TrafficBasis), None),
 }
-
-
-_HINTS = get_type_hints(Record)
-
-
-def _field(name: str, hint: object, value: Json) -> Json:
-    """A field of a record from its value in JSON.  Raises `ValueError` if the schema has another type for it."""
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
-    if value is None and NoneType in get_args(hint):
-        return None
-    kind, origin = kinds[0], get_origin(kinds[0]) or kinds[0]
-    if kind is float:
-        return number_of(name, value)
-    if kind in (int, bool, str) and type(value) is not kind:
-        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r}")
-    if origin is Mapping and not isinstance(value, dict):
-        raise ValueError(f"{name}: expected an object, got {value!r}")
-    if origin is Mapping and get_args(kind)[1] is float:
-        return {key: number_of(f"{name}.{key}", item) for key, item in value.items()}
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{name}: expected an array, got {value!r}")
-        return tuple(_field(name, get_args(kind)[0], item) for item in value)
-    return value
 
 
 def _refused(number: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.base.plain import number_in
-from rooflab.bench.core import Record
 from rooflab.bench.exchange import files
 from rooflab.kernels.registry import get_op, ops
 from rooflab.reference.spec import scalar
@@ -33,7 +32,9 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     source, rows = _source(path, "csv", text, columns), csv.DictReader(StringIO(text))
     if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
         raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
-    return files.imported(_record(path, source, f"line {rows.line_num}", row, places) for row in rows)
+    for row in rows:
+        _add(path, source, f"line {rows.line_num}", row, places)
+    return source.imported()
 
 
 def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
@@ -41,7 +42,6 @@ def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
     say otherwise.  Raises `ValueError` if it is not a file of NVBench."""
     text, own = files.read_text(path), places_of(columns)
     values, source = files.parse_json(text, path.name), _source(path, "nvbench", text, columns)
-    found: list[Record | files.Skipped] = []
     try:
         gpus = {each["id"]: each["name"] for each in values["devices"]}
         states = [(bench["name"], state) for bench in values["benchmarks"] for state in bench["states"] or ()]
@@ -51,7 +51,7 @@ def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
             tags = {tag: item["value"] for tag, item in data if item["name"] == "value"}
             mean, rate = tags.get("nv/cold/time/gpu/mean"), tags.get("nv/cold/bw/global/bytes_per_second")
             if mean is None:
-                found.append(files.Skipped(place, state.get("skip_reason") or "it has no time of the GPU"))
+                source.skip(place, state.get("skip_reason") or "it has no time of the GPU")
                 continue
             known = [f"op=={name}", f"kernel=={name}", f"gpu=={gpus[state['device']]}"]
             known.append(f"latency=={tags.get('nv/cold/time/gpu/median', mean)}:s")
@@ -59,10 +59,10 @@ def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
                 known.append(f"bytes=={float(rate) * float(mean)}:B")  # NVBench's rate is over the mean time
             taken = {column for column, _ in own.values()}
             known += [f"case.{axis}=={value}" for axis, value in axes.items() if axis not in taken]
-            found.append(_record(path, source, place, axes, {**places_of(known), **own}))
+            _add(path, source, place, axes, {**places_of(known), **own})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name}: expected the JSON of NVBench: {error!r}") from error
-    return files.imported(found)
+    return source.imported()
 
 
 def _source(path: Path, tool: str, text: str, columns: Sequence[str]) -> files.ResultFile:
@@ -84,10 +84,8 @@ def places_of(columns: Sequence[str]) -> Places:
     return found
 
 
-def _record(
-    path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places
-) -> Record | files.Skipped:
-    """The record of a row; the row is skipped where an op of the lab does not have its case."""
+def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places) -> None:
+    """Adds the record of a row; the row is skipped where an op of the lab does not have its case."""
     cells: dict[str, Any] = {}
     for field, (column, factor) in places.items():
         cell = column[1:] if column.startswith("=") else row.get(column)
@@ -101,7 +99,8 @@ def _record(
     try:
         case = get_op(cells["op"]).check_case(case) if case and cells["op"] in ops() else case
     except ValueError as error:
-        return files.Skipped(where, str(error))
+        source.skip(where, str(error))
+        return
     latency: float = cells["latency"]
     flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
     with suppress(ValueError):  # of another GPU than those of `--gpu`
@@ -110,4 +109,4 @@ def _record(
     if latency:
         values["flops_per_s"], values["bytes_per_s"] = (one and one / latency * 1e3 for one in (flops, moved))
     values["environment"] = files.environment(source.tool, gpu or "unknown", gpu, file=path.name)
-    return source.record(f"{path.name}, {where}", case, latency, values)
+    source.add(f"{path.name}, {where}", case, latency, values)

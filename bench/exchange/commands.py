@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,17 @@ from rooflab.bench.core import Record
 from rooflab.bench.core import read as read_records
 from rooflab.bench.exchange.columns import read_columns, read_nvbench
 from rooflab.bench.exchange.files import Imported, Skipped, write_csv
-from rooflab.bench.exchange.flashinfer import read_dataset
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
-from rooflab.bench.exchange.tritonbench import read_tritonbench
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.sources import find_files
 from rooflab.bench.report.trends.points import RecordFilter
 
-Reader = Callable[[Path, Sequence[str], Sequence[str]], Imported]
-READERS: Mapping[str, Reader] = {
-    "pytest-benchmark": lambda path, ops, columns: read_pytest_benchmark(path),
-    "tritonbench": lambda path, ops, columns: read_tritonbench(path, _only(ops) if ops else None),
-    "flashinfer": lambda path, ops, columns: read_dataset(path, ops),
-    "nvbench": lambda path, ops, columns: read_nvbench(path, columns),
-    "csv": lambda path, ops, columns: read_columns(path, columns),
+FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
+    "pytest-benchmark": lambda path, columns: read_pytest_benchmark(path),
+    "nvbench": read_nvbench,
+    "csv": read_columns,
 }
+"""How a file of each format is read, with the texts of `--column`."""
 FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
     "pytest-benchmark": write_pytest_benchmark,
     "csv": write_csv,
@@ -33,16 +30,21 @@ FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
 
 
 def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None, columns: Sequence[str] = ()) -> Imported:
-    """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file."""
-    if tool not in READERS:
-        raise ValueError(f"tool: expected one of {', '.join(READERS)} or published, got {tool!r}")
+    """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file.
+
+    A reader of the entry points `rooflab.readers` is a function of paths and ops that returns an `Imported`.
+    """
+    plugins = {point.name: point for point in entry_points(group="rooflab.readers")}
+    if tool not in (*FORMATS, *plugins):
+        raise ValueError(f"tool: expected one of {', '.join((*FORMATS, *plugins))} or published, got {tool!r}")
     if columns and tool not in ("csv", "nvbench"):
         raise ValueError(f"column: expected none with {tool}, got {columns[0]!r}")
     if not paths:
         raise ValueError(f"path: expected a file of {tool}, got none")
-    if tool == "flashinfer":
-        _only(paths)
-    return sum((READERS[tool](path, ops or (), columns) for path in paths), Imported())
+    if tool in FORMATS:
+        return sum((FORMATS[tool](path, columns) for path in paths), Imported())
+    found: Imported = plugins[tool].load()(paths, ops or ())
+    return found
 
 
 def rows(found: Imported) -> list[dict[str, Any]]:
@@ -54,12 +56,6 @@ def summary(found: Imported) -> dict[str, Any]:
     """Definitions, rows and skipped results as JSON values."""
     skipped = [asdict(each) for each in found.skipped]
     return {"definitions": found.definitions, "rows": rows(found), "not_imported": skipped}
-
-
-def _only(values: Sequence[Any]) -> Any:
-    if len(values) != 1:
-        raise ValueError(f"path: expected one, got {len(values)}")
-    return values[0]
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:

@@ -7,10 +7,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -19,6 +19,7 @@ from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
+Item = TypeVar("Item")
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """Milliseconds in each unit of time that another tool may write."""
 
@@ -45,25 +46,38 @@ class Imported:
         )
 
 
-def imported(found: Iterable[Record | Skipped]) -> Imported:
-    """Records and skipped parts, each in their order."""
-    every = tuple(found)
-    records = tuple(one for one in every if isinstance(one, Record))
-    return Imported(records, tuple(one for one in every if isinstance(one, Skipped)))
-
-
 @dataclass(frozen=True)
 class ResultFile:
-    """What all records of one file share."""
+    """What all records of one file share, and what has been read of it."""
 
     tool: str
     timestamp: str
     content: str
     """What tells two files of one time apart."""
     environment: Mapping[str, Any]
+    records: list[Record] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
-    def record(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> Record:
-        """A bench record; `values` are its other fields.  A latency that is no time makes it INVALID.
+    def imported(self, definitions: Sequence[Mapping[str, Any]] = ()) -> Imported:
+        """What has been read."""
+        return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
+
+    def skip(self, place: str, reason: str) -> None:
+        """Names a part that does not become a record."""
+        self.skipped.append(Skipped(place, reason))
+
+    def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
+        """The finite numbers among `values`; any other value, which a record cannot hold, is named as skipped."""
+        kept = {}
+        for name, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                kept[name] = float(value)
+            else:
+                self.skip(place, f"its {name} is {value}")
+        return kept
+
+    def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
+        """Adds a bench record; `values` are its other fields.  A latency that is no time makes it INVALID.
 
         Its run is named by the time and content of the file, so that a second import gives the same file of records.
         Raises `ValueError` with the place if a value does not fit its field.
@@ -84,7 +98,7 @@ class ResultFile:
             known |= {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
             known |= dict.fromkeys(("latency_median_ms", "flops_per_s", "bytes_per_s"))
         try:
-            return Record(kind="bench", **known)
+            self.records.append(Record(kind="bench", **known))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 
@@ -92,6 +106,13 @@ class ResultFile:
 def is_time(latency_ms: float) -> bool:
     """Whether a number is a time that a kernel can take."""
     return math.isfinite(latency_ms) and latency_ms > 0
+
+
+def only(values: Sequence[Item], name: str) -> Item:
+    """The one value of an argument that takes one.  Raises `ValueError` on several."""
+    if len(values) != 1:
+        raise ValueError(f"{name}: expected one, got {len(values)}")
+    return values[0]
 
 
 def read_text(path: Path) -> str:
@@ -114,37 +135,6 @@ def parse_json(text: str, place: str) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error
-
-
-def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], place: str) -> Any:
-    """`values[key]`.  Raises `ValueError` with the place if the key is absent or its value has another type."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{place}: expected an object, got {type(values).__name__}")
-    if key not in values:
-        raise ValueError(f"{place}: expected {key!r}, got an object without it")
-    value = values[key]
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    # In JSON `true` is not a number; in Python `True` is an int.
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join(each.__name__ for each in kinds)
-        raise ValueError(f"{place}: expected {key!r} as {names}, got {type(value).__name__}")
-    return value
-
-
-def get_object(values: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
-    """`values[key]`, or an empty object if it is absent or null.  Raises `ValueError` if it is not an object."""
-    return {} if values.get(key) is None else cast(Mapping[str, Any], get(values, key, dict, place))
-
-
-def finite(values: Mapping[str, Any], place: str, skipped: list[Skipped]) -> dict[str, float]:
-    """The finite numbers among `values`; any other value, which a record cannot hold, is named in `skipped`."""
-    kept = {}
-    for name, value in values.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            kept[name] = float(value)
-        else:
-            skipped.append(Skipped(place, f"its {name} is {value}"))
-    return kept
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) -> dict[str, Any]:

@@ -7,14 +7,16 @@ recognises a definition by its type and inputs.  It never runs the Python text; 
 from __future__ import annotations
 
 import ast
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-from rooflab.bench.core import Record, Status
+from rooflab.bench.base.decode import decoded
+from rooflab.bench.base.plain import number_of
+from rooflab.bench.core import Status
 from rooflab.bench.exchange import files
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
@@ -46,32 +48,66 @@ OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
 """For each of our ops: prefixes of a definition's type, and the inputs that the definition must have."""
 OPTIONAL = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "top_p", "min_p"})
 """Other inputs that a definition may have."""
+EPSILONS = frozenset({"eps", "epsilon", "variance_epsilon"})
+"""Names, in small letters, that a definition's text may give an epsilon."""
 ASIDE = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 """Small fp32 tensors that do not decide a definition's scheme."""
 
 
-class Tensor(NamedTuple):
+@dataclass(frozen=True)
+class Axis:
+    """A size of a definition: `const` with its value, or `var`, which a workload gives."""
+
+    type: Literal["const", "var"]
+    value: int | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
     """An input or output of a definition."""
 
-    shape: tuple[str, ...] | None
-    """Names of axes; None for a Python scalar."""
     dtype: str
+    shape: tuple[str, ...] | None = None
+    """Names of axes; None for a Python scalar."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """The definition of a kernel's computation."""
+    """The definition of a kernel's computation, as its file holds it."""
 
     name: str
     op_type: str
-    constants: Mapping[str, int]
-    """Axes with a fixed size, and that size."""
-    variables: tuple[str, ...]
-    """Axes whose sizes come from a workload."""
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
-    eps: float | None
-    """The number that the Python text assigns to an epsilon; None if it assigns no number, or different numbers."""
+    axes: Mapping[str, Axis]
+    inputs: Mapping[str, Operand]
+    outputs: Mapping[str, Operand]
+    reference: str
+    """The computation as Python text."""
+
+    def __post_init__(self) -> None:
+        for name, axis in self.axes.items():
+            if axis.type == "const" and (axis.value is None or axis.value < 0):
+                raise ValueError(f"axes.{name}: expected a value of at least 0, got {axis.value}")
+        for name, tensor in {**self.inputs, **self.outputs}.items():
+            if unknown := set(tensor.shape or ()) - self.axes.keys():
+                raise ValueError(f"{name}.shape: expected names of axes, got {min(unknown)!r}")
+        _ = self.eps
+
+    @cached_property
+    def eps(self) -> float | None:
+        """The number that the Python text assigns to an epsilon; None if it assigns no number, or different numbers."""
+        try:
+            tree = ast.parse(self.reference)
+        except SyntaxError as error:
+            raise ValueError(f"reference, line {error.lineno}: not Python: {error.msg}") from error
+        found = {
+            float(node.value.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, int | float)
+            and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)} & EPSILONS
+        }
+        return found.pop() if len(found) == 1 else None
 
     @property
     def op(self) -> tuple[str | None, str]:
@@ -112,7 +148,8 @@ class Definition:
 
     def case(self, axes: Mapping[str, int]) -> Case:
         """Our case with these sizes; or, for an op without one, a case with the definition's name and sizes."""
-        op, sizes = self.op[0], {**self.constants, **axes}
+        op = self.op[0]
+        sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm":
             (m, k), b = shapes["A"], shapes["B"]
@@ -131,16 +168,47 @@ class Definition:
         return row | {"traces": traces, "reason": reason}
 
 
-class FlashInferTrace(NamedTuple):
-    """One result, and its place in the files."""
+@dataclass(frozen=True)
+class Workload:
+    """The sizes of one call."""
+
+    uuid: str
+    axes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TraceMachine:
+    """Where a trace was made."""
+
+    hardware: str
+    libs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of a trace."""
+
+    status: str
+    timestamp: str
+    environment: TraceMachine
+    log: Any = None
+    performance: Mapping[str, Any] | None = None
+    correctness: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class FlashInferTrace:
+    """One result."""
 
     definition: str
     solution: str
-    uuid: str
-    axes: Mapping[str, int]
-    evaluation: Mapping[str, Any]
-    timestamp: str
-    place: str
+    workload: Workload
+    evaluation: Evaluation
+
+
+def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
+    """The entry point `flashinfer`: `read_dataset` of one folder.  Raises `ValueError` on several."""
+    return read_dataset(files.only(paths, "path"), ops)
 
 
 def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
@@ -151,33 +219,35 @@ def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
     cases of their own: such a case has the workload's id too.  Raises `ValueError` with the file and place of a
     malformed value.
     """
-    definitions, traces = definitions_in(root), []
+    definitions, traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
     for path in sorted((root / "traces").rglob("*.jsonl")):
         for number, line in enumerate(files.read_text(path).splitlines(), 1):
             if line.strip():
                 place = f"{path.name}, line {number}"
-                traces.append(_trace(files.parse_json(line, place), place))
-    skipped = list[files.Skipped]()
-    taken: list[tuple[FlashInferTrace, Definition, Case]] = []
+                trace = decoded(FlashInferTrace, files.parse_json(line, place), place)
+                newest, content = max(newest, files.when(trace.evaluation.timestamp, place)), f"{content}{line}\n"
+                traces.append((place, trace))
+    source = files.ResultFile(TOOL, newest, content, {})
+    taken: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
-    for trace in traces:
-        definition = definitions.get(trace.definition)
+    for place, trace in traces:
+        definition, axes = definitions.get(trace.definition), trace.workload.axes
         if definition is None:
-            skipped.append(files.Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
-        elif empty := [axis for axis in definition.variables if not trace.axes.get(axis)]:
-            skipped.append(files.Skipped(trace.place, f"its workload has no {', '.join(empty)}"))
+            source.skip(place, f"no definition called {trace.definition!r} is there")
+        elif empty := [name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0]:
+            source.skip(place, f"its workload has no {', '.join(empty)}")
         else:
-            taken.append((trace, definition, definition.case(trace.axes)))
-            workloads.setdefault((definition.op[0], taken[-1][2].id), set()).add(trace.uuid)
-    content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in traces], allow_nan=False)
-    source, records = files.ResultFile(TOOL, max((trace.timestamp for trace in traces), default=""), content, {}), []
-    for trace, definition, case in taken:
+            case = definition.case(axes)
+            taken.append((place, trace, definition, case))
+            workloads.setdefault((definition.op[0], case.id), set()).add(trace.workload.uuid)
+    for place, trace, definition, case in taken:
+        uuid = trace.workload.uuid
         several = len(workloads[definition.op[0], case.id]) > 1
-        own = case.but(**files.make_case({"workload": trace.uuid})) if several else case
-        records.append(_record(trace, definition, own, source, skipped))
-    counts = Counter(trace.definition for trace in traces)
+        own = case.but(**files.make_case({"workload": uuid})) if several else case
+        _add(trace, definition, own, source, f"{place}, evaluation")
+    counts = Counter(trace.definition for _, trace in traces)
     rows = [each.row(counts[each.name]) for each in definitions.values() if not ops or each.op[0] in ops]
-    return files.Imported(tuple(records), tuple(skipped), tuple(rows))
+    return source.imported(rows)
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:
@@ -186,118 +256,37 @@ def definitions_in(root: Path) -> dict[str, Definition]:
         raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
     found: dict[str, Definition] = {}
     for path in sorted((root / "definitions").rglob("*.json")):
-        definition = _definition(files.parse_json(files.read_text(path), path.name), path.name)
+        definition = decoded(Definition, files.parse_json(files.read_text(path), path.name), path.name)
         if definition.name in found:
             raise ValueError(f"{path.name}: a definition called {definition.name!r} was read before")
         found[definition.name] = definition
     return found
 
 
-def _definition(values: Any, place: str) -> Definition:
-    axes = files.get(values, "axes", dict, place)
-    constants = {}
-    for name, axis in axes.items():
-        kind = files.get(axis, "type", str, f"{place}, axes.{name}")
-        if kind == "const":
-            constants[name] = _size(axis, "value", f"{place}, axes.{name}")
-        elif kind != "var":
-            raise ValueError(f"{place}, axes.{name}: expected the type const or var, got {kind!r}")
-    name, op_type, reference = (files.get(values, key, str, place) for key in ("name", "op_type", "reference"))
-    try:
-        tree = ast.parse(reference)
-    except SyntaxError as error:
-        raise ValueError(f"{place}, reference, line {error.lineno}: not Python: {error.msg}") from error
-    inputs, outputs = (
-        {
-            key: _tensor(tensor, axes, f"{place}, {side}.{key}")
-            for key, tensor in files.get(values, side, dict, place).items()
-        }
-        for side in ("inputs", "outputs")
-    )
-    variables = tuple(axis for axis in axes if axis not in constants)
-    return Definition(name, op_type, constants, variables, inputs, outputs, _epsilon(tree))
-
-
-def _size(values: Mapping[str, Any], key: str, place: str) -> int:
-    size: int = files.get(values, key, int, place)
-    if size < 0:
-        raise ValueError(f"{place}: expected {key!r} of at least 0, got {size}")
-    return size
-
-
-def _tensor(values: Any, axes: Mapping[str, Any], place: str) -> Tensor:
-    dtype = files.get(values, "dtype", str, place)
-    if values.get("shape") is None:
-        return Tensor(None, dtype)
-    shape = files.get(values, "shape", list, place)
-    unknown = [axis for axis in shape if not isinstance(axis, str) or axis not in axes]
-    if unknown:
-        raise ValueError(f"{place}.shape: expected names of axes, got {unknown[0]!r}")
-    return Tensor(tuple(shape), dtype)
-
-
-def _epsilon(tree: ast.Module) -> float | None:
-    found = {
-        float(node.value.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, int | float)
-        and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)}
-        & {"eps", "epsilon", "variance_epsilon"}
-    }
-    return found.pop() if len(found) == 1 else None
-
-
-def _trace(values: Any, place: str) -> FlashInferTrace:
-    name, workload = files.get(values, "definition", str, place), files.get(values, "workload", dict, place)
-    axes = files.get(workload, "axes", dict, f"{place}, workload")
-    for axis in axes:
-        _size(axes, axis, f"{place}, workload.axes")
-    uuid = files.get(workload, "uuid", str, f"{place}, workload")
-    evaluation = files.get(values, "evaluation", dict, place)
-    timestamp = files.when(files.get(evaluation, "timestamp", str, place), place)
-    solution = files.get(values, "solution", str, place)
-    return FlashInferTrace(name, solution, uuid, axes, evaluation, timestamp, place)
-
-
-def _record(
-    trace: FlashInferTrace, definition: Definition, case: Case, source: files.ResultFile, skipped: list[files.Skipped]
-) -> Record:
-    place, evaluation = f"{trace.place}, evaluation", trace.evaluation
-    theirs = files.get(evaluation, "status", str, place)
-    if theirs not in STATUSES:
-        raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {theirs!r}")
-    performance = files.get_object(evaluation, "performance", place)
-    latency, reason = None, ""
-    if STATUSES[theirs] == "OK":
-        latency = float(files.get(performance, "latency_ms", (int, float), f"{place}.performance"))
+def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: files.ResultFile, place: str) -> None:
+    found, libs = trace.evaluation, dict(trace.evaluation.environment.libs or {})
+    performance, hardware = found.performance or {}, found.environment.hardware
+    if found.status not in STATUSES:
+        raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {found.status!r}")
+    status, latency, reason = STATUSES[found.status], None, ""
+    if status == "OK":
+        latency = float(number_of(f"{place}.performance.latency_ms", performance.get("latency_ms")))
     else:
-        log = str(evaluation.get("log") or "").strip() or "no log"
-        reason = f"{theirs}: {log.splitlines()[-1].strip()}"
-    both = {**performance, **files.get_object(evaluation, "correctness", place)}
+        reason = f"{found.status}: {(str(found.log or '').strip() or 'no log').splitlines()[-1].strip()}"
+    known = {name: libs.pop(name, None) for name in ("torch", "triton", "numpy")}
+    gpu = hardware.replace("_", " ")
+    both = {**performance, **(found.correctness or {})}
     values = {
-        "timestamp": trace.timestamp,
-        "status": STATUSES[theirs],
+        "timestamp": files.when(found.timestamp, place),
+        "status": status,
         "reason": reason,
-        "environment": _environment(evaluation, place, trace.uuid),
+        "environment": files.environment(TOOL, hardware, gpu, **known, libs=libs or None, workload=trace.workload.uuid),
         "op": definition.op[0] or definition.op_type,
         "kernel": trace.solution,
         "scheme": definition.scheme,
-        "metrics": files.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place, skipped),
+        "metrics": source.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place),
     }
-    return source.record(place, case, latency, values)
-
-
-def _environment(evaluation: Mapping[str, Any], place: str, workload: str) -> dict[str, Any]:
-    found = files.get(evaluation, "environment", dict, place)
-    hardware = files.get(found, "hardware", str, f"{place}.environment")
-    libs = files.get_object(found, "libs", f"{place}.environment")
-    known = {name: libs.get(name) for name in ("torch", "triton", "numpy")}
-    others = {name: version for name, version in libs.items() if name not in known}
-    return files.environment(
-        TOOL, hardware, hardware.replace("_", " "), **known, libs=others or None, workload=workload
-    )
+    source.add(place, case, latency, values)
 
 
 METRICS = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")

@@ -11,15 +11,15 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import numpy as np
 import pytest_benchmark
 from pytest_benchmark.stats import Stats
 
+from rooflab.bench.base.decode import decoded, decoded_fields
 from rooflab.bench.core import Record
 from rooflab.bench.exchange.files import (
     Imported,
@@ -27,9 +27,6 @@ from rooflab.bench.exchange.files import (
     Skipped,
     benchmark_name,
     environment,
-    finite,
-    get,
-    get_object,
     is_time,
     make_case,
     parse_json,
@@ -37,10 +34,11 @@ from rooflab.bench.exchange.files import (
     timed,
     when,
 )
-from rooflab.bench.report.figures import as_ceilings, cost_metrics
+from rooflab.bench.report.figures import cost_metrics
 from rooflab.bench.report.sources import machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import SCHEMES, Case
+from rooflab.roofline.model import Ceilings
 
 TOOL = "pytest-benchmark"
 OURS = "rooflab"
@@ -50,45 +48,78 @@ SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr
 COUNTS = ("rounds", "iterations")
 NAMES = ("group", "name", "fullname", "params", "param")
 """What pytest-benchmark calls a benchmark; kept in the record of one that is not of our suite, for a later export."""
+IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
+LATENCIES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
+"""Fields of a record that our exporter writes as they are."""
 SUITE = "bench/bench_kernels.py"
 _OF_SUITE = re.compile(r"(?:.*/)?bench_kernels\.py::test_kernel\[(\w+)/(\w+)-(\w+=.+)\]")
 _CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
 
 
+@dataclass(frozen=True)
+class OneBenchmark:
+    """A test of a file of pytest-benchmark."""
+
+    fullname: str
+    name: str
+    group: Any = None
+    params: Any = None
+    param: Any = None
+    stats: Mapping[str, Any] | None = None
+    extra_info: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class BenchmarkFile:
+    """A file of pytest-benchmark."""
+
+    machine_info: Mapping[str, Any]
+    benchmarks: tuple[OneBenchmark, ...]
+    datetime: str
+    commit_info: Mapping[str, Any] | None = None
+    version: Any = None
+
+
+@dataclass(frozen=True)
+class BenchmarkTimes:
+    """The statistics of a test that are read as times, in seconds."""
+
+    median: float
+    data: tuple[float, ...] | None = None
+
+
 def read_pytest_benchmark(path: Path) -> Imported:
     """One record per benchmark.  Raises `ValueError` with file and place if it is not a file of pytest-benchmark."""
     text = read_text(path)
-    values = parse_json(text, path.name)
-    machine = get(values, "machine_info", dict, path.name)
-    benchmarks = get(values, "benchmarks", list, path.name)
-    timestamp = when(get(values, "datetime", str, path.name), f"{path.name}, datetime")
-    commit = get_object(values, "commit_info", path.name)
-    around = _environment(machine, commit, str(values.get("version")), path.name)
-    source = ResultFile(TOOL, timestamp, text, around)
-    records, skipped = [], []
-    for number, benchmark in enumerate(benchmarks):
+    file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
+    around = _environment(file, path.name)
+    source = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, around)
+    for number, benchmark in enumerate(file.benchmarks):
         place = f"{path.name}, benchmarks[{number}]"
-        name = str(get(benchmark, "fullname", str, place))
-        stats = get_object(benchmark, "stats", place)
-        if not stats:
-            skipped.append(Skipped(name, "it has no statistics: it failed or was disabled"))
+        if not benchmark.stats:
+            source.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
             continue
-        case, what = _what(benchmark, place)
-        latency_ms, reading = _reading(benchmark, stats, place, skipped)
-        values = _commit(commit) | what | reading
-        values = _rooflined(values, latency_ms, get_object(benchmark, "extra_info", place), f"{place}.extra_info")
-        if not _OF_SUITE.fullmatch(name):
-            names = {key: benchmark.get(key) for key in NAMES}
+        extra = benchmark.extra_info or {}
+        ours = decoded_fields(Record, extra.get(OURS) or {}, f"{place}.extra_info.{OURS}")
+        case, what = _what(benchmark, extra, ours)
+        latency_ms, reading = _reading(benchmark, extra, ours, place, source)
+        values = _commit(file.commit_info or {}) | what | reading
+        values = _rooflined(values, latency_ms, extra, f"{place}.extra_info")
+        if not _OF_SUITE.fullmatch(benchmark.fullname):
+            names = {key: getattr(benchmark, key) for key in NAMES}
             values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
-        records.append(source.record(place, case, latency_ms, values))
-    return Imported(tuple(records), tuple(skipped))
+        source.add(place, case, latency_ms, values)
+    return source.imported()
 
 
-def _environment(machine: Mapping[str, Any], commit: Mapping[str, Any], version: str, name: str) -> dict[str, Any]:
+def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
     """The machine of the file, without its host name, because records hold no host name."""
-    cpu = get_object(machine, "cpu", f"{name}, machine_info")
+    machine, commit = file.machine_info, file.commit_info or {}
+    cpu, ours = machine.get("cpu") or {}, machine.get(OURS) or {}
+    if not (isinstance(cpu, dict) and isinstance(ours, dict)):
+        raise ValueError(f"{name}, machine_info: expected objects as cpu and {OURS}, got {cpu!r} and {ours!r}")
     label = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
-    ours = get_object(machine, OURS, f"{name}, machine_info")
     found = environment(
         TOOL,
         label,
@@ -96,7 +127,7 @@ def _environment(machine: Mapping[str, Any], commit: Mapping[str, Any], version:
         cores=cpu.get("count"),
         os=" ".join(str(machine[key]) for key in ("system", "machine") if machine.get(key)) or None,
         python=machine.get("python_version"),
-        version=version,
+        version=str(file.version),
         project=commit.get("project"),
         file=name,
     )
@@ -112,20 +143,12 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"commit": commit if known else None, "dirty": dirty if known and isinstance(dirty, bool) else None}
 
 
-def _what(benchmark: Mapping[str, Any], place: str) -> tuple[Case, dict[str, Any]]:
+def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
     """The case, and op and kernel: from our exporter's values, or from the test names of `bench_kernels.py`; for a file
     without ops, the group or the function, the full name without parameters, and the parameters."""
-    extra = get_object(benchmark, "extra_info", place)
-    ours = get_object(extra, OURS, f"{place}.extra_info")
+    name, fullname = benchmark.name, benchmark.fullname
     if ours:
-        names = ("op", "kernel", "role", "backend", "case_id", "scheme", "device", "l2_state")
-        found = {key: get(ours, key, (str, NoneType), f"{place}.extra_info.{OURS}") for key in names}
-        found |= _commit(ours) if "commit" in ours else {}
-        return Case(), found | {
-            "case": get(ours, "case", dict, place),
-            "seed": get(ours, "seed", (int, NoneType), place),
-        }
-    name, fullname = str(get(benchmark, "name", str, place)), str(benchmark["fullname"])
+        return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
     if named := _OF_SUITE.fullmatch(fullname):
         text, _, scheme = named[3].rpartition("-")
@@ -133,8 +156,8 @@ def _what(benchmark: Mapping[str, Any], place: str) -> tuple[Case, dict[str, Any
         if _CASE.fullmatch(text):
             return Case.parse(text), around | {"op": named[1], "kernel": named[2], "scheme": known}
     function, bracket, rest = name.partition("[")
-    case = _case(benchmark.get("params") or {}, rest.removesuffix("]"))
-    names_of_test = {"op": str(benchmark.get("group") or function), "kernel": fullname.removesuffix(bracket + rest)}
+    case = _case(benchmark.params or {}, rest.removesuffix("]"))
+    names_of_test = {"op": str(benchmark.group or function), "kernel": fullname.removesuffix(bracket + rest)}
     return case, around | names_of_test
 
 
@@ -151,23 +174,22 @@ def _case(params: object, test_id: str) -> Case:
 
 
 def _reading(
-    benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str, skipped: list[Skipped]
+    benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
-    """The latency, None where a sample is no time, and the record's fields for status, samples and statistics."""
-    median_s = float(get(stats, "median", (int, float), f"{place}.stats"))
-    extra = get_object(benchmark, "extra_info", place)
-    ours = get_object(extra, OURS, f"{place}.extra_info")
-    options = get_object(benchmark, "options", place)
+    """The latency, None where a sample is no time, and the record's fields for status, samples and statistics.
+
+    Our exporter's values are exact; those of the statistics are in seconds.
+    """
+    stats = benchmark.stats or {}
+    times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
     original = ours.get("timer") or extra.get("timer") or options.get("timer")
-    median_ms = _latency(ours, "latency_median_ms", median_s * 1e3, place)
-    data = stats.get("data") or []
-    if not isinstance(data, list) or not all(_number(value) for value in data):
-        raise ValueError(f"{place}.stats.data: expected a list of numbers")
+    data, exact = times.data or (), {name: ours[name] for name in LATENCIES if ours.get(name) is not None}
+    median_ms = exact.get("latency_median_ms", times.median * 1e3)
     names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
     given = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
-        "metrics": finite(given, place, skipped),
+        "metrics": source.finite(given, place),
         "status": "OK",
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
@@ -179,8 +201,7 @@ def _reading(
     if data:
         p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
         result |= {"samples": Record.packed(data), "sample_count": len(data)}
-        result["latency_p20_ms"] = _latency(ours, "latency_p20_ms", p20, place)
-        result["latency_p80_ms"] = _latency(ours, "latency_p80_ms", p80, place)
+        result |= {"latency_p20_ms": p20, "latency_p80_ms": p80} | exact
     return median_ms, result
 
 
@@ -189,7 +210,7 @@ def _rooflined(
 ) -> dict[str, Any]:
     """`values` with the cost that the fixture `kernel_benchmark` was given, the rates, and the bound with its
     ceilings."""
-    cost = get_object(extra, "cost", place)
+    cost = extra.get("cost")
     if not cost:
         return values
     try:
@@ -200,23 +221,12 @@ def _rooflined(
         found: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
         found |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
         if "ceilings" in extra:
-            bound_s, ceilings = float(extra["bound_s"]), as_ceilings(extra["ceilings"])
+            bound_s, ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
             found |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
             found["bound_fraction"] = None if ceilings.noise else bound_s / seconds
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
     return values | found
-
-
-def _latency(ours: Mapping[str, Any], name: str, default: float, place: str) -> float:
-    """The exact value from our exporter; without it `default`, the value from the statistics."""
-    if ours.get(name) is None:
-        return default
-    return float(get(ours, name, (int, float), f"{place}.extra_info.{OURS}"))
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")
@@ -315,9 +325,8 @@ def _names(record: Record) -> dict[str, Any]:
 
 
 def _benchmark(record: Record, stats: Mapping[str, Any]) -> dict[str, Any]:
-    ours = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed", "timer")
-    extra = {key: getattr(record, key) for key in (*ours, "run_id", "timestamp", "commit", "dirty")}
-    extra |= {key: getattr(record, key) for key in ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")}
+    ours = (*IDENTITY, "timer", "run_id", "timestamp", "commit", "dirty", *LATENCIES)
+    extra = {key: getattr(record, key) for key in ours}
     return {
         **_names(record),
         "extra_info": {"status": "OK", OURS: {**extra, "case": dict(record.case)}},

@@ -12,12 +12,14 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rooflab.bench.base.decode import decoded
 from rooflab.bench.base.plain import number_in
-from rooflab.bench.core import Record, Status
+from rooflab.bench.core import Status
 from rooflab.bench.exchange import files
 from rooflab.reference.spec import Case
 
@@ -34,6 +36,14 @@ _SPREAD = re.compile(r"\s*\(.*%\)\s*")
 """What may stand behind a number."""
 
 
+@dataclass(frozen=True)
+class TritonbenchFile:
+    """The JSON with its environment; older files are the metrics alone."""
+
+    metrics: Mapping[str, Any]
+    environ: Mapping[str, Any] | None = None
+
+
 class _Cells(NamedTuple):
     """What the file says of one implementation on one input."""
 
@@ -45,31 +55,37 @@ class _Cells(NamedTuple):
     """By metric: a number, or a text that may be one, an error message or a config."""
 
 
+def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
+    """The entry point `tritonbench`: `read_tritonbench` of each file.  Raises `ValueError` on several ops."""
+    op = files.only(ops, "op") if ops else None
+    return sum((read_tritonbench(path, op) for path in paths), files.Imported())
+
+
 def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
     """One record per implementation and input.  `op` gives the operator if the CSV's file name does not.
 
     Raises `ValueError` with file and place if it is not a file of tritonbench.
     """
-    text = files.read_text(path)
-    skipped: list[files.Skipped] = []
+    text, metrics = files.read_text(path), None
     around: Mapping[str, Any] = {}
     if path.suffix == ".json":
         values = files.parse_json(text, path.name)
-        if not isinstance(values, dict):
-            raise ValueError(f"{path.name}: expected an object, got {type(values).__name__}")
-        metrics = files.get(values, "metrics", dict, path.name) if "metrics" in values else values
-        around = files.get_object(values, "environ", path.name) if metrics is not values else {}
-        readings = _from_json(metrics, path.name, skipped)
-    else:
-        readings = _from_csv(text, path.name, op or _op_of(path), skipped)
+        bare = isinstance(values, dict) and "metrics" not in values
+        file = decoded(TritonbenchFile, {"metrics": values} if bare else values, path.name)
+        around, metrics = file.environ or {}, file.metrics
     date = around.get("benchmark_date")
     iso = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", str(date))  # tritonbench writes `20250815103000`, or ISO 8601
     timestamp = files.when(iso, f"{path.name}, benchmark_date") if date else files.file_time(path)
     source = files.ResultFile(TOOL, timestamp, text, _environment(around, path.name))
-    records = [record for reading in readings if (record := _record(reading, source, skipped)) is not None]
-    if not records and not skipped:
+    if metrics is None:
+        readings = _from_csv(text, path.name, op or _op_of(path), source)
+    else:
+        readings = _from_json(metrics, path.name, source)
+    for reading in readings:
+        _add(reading, source)
+    if not source.records and not source.skipped:
         raise ValueError(f"{path.name}: expected results of tritonbench, got none")
-    return files.Imported(tuple(records), tuple(skipped))
+    return source.imported()
 
 
 def _op_of(path: Path) -> str:
@@ -89,7 +105,7 @@ def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> list[_Cells]:
+def _from_csv(text: str, name: str, op: str, source: files.ResultFile) -> list[_Cells]:
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=";"))
     if not rows or len(rows[0]) < 2:
         raise ValueError(f"{name}, line 1: expected columns separated by ';', the first of them the input")
@@ -106,7 +122,7 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
         if len(row) != len(header):
             raise ValueError(f"{place}: expected {len(header)} cells, got {len(row)}")
         if row[0] in ("average", "hashes"):
-            skipped.append(files.Skipped(place, AVERAGE if row[0] == "average" else "hashes of sources"))
+            source.skip(place, AVERAGE if row[0] == "average" else "hashes of sources")
             continue
         inputs[row[0]] += 1
         case = _case(row[0], header[0])
@@ -123,12 +139,12 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
     return readings
 
 
-def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skipped]) -> list[_Cells]:
+def _from_json(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -> list[_Cells]:
     found: dict[tuple[str, str, str], _Cells] = {}
     for key, value in metrics.items():
         parts = _KEY.fullmatch(key)
         if _MEAN_KEY.fullmatch(key) or (parts and parts["x"] in ("average", "hashes")):
-            skipped.append(files.Skipped(key, AVERAGE))
+            source.skip(key, AVERAGE)
             continue
         if not parts:
             raise ValueError(f"{name}, {key!r}: expected tritonbench_<op>_<mode>[x_<input>-<provider>]_<metric>")
@@ -156,8 +172,8 @@ def _case(text: str, label: str) -> Case:
     return files.make_case(dict(zip(names, values, strict=True)))
 
 
-def _record(reading: _Cells, source: files.ResultFile, skipped: list[files.Skipped]) -> Record | None:
-    """The record of a reading; None if the reading holds neither a time nor a failure."""
+def _add(reading: _Cells, source: files.ResultFile) -> None:
+    """Adds the record of a reading, which is skipped if it holds neither a time nor a failure."""
     metrics: dict[str, float] = {}
     words: dict[str, str] = {}
     for name, value in reading.cells.items():
@@ -169,17 +185,17 @@ def _record(reading: _Cells, source: files.ResultFile, skipped: list[files.Skipp
     status, reason = _status(metrics, words)
     if "latency" not in metrics and status == "OK":
         listed = ", ".join(sorted({*metrics, *words})) or "nothing"
-        files.finite(metrics, reading.place, skipped)
-        skipped.append(files.Skipped(reading.place, f"it has no latency, only {listed}"))
-        return None
+        source.finite(metrics, reading.place)
+        source.skip(reading.place, f"it has no latency, only {listed}")
+        return
     latency = metrics.pop("latency", None)
-    metrics = files.finite(metrics, reading.place, skipped)
+    metrics = source.finite(metrics, reading.place)
     values: dict[str, Any] = {"status": status, "reason": reason}
     values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider, "metrics": metrics}
     for name, (field, factor) in FIELDS.items():
         if name in metrics and (status == "OK" or name == "gpu_peak_mem"):
             values[field] = metrics.pop(name) * factor
-    return source.record(reading.place, reading.case, latency if status == "OK" else None, values)
+    source.add(reading.place, reading.case, latency if status == "OK" else None, values)
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:

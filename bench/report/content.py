@@ -14,15 +14,14 @@ from typing import Any
 
 from rooflab.bench.core import Environment, Record
 from rooflab.bench.report import sources, tables
-from rooflab.bench.report.facts import Machine, machines_of
+from rooflab.bench.report.facts import Machine, commit_text, machines_of, moment
 from rooflab.bench.report.figures import Drawing, largest_cases
 from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
 from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
-from rooflab.bench.report.trends.points import frame_of, why_not
-from rooflab.bench.report.trends.trend import build_trends
-from rooflab.bench.report.words import commit_text, moment
+from rooflab.bench.report.trends.points import points_of, why_not
+from rooflab.bench.report.trends.trend import find_trends
 from rooflab.kernels import registry
 
 KIND_NAMES = {
@@ -209,9 +208,9 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
     machines = grouped((item.record for item in located), machine_of).values()
     largest = {id(record) for records in machines for record in largest_cases(records)}
     chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
-    found = build_trends(frame_of((item.record, item.source) for item in chosen), {}) if chosen else []
-    several = [trend for trend in found if trend.frame[["commit", "dirty"]].drop_duplicates().shape[0] > 1]
-    return tuple({**trend.row(), "source": trend.frame["file"].iloc[-1]} for trend in several)
+    found = find_trends(points_of((item.record, item.source) for item in chosen), {})
+    several = [one for one in found if len({(each.record.commit, bool(each.record.dirty)) for each in one.points}) > 1]
+    return tuple({**trend.row(), "source": trend.points[-1].file} for trend in several)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from rooflab.bench.base.plain import in_utc
 from rooflab.bench.core import Record
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
-from rooflab.bench.report.words import commit_text, metric_label, metric_text, moment, plain_value, slug
-from rooflab.roofline.numbers import digits, percent, si
+from rooflab.roofline.numbers import digits, metric_label, metric_text, percent, plain_value, si
 
 Facts = tuple[tuple[str, str], ...]
+
+
+def commit_text(commit: str | None, dirty: bool | None) -> str:
+    """Eight digits of a commit, and whether the tree had changes."""
+    if not commit:
+        return "no commit"
+    return f"{commit[:8]} dirty" if dirty else commit[:8]
+
+
+def moment(timestamp: str) -> str:
+    """An ISO 8601 time to the minute, in UTC: `2026-11-21 05:53 UTC`."""
+    return f"{datetime.fromisoformat(in_utc(timestamp)):%Y-%m-%d %H:%M} UTC"
+
+
+def slug(text: str) -> str:
+    """`text` as an anchor: letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
 
 
 def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:

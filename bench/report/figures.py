@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.decode import decoded
 from rooflab.bench.core import Record
 from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, grouped, latency_ms, machine_of
 from rooflab.kernels._files import write_whole
@@ -25,14 +26,6 @@ from rooflab.roofline.published import Table, times_of
 META = torch.device("meta")
 
 
-def points_of(records: Iterable[Record]) -> list[Point]:
-    """A point for every bench record that has a time, a bound, and moves bytes.
-
-    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.
-    """
-    return placed(records, ())[0]
-
-
 NO_BYTES = "its cost has no bytes, and so it has no intensity"
 
 
@@ -41,7 +34,8 @@ def placed(
 ) -> tuple[list[Point], list[str]]:
     """The points of the records under the roofs, and why each other record of a right kernel has none.
 
-    On a `device`, whose roofs they are, a record is a bound, with its time if such a device took it and it is OK.
+    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.  On a `device`,
+    whose roofs they are, a record is a bound, with its time if such a device took it and it is OK.
     """
     points, unplaced = [], []
     for record in records:
@@ -115,18 +109,12 @@ def cost_of(record: Record) -> Cost | None:
     return spec.cost_of(spec.make_inputs(case, get_scheme(record.scheme), META, 0))
 
 
-def as_ceilings(values: Mapping[str, Any]) -> Ceilings:
-    """A record's ceilings, without unknown keys, which a newer minor version may have."""
-    known = {field.name for field in fields(Ceilings)}
-    return Ceilings(**{name: value for name, value in values.items() if name in known})
-
-
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     """The ceilings behind the records, the last of each kind."""
     found: dict[str, Ceilings] = {}
     for record in records:
         if record.ceilings:
-            ceilings = as_ceilings(record.ceilings)
+            ceilings = decoded(Ceilings, record.ceilings)
             found[ceilings.kind] = found.get(ceilings.kind, ceilings) if ceilings.noise else ceilings
     return list(found.values())
 

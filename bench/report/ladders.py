@@ -28,9 +28,9 @@ from rooflab.bench.report.sources import (
     machine_of,
     newest,
 )
-from rooflab.bench.report.words import time_unit
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Role
+from rooflab.roofline.numbers import time_unit
 
 _ROLES: tuple[str, ...] = get_args(Role)
 ABOVE_ROOF = 1.05

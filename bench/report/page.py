@@ -13,14 +13,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rooflab.bench.core import NOT_RUN
-from rooflab.bench.report import words
 from rooflab.bench.report.content import Content, gather
+from rooflab.bench.report.facts import slug
 from rooflab.bench.report.figures import Drawing
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import BAD
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
-from rooflab.roofline.numbers import counted, digits, percent, si, times, whole
+from rooflab.roofline.numbers import counted, digits, in_unit, percent, plain_value, si, times, whole
 
 _TEMPLATES = Path(__file__).parent
 
@@ -35,7 +35,7 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (digits, whole, percent, times, counted, si, words.in_unit, words.plain_value, words.slug, breakable, svg)
+    shown = (digits, whole, percent, times, counted, si, in_unit, plain_value, slug, breakable, svg)
     environment.filters |= {function.__name__: function for function in shown}
     machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(
@@ -44,7 +44,7 @@ def render(content: Content) -> str:
         bad=BAD,
         not_run=NOT_RUN,
         absent=sum(len(gap.names) for gap in content.unmeasured if gap.machine in machines),
-        op_anchors={op.op: f"op-{number}-{words.slug(op.op)}" for number, op in enumerate(content.ops, 1)},
+        op_anchors={op.op: f"op-{number}-{slug(op.op)}" for number, op in enumerate(content.ops, 1)},
         machines=machines,
     )
 

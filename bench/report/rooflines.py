@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from rooflab.bench.base.decode import decoded
 from rooflab.bench.core import MachineLimits
-from rooflab.bench.report.figures import Drawing, as_ceilings, drawing_of, largest_cases, placed
+from rooflab.bench.report.figures import Drawing, drawing_of, largest_cases, placed
 from rooflab.bench.report.sources import Located, Source, grouped, latency_ms, machine_of
-from rooflab.bench.report.words import plain_value
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import CeilingKind, Ceilings
-from rooflab.roofline.numbers import digits, si, whole
+from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
     found: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
-            ceilings = as_ceilings(item.record.ceilings)
+            ceilings = decoded(Ceilings, item.record.ceilings)
             if not ceilings.noise or ceilings.kind not in found:
                 found[ceilings.kind] = (ceilings, item.source)
     gpus = [gpu for item in items if (gpu := item.record.environment.get("gpu"))]

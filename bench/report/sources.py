@@ -10,11 +10,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
-from rooflab.bench.base.plain import number_of
+from rooflab.bench.base.decode import decoded
 from rooflab.bench.core import NOT_RUN, Record, read
-from rooflab.roofline.model import CeilingKind
+from rooflab.roofline.model import Ceilings
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -117,18 +117,11 @@ def whole(record: Record) -> Record:
     gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
         raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
-    if (ceilings := record.ceilings) is not None:
-        rates = ceilings.get("tensor_flops_per_s")
-        if not isinstance(rates, Mapping):
-            raise ValueError(f"ceilings.tensor_flops_per_s: expected an object, got {rates!r}")
-        wanted = {name: ceilings.get(name) for name in ("hbm_bytes_per_s", "vector_flops_per_s")}
-        for name, rate in {**wanted, **rates}.items():
-            if not number_of(f"ceilings.{name}", rate) > 0:
-                raise ValueError(f"ceilings.{name}: expected above 0, got {rate!r}")
-        kinds = get_args(CeilingKind)
-        if ceilings.get("kind") not in kinds or not isinstance(ceilings.get("device"), str):
-            told = f"{ceilings.get('kind')!r} and {ceilings.get('device')!r}"
-            raise ValueError(f"ceilings: expected a kind ({', '.join(kinds)}) and a device's name, got {told}")
+    if record.ceilings is not None:
+        ceilings = decoded(Ceilings, record.ceilings, "ceilings")
+        for rate in (ceilings.hbm_bytes_per_s, ceilings.vector_flops_per_s, *ceilings.tensor_flops_per_s.values()):
+            if not rate > 0:
+                raise ValueError(f"ceilings: expected rates above 0, got {rate!r}")
     return replace(record, samples=None)
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rooflab.bench.core import Record
-from rooflab.bench.report.facts import Facts, facts_of, predicted, value_text
+from rooflab.bench.report.facts import Facts, commit_text, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
 from rooflab.bench.report.sources import FINE, NOT_WRONG, Located, Source, grouped, machine_of, newest
-from rooflab.bench.report.words import commit_text, metric_label, metric_text, plain_value
 from rooflab.kernels import registry
-from rooflab.roofline.numbers import percent
+from rooflab.roofline.numbers import metric_label, metric_text, percent, plain_value
 
 BROKEN_VERDICTS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
 """Verdicts that stop a merge; UNRESOLVED stops it only under --strict."""

@@ -19,7 +19,7 @@ from rooflab.bench.core.noise import Samples, with_reading
 from rooflab.bench.core.record import Record, unpack_samples
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.plugin import timing as plugin_timing
-from rooflab.bench.report.figures import points_of
+from rooflab.bench.report.figures import placed
 
 assert triton and fixture and plugin_timing
 pytest_plugins = ["pytester"]
@@ -105,7 +105,7 @@ def test_with_the_option_only_benchmarks_run_and_wrong_kernels_fail(project, pyt
     assert info["machine_key"] == machine["rooflab"]["machine_key"]
     (record,) = (r for r in read_pytest_benchmark(pytester.path / "out.json").records if r.op == "test_right")
     assert (record.flops, record.least_bytes, record.limiter) == (1024, 768, "tensor") and record.ceilings
-    assert record.bound_fraction == pytest.approx(1024e-9 / median) and points_of([record])[0].dtype == "fp32"
+    assert record.bound_fraction == pytest.approx(1024e-9 / median) and placed([record], ())[0][0].dtype == "fp32"
     strict = ["--benchmark-compare=0001", "--benchmark-compare-fail=median:100000%"]
     result = project("--benchmark", "-k", "right", *strict)
     result.assert_outcomes(passed=1, deselected=4)

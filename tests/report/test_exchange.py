@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, fields
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,11 +11,12 @@ from test_history import record
 
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
+from rooflab.bench.exchange import commands
 from rooflab.bench.exchange.commands import export, read
-from rooflab.bench.exchange.files import make_case, write_csv, write_records
+from rooflab.bench.exchange.files import Imported, make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.plugin.timing import Timed, extra_info
-from rooflab.bench.report.figures import as_ceilings, cost_of
+from rooflab.bench.report.figures import cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case
 from rooflab.roofline.model import Ceilings, Cost
@@ -151,7 +153,7 @@ def test_an_import_is_kept_once_and_makes_a_history(tmp_path):
     found = read("pytest-benchmark", [written(tmp_path / "a.json", foreign())])
     (path,) = write_records(found.records, tmp_path / "out")
     assert path.name.startswith("20260203T040506Z-") and record_files.read(path) == list(found.records)
-    assert len(read_points([tmp_path / "out"]).frame) == 1
+    assert len(read_points([tmp_path / "out"]).points) == 1
     with pytest.raises(ValueError, match=f"^out: {path.name} is there already"):
         write_records(found.records, tmp_path / "out")
 
@@ -164,6 +166,18 @@ def test_a_case_from_anywhere_can_be_parsed_and_unknown_tools_and_forms_are_refu
         read("asv", [tmp_path])
     with pytest.raises(ValueError, match="^form: expected one of pytest-benchmark, .*got 'asv'"):
         export("asv", [tmp_path], tmp_path / "a", RecordFilter())
+
+
+def test_a_reader_of_another_package_is_an_entry_point(monkeypatch, tmp_path):
+    def ours(paths, ops):
+        return Imported(tuple(sampled(number, kernel=path.stem, op=ops[0]) for number, path in enumerate(paths)))
+
+    points = [SimpleNamespace(name="theirs", load=lambda: ours)]
+    monkeypatch.setattr(commands, "entry_points", lambda group: points if group == "rooflab.readers" else [])
+    found = read("theirs", [tmp_path / "a.txt", tmp_path / "b.txt"], ["gemm"])
+    assert [(each.op, each.kernel) for each in found.records] == [("gemm", "a"), ("gemm", "b")]
+    with pytest.raises(ValueError, match="^tool: expected one of .*csv, theirs or published, got 'flashinfer'"):
+        read("flashinfer", [tmp_path])
 
 
 def test_the_command_line_imports_and_exports(rooflab, tmp_path):
@@ -209,7 +223,7 @@ def test_a_test_s_cost_and_bound_are_those_it_gave(tmp_path):
     product, copy, busy, plain = read_pytest_benchmark(written(tmp_path / "b.json", on_gpu(*TESTS))).records
     assert (product.flops, product.least_bytes, product.limiter) == (1e12, 2e9, "tensor")
     assert product.bound_ms == pytest.approx(1e15 / 989e12) and product.bound_fraction == product.bound_ms / 2
-    assert copy.limiter == "memory" and copy.flops_per_s == 0 and as_ceilings(copy.ceilings) == ROOF
+    assert copy.limiter == "memory" and copy.flops_per_s == 0 and Ceilings(**copy.ceilings) == ROOF
     assert cost_of(product) == COST and cost_of(busy) == MOVING and cost_of(plain) is busy.bound_ms is None
     info = {name: value for name, value in TESTS[0]["extra_info"].items() if name != "bound_s"}
     with pytest.raises(ValueError, match=r"^b.json, benchmarks\[0\].extra_info: expected the values of "):
@@ -235,7 +249,7 @@ def test_imports_are_compared_and_benchmarks_of_one_name_are_not_one(rooflab, tm
     (outcomes,) = json.loads(out)["tables"].values()
     assert status == 13 and [1 + each["effect"] for each in outcomes] == pytest.approx(changes)
     assert [each["key"] for each in outcomes] == [each["fullname"] for each in of_one_name(changes)], "pytest's ids"
-    assert len(read_points([tmp_path / "a"]).frame) == 8
+    assert len(read_points([tmp_path / "a"]).points) == 8
     other = foreign(*of_one_name(changes), commit_info={"id": "d" * 40, "dirty": False})
     assert rooflab("import", "pytest-benchmark", written(tmp_path / "c.json", other), "--out", "b")[0] == 0
     status, _, err = rooflab("ab", "--records", "a", "--records", "b")

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import write
-from rooflab.bench.report.figures import bounds_on, drawings, points_of
+from rooflab.bench.report.figures import bounds_on, drawings, placed
 from rooflab.kernels import registry
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings
@@ -37,7 +37,7 @@ def test_a_failed_or_invalid_kernel_is_no_point_and_a_noisy_one_is_pale_and_has_
     untimed = {"latency_median_ms": None, "basis": "bound"}
     wrong = [timed(2, 1, "fused", 0.5, status="INVALID", reason="too fast")]
     wrong += [timed(2, 1, "fused", 0.5, status="INCORRECT", reason="wrong", **untimed)]
-    assert points_of(wrong) == []
+    assert placed(wrong, ()) == ([], [])
     noisy = timed(2, 1, "fused", 0.5, status="NOISY", reason="busy")
     (drawing,) = drawings([SMALL[0], noisy])
     assert [point.noisy for point in drawing.points] == [False, True] and arrows(drawing.points) == []

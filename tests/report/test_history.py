@@ -45,12 +45,13 @@ def trends_of(folder, records, repo=None, last=20, **chosen):
     """The trends of a folder with these records, and their points."""
     record_files.write(folder / "records" / "a.jsonl", *records)
     points = read_points([folder / "records"], RecordFilter(**chosen))
-    return find_trends(points, repo or folder, last), points
+    order = commit_order((point.record.commit for point in points.points), repository(repo or folder))
+    return find_trends(points.points, order, last), points
 
 
 def times_of(folder, records, repo=None):
     ((trend,), _) = trends_of(folder, records, repo)
-    return trend.frame["latency_ms"].tolist()
+    return [point.latency_ms for point in trend.points]
 
 
 def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
@@ -58,7 +59,7 @@ def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
     wrong = [record(10, None, status="INCORRECT", reason="wrong", **untimed)] * 2
     wrong += [record(11, 9.0, status="INVALID", reason="above the roof"), record(12, None, kind="check", **untimed)]
     _, points = trends_of(tmp_path, [*records_of(noisy(6)), *wrong, record(13, None, **untimed)])
-    assert len(points.frame) == 6 and points.frame["latency_ms"].max() < 1.1
+    assert len(points.points) == 6 and max(point.latency_ms for point in points.points) < 1.1
     assert points.left_out == {"INCORRECT": 2, "INVALID": 1, "of kind check": 1, "not measured": 1}
 
 
@@ -78,7 +79,7 @@ def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
 )
 def test_what_cannot_be_compared_is_another_trend(tmp_path, changes, environment):
     trends, _ = trends_of(tmp_path, [*records_of([1.0] * 3), record(9, 1.0, environment, **changes)])
-    assert sorted(len(trend.frame) for trend in trends) == [1, 3]
+    assert sorted(len(trend.points) for trend in trends) == [1, 3]
 
 
 def test_a_run_is_one_point_the_fastest_config_s_and_so_is_each_import(tmp_path):
@@ -112,7 +113,7 @@ def test_an_unknown_commit_makes_it_the_order_of_time_and_says_so(tmp_path, repo
     root, commits = repo
     records = [record(0, 2.0, commit=commits[1]), record(1, 1.0, commit="f" * 40)]
     (trend,), points = trends_of(tmp_path, records, root)
-    assert not trend.by_commit and trend.frame["latency_ms"].tolist() == [2.0, 1.0]
+    assert not trend.by_commit and [point.latency_ms for point in trend.points] == [2.0, 1.0]
     assert any("1 of 1 trends are ordered by time" in note for note in summary(points, [trend])["notes"])
     assert commit_order([*commits, "f" * 40, "--all", ""], root) == {commit: i for i, commit in enumerate(commits)}
     assert commit_order(commits, None) == commit_order(commits, tmp_path) == {}

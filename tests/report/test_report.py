@@ -200,7 +200,9 @@ def test_a_damaged_record_is_named_by_file_and_line(tmp_path):
     for changes, message in (
         ({"latency_median_ms": "fast"}, "latency_median_ms: expected a number"),
         ({"environment": {"gpu": "H200"}}, "environment.gpu: expected an object"),
-        ({"ceilings": {"device": "x"}}, "ceilings.tensor_flops_per_s: expected an object"),
+        ({"ceilings": {"device": "x"}}, "ceilings, kind: expected a value"),
+        ({"ceilings": {**ROOFS, "tensor_flops_per_s": [1e12]}}, "ceilings, tensor_flops_per_s: expected an object"),
+        ({"ceilings": {**ROOFS, "hbm_bytes_per_s": 0.0}}, "ceilings: expected rates above 0, got 0.0"),
     ):
         file.write_text(f"{line}\n{json.dumps({**json.loads(line), **changes})}\n")
         with pytest.raises(ValueError, match=f"^made.jsonl, line 2: {message}"):

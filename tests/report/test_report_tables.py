@@ -6,11 +6,12 @@ import pytest
 from synthetic import CASE, MEASURED, OLD, TUNED, benches, make, others, verdicts
 
 from rooflab.bench.core.record_files import write
-from rooflab.bench.report import words
+from rooflab.bench.report import facts
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.rooflines import ceiling_tables
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import comparisons_of, compiled_tables, engine_tables
+from rooflab.roofline import numbers
 from rooflab.roofline.device import get_device
 from rooflab.roofline.numbers import digits, percent, si
 
@@ -102,9 +103,9 @@ def test_runs_of_one_name_are_apart_by_their_options(located):
         (digits(0.99951), "1.00"),
         (digits(math.nan), "not a number"),
         (percent(0.0514, signed=True), "+5.1%"),
-        (words.in_unit(0.0123456, "us"), "12.35"),
-        (words.moment("2026-01-02T03:04:05+02:00"), "2026-01-02 01:04 UTC"),
-        (words.time_unit([0.5, 0.9, 2.0]), "us"),
+        (numbers.in_unit(0.0123456, "us"), "12.35"),
+        (facts.moment("2026-01-02T03:04:05+02:00"), "2026-01-02 01:04 UTC"),
+        (numbers.time_unit([0.5, 0.9, 2.0]), "us"),
     ],
 )
 def test_numbers_are_written_as_a_reader_wants_them(written, text):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,8 @@ PRODUCT_TILE = 128
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
-@dataclass(frozen=True)
-class Moved:
-    """The bytes that one call of torch moves."""
-
-    hbm_read: int
-    hbm_write: int
-    asked_read: int
-    """Bytes that the call requests from L2."""
-    asked_write: int
-    modelled: bool
-    """Whether `asked_read` comes from a model."""
-
-
-def bytes_of(call: TorchCall) -> Moved:
-    """The bytes of a call at each level."""
+def bytes_of(call: TorchCall) -> dict[str, int]:
+    """The bytes of a call, by the names of the metrics without their prefix; `l2_modelled_bytes` come from a model."""
     size = max(item.numel() for item in call.written)
     if modelled := call.name in PRODUCTS:
         (*_, rows, columns), repeats = call.written[0].shape, math.prod(call.written[0].shape[:-2])
@@ -53,22 +40,18 @@ def bytes_of(call: TorchCall) -> Moved:
         a, b = call.read[-2:]
         inner = a.shape[-1]
         asked = repeats * inner * (rows * across * a.itemsize + columns * down * b.itemsize)
-        asked += sum(_bytes(item) for item in call.read[:-2])
+        asked += sum(item.nbytes for item in call.read[:-2])
     else:
         asked = sum(
             item.itemsize * (max(item.numel(), size) if call.elementwise else item.numel()) for item in call.read
         )
-    return Moved(
-        hbm_read=sum(map(_sectors, call.read)),
-        hbm_write=sum(map(_sectors, call.written)),
-        asked_read=asked,
-        asked_write=sum(_bytes(item) for item in call.written),
-        modelled=modelled,
-    )
-
-
-def _bytes(x: torch.Tensor) -> int:
-    return x.numel() * x.itemsize
+    return {
+        "hbm_read_bytes": sum(map(_sectors, call.read)),
+        "hbm_write_bytes": sum(map(_sectors, call.written)),
+        "l2_read_bytes": asked,
+        "l2_write_bytes": sum(item.nbytes for item in call.written),
+        "l2_modelled_bytes": asked if modelled else 0,
+    }
 
 
 def _sectors(x: torch.Tensor) -> int:
@@ -159,16 +142,10 @@ def _torch(record: Record, kernel: Kernel, inputs: Any) -> Record:
             f"kernel: expected a naive one, whose calls of torch are kernels each, or compiled code, got {kernel.id}"
         )
     calls = [bytes_of(call) for call in calls_of(lambda: kernel(**inputs))]
-    metrics = {
-        "hbm_read_bytes": sum(call.hbm_read for call in calls),
-        "hbm_write_bytes": sum(call.hbm_write for call in calls),
-        "l2_read_bytes": sum(call.asked_read for call in calls),
-        "l2_write_bytes": sum(call.asked_write for call in calls),
-        "l2_modelled_bytes": sum(call.asked_read for call in calls if call.modelled),
-    }
+    metrics = {f"{PREFIX}{name}": float(sum(call[name] for call in calls)) for name in (calls[0] if calls else ())}
     return replace(
         record,
         reason="the operands of torch's calls, on meta tensors; nothing was computed",
-        metrics={f"{PREFIX}{name}": float(value) for name, value in metrics.items()} | {"launches": len(calls)},
+        metrics=metrics | {"launches": len(calls)},
         traffic_basis="modelled",
     )

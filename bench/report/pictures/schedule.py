@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.lib.attention_gluon import nth_tile, place, section_heads
-from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.device import get_device
 from rooflab.roofline.occupancy import occupancy
@@ -35,8 +35,11 @@ class Tile:
     row: int
     """Index of the tile along the query rows."""
     head: int
-    work: float
-    """Blocks of 128 by 128 scores."""
+
+    @property
+    def work(self) -> float:
+        """Blocks of 128 by 128 scores."""
+        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class TileSchedule:
     @property
     def mean(self) -> float:
         """Average busy time of a place, over all places of the SMs."""
-        return sum(tile.end - tile.start for tile in self.tiles) / (self.sms * self.ctas_per_sm)
+        return sum(tile.work for tile in self.tiles) / (self.sms * self.ctas_per_sm)
 
     @property
     def imbalance(self) -> float:
@@ -64,27 +67,8 @@ class TileSchedule:
         return self.span / self.mean if self.tiles else 1.0
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """A launch on a case."""
-
-    case: Case
-    config: Any
-    tiles_m: int
-    heads: int
-    section: int
-    sms: int
-    ctas_per_sm: int
-
-    def work(self, row: int) -> float:
-        """Work of a tile, including the keys of its last block that no query sees."""
-        T, S, window = int(self.case["T"]), int(self.case["S"]), self.case.get("window")
-        block_m, block_n = self.config.block_m, self.config.block_n
-        first, last = row * block_m, min((row + 1) * block_m, T) - 1
-        end = max(0, min(S, last + 1 + S - T)) if self.case["causal"] else S
-        begin = 0 if window is None else max(0, first + S - T + 1 - int(window))
-        blocks = max(1, -(-max(0, end - begin) // block_n))
-        return float(blocks * block_n * block_m / BLOCK**2)
+ORDERS = ("tma", "persistent", "ping_pong")
+"""The kernels whose order is known: a grid, whose first free place takes the next tile, and two of persistent CTAs."""
 
 
 def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> TileSchedule:
@@ -92,63 +76,62 @@ def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Til
 
     Raises `ValueError` on a kernel whose order this module does not know, and on a case that the kernel does not take.
     """
-    if name not in _ORDERS:
-        raise ValueError(f"kernel: expected one of {', '.join(_ORDERS)}, got {name!r}")
+    if name not in ORDERS:
+        raise ValueError(f"kernel: expected one of {', '.join(ORDERS)}, got {name!r}")
     kernel, inputs = get_kernel(OP, name), get_op(OP).make_inputs(case, scheme, META, 0)
     if refusal := kernel.why_not_args(inputs):
         raise ValueError(f"case: {kernel.id}: {refusal}")
-    shape = _shape(name, case, scheme, inputs["k"], sms, kernel.config_for(case, scheme, META))
-    return TileSchedule(name, sms, shape.ctas_per_sm, tuple(_ORDERS[name](shape)))
+    config = kernel.config_for(case, scheme, META)
+    work = [_work(case, config, row) for row in range(-(-int(case["T"]) // config.block_m))]
+    ctas_per_sm = 1 if name == "ping_pong" else getattr(config, "ctas_per_sm", 0) or _held(kernel, config, case, scheme)
+    heads, ctas = int(case["B"]) * int(case["H"]), sms * ctas_per_sm
+    # At first each SM gets one CTA before any SM gets a second.
+    lanes = [cta % sms * ctas_per_sm + cta // sms for cta in range(ctas)]
+    if name == "tma":
+        tiles = list(_by_rows(work, heads, lanes))
+    else:
+        section = min(heads, section_heads(inputs["k"], int(case["H"]) // int(case["H_kv"])))
+        tiles = list(_dealt(work, heads, lanes, section, bool(case["causal"])))
+    return TileSchedule(name, sms, ctas_per_sm, tuple(tiles))
 
 
-def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, config: Any) -> _Shape:
-    kernel = get_kernel(OP, name)
-    tuning, heads = kernel.tuning, int(case["B"]) * int(case["H"])
-    assert tuning is not None and tuning.footprint is not None  # all kernels of `_ORDERS` have both
+def _work(case: Case, config: Any, row: int) -> float:
+    """Blocks of scores of a tile, including the keys of its last block that no query sees."""
+    T, S, window = int(case["T"]), int(case["S"]), case.get("window")
+    first, last = row * config.block_m, min((row + 1) * config.block_m, T) - 1
+    end = max(0, min(S, last + 1 + S - T)) if case["causal"] else S
+    begin = 0 if window is None else max(0, first + S - T + 1 - int(window))
+    blocks = max(1, -(-max(0, end - begin) // config.block_n))
+    return float(blocks * config.block_n * config.block_m / BLOCK**2)
+
+
+def _held(kernel: Kernel, config: Any, case: Case, scheme: Scheme) -> int:
+    """The CTAs that an SM holds."""
+    tuning = kernel.tuning
+    assert tuning is not None and tuning.footprint is not None  # all kernels of `ORDERS` have both
     needs = tuning.footprint(config, case, scheme)
-    held = occupancy(get_device("h100-sxm"), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm
-    in_section = section_heads(k, int(case["H"]) // int(case["H_kv"])) if name in ("persistent", "ping_pong") else heads
-    return _Shape(
-        case=case,
-        config=config,
-        tiles_m=-(-int(case["T"]) // config.block_m),
-        heads=heads,
-        section=min(heads, in_section),
-        sms=sms,
-        ctas_per_sm=getattr(config, "ctas_per_sm", 1 if name == "ping_pong" else max(1, held)),
-    )
+    return max(1, occupancy(get_device("h100-sxm"), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm)
 
 
-def _by_rows(shape: _Shape) -> Iterable[Tile]:
+def _by_rows(work: Sequence[float], heads: int, lanes: Sequence[int]) -> Iterator[Tile]:
     """One CTA for each tile, the rows of a head in sequence: the first free place takes the next tile."""
-    free = [(0.0, _lane(cta, shape)) for cta in range(shape.sms * shape.ctas_per_sm)]
+    free = [(0.0, lane) for lane in lanes]
     heapq.heapify(free)
-    for tile in range(shape.tiles_m * shape.heads):
-        start, lane = heapq.heappop(free)
-        head, row = divmod(tile, shape.tiles_m)
-        end = start + shape.work(row)
-        heapq.heappush(free, (end, lane))
-        yield Tile(lane, start, end, row, head, shape.work(row))
+    for head in range(heads):
+        for row, blocks in enumerate(work):
+            start, lane = heapq.heappop(free)
+            heapq.heappush(free, (start + blocks, lane))
+            yield Tile(lane, start, start + blocks, row, head)
 
 
-def _dealt(shape: _Shape) -> Iterable[Tile]:
+def _dealt(work: Sequence[float], heads: int, lanes: Sequence[int], section: int, causal: bool) -> Iterator[Tile]:
     """Persistent CTAs, dealt by the kernel's own arithmetic, which also runs on Python's integers."""
-    count = shape.tiles_m * shape.heads
-    ctas = min(count, shape.sms * shape.ctas_per_sm)
-    for cta in range(ctas):
-        now = 0.0
+    count = len(work) * heads
+    for cta, lane in enumerate(lanes[:count]):
+        now, ctas = 0.0, min(count, len(lanes))
         for turn in range(-(-count // ctas)):
             tile = nth_tile.fn(turn, cta, ctas)
             if tile < count:
-                row, head = place.fn(tile, shape.tiles_m, shape.heads, shape.section, bool(shape.case["causal"]))
-                end = now + shape.work(row)
-                yield Tile(_lane(cta, shape), now, end, row, head, shape.work(row))
-                now = end
-
-
-def _lane(cta: int, shape: _Shape) -> int:
-    """The place of CTA `cta` among the CTAs that run at once: each SM gets one before any SM gets a second."""
-    return cta % shape.sms * shape.ctas_per_sm + cta // shape.sms
-
-
-_ORDERS: Mapping[str, Callable[[_Shape], Iterable[Tile]]] = {"tma": _by_rows, "persistent": _dealt, "ping_pong": _dealt}
+                row, head = place.fn(tile, len(work), heads, section, causal)
+                yield Tile(lane, now, now + work[row], row, head)
+                now += work[row]

@@ -1,6 +1,6 @@
 """From records to the points of trends, and the order of their commits.
 
-A frame has one row for each timed kernel and run; records without a place in a trend are counted by reason.
+A point is a timed kernel in a run; records without a place in a trend are counted by reason.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import pandas as pd
-
 from rooflab.bench.core import Record, read
-from rooflab.bench.report.sources import find_files
+from rooflab.bench.report.sources import find_files, grouped
 from rooflab.bench.revisions.trees import git
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """What two points must share to be compared: the work, the hardware, the driver and the clocks, and the method."""
 CIRCUMSTANCES = ("torch", "triton", "schema", "config")
 """What may change within a trend; the trend shows a change as a mark."""
-COLUMNS = (*KEY, "commit", "dirty", "time", "run_id", "latency_ms", *CIRCUMSTANCES, "file")
 IMPORTED = "imported: "
 """Prefix of the timer in a record from another tool's file."""
 
@@ -52,10 +50,27 @@ class RecordFilter:
 
 
 @dataclass(frozen=True)
-class Points:
-    """A frame with `COLUMNS`, one row for each point, and the number of records left out."""
+class TrendPoint:
+    """A timed kernel in a run."""
 
-    frame: pd.DataFrame
+    record: Record
+    """The first of its measurements."""
+    latency_ms: float
+    """The median of its measurements, because repeats within one process are not independent."""
+    file: Any
+
+    @property
+    def circumstances(self) -> tuple[str | None, ...]:
+        """The values of `CIRCUMSTANCES`."""
+        environment = self.record.environment
+        return environment.get("torch"), environment.get("triton"), self.record.schema_version, config_of(self.record)
+
+
+@dataclass(frozen=True)
+class Points:
+    """The points of files, and the number of records left out."""
+
+    points: Sequence[TrendPoint]
     left_out: Mapping[str, int]
     """Number of records without a place in a trend, by reason."""
     files: int
@@ -74,8 +89,8 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
         known = sorted({str(record.op) for _, record in found if record.op})
         raise ValueError(f"history: none of {len(found)} records is chosen; their ops are {', '.join(known)}")
     left_out = Counter(reason for _, record in taken if (reason := why_not(record)))
-    frame = frame_of((record, file.name) for file, record in taken if not why_not(record))
-    return Points(frame, dict(left_out.most_common()), len(files))
+    points = points_of((record, file.name) for file, record in taken if not why_not(record))
+    return Points(points, dict(left_out.most_common()), len(files))
 
 
 def why_not(record: Record) -> str:
@@ -92,28 +107,16 @@ def why_not(record: Record) -> str:
     return "" if math.isfinite(latency) and latency > 0 else "its latency is no time"
 
 
-def _row(record: Record, file: object) -> dict[str, Any]:
-    environment = record.environment
-    config = None if record.config is None else json.dumps(dict(record.config), sort_keys=True)
-    return {
-        "op": record.op or "",
-        "kernel": record.kernel or "",
-        "case": record.case_id or "",
-        "scheme": record.scheme or "",
-        "machine": str(environment.get("machine_key") or "unknown"),
-        "setting": setting(record),
-        "timer": record.method,
-        "commit": record.commit,
-        "dirty": bool(record.dirty),
-        "time": record.timestamp,
-        "run_id": record.run_id,
-        "latency_ms": record.latency_median_ms,
-        "torch": environment.get("torch"),
-        "triton": environment.get("triton"),
-        "schema": record.schema_version,
-        "config": config,
-        "file": file,
-    }
+def key_of(record: Record) -> tuple[str, ...]:
+    """The values of `KEY`."""
+    machine = str(record.environment.get("machine_key") or "unknown")
+    names = (record.op, record.kernel, record.case_id, record.scheme)
+    return (*(name or "" for name in names), machine, setting(record), record.method)
+
+
+def config_of(record: Record) -> str | None:
+    """The kernel's config as a text."""
+    return None if record.config is None else json.dumps(dict(record.config), sort_keys=True)
 
 
 def setting(record: Record) -> str:
@@ -128,24 +131,24 @@ def setting(record: Record) -> str:
     return "" if threads is None else f"{threads} threads, {environment.get('matmul_precision')} precision"
 
 
-def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
-    """A frame of records, each with its file.  A run has one point per key, the median of its measurements, because
-    repeats within one process are not independent; of a run that timed several configs, the point of the fastest.
+def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
+    """The points of records, each with its file; of a run that timed several configs, the point of the fastest.
 
     Another tool's file may hold many runs, which differ only in their times.
     """
-    frame = pd.DataFrame([_row(record, file) for record, file in records], columns=list(COLUMNS))
-    if frame.empty:
-        return frame
-    frame["time"] = pd.to_datetime(frame["time"], utc=True, format="ISO8601")
-    own_time = frame["time"].astype("int64").where(frame["timer"].str.startswith(IMPORTED), 0)
-    run = [*KEY, "run_id", "own_time"]
-    grouped = frame.assign(own_time=own_time).groupby([*run, "config"], sort=False, dropna=False)
-    taken = {name: "first" for name in COLUMNS if name not in (*KEY, "run_id", "config")}
-    taken |= {"latency_ms": "median", "time": "min"}
-    configs = grouped.agg(taken).reset_index()
-    merged = configs.loc[configs.groupby(run, sort=False)["latency_ms"].idxmin()].reset_index(drop=True)
-    return merged[list(COLUMNS)].astype({"commit": object, "config": object})
+
+    def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
+        record = pair[0]
+        return key_of(record), record.run_id, record.method.startswith(IMPORTED) and record.timestamp
+
+    runs = grouped(records, run).values()
+    configs = (grouped(own, lambda pair: config_of(pair[0])).values() for own in runs)
+    return [min(map(_point, each), key=lambda point: point.latency_ms) for each in configs]
+
+
+def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
+    first, file = min(measured, key=lambda pair: pair[0].timestamp)
+    return TrendPoint(first, median(one.latency_median_ms or 0.0 for one, _ in measured), file)
 
 
 def repository(folder: Path | None = None) -> Path | None:
@@ -156,9 +159,9 @@ def repository(folder: Path | None = None) -> Path | None:
     return None
 
 
-def commit_order(commits: Iterable[str], root: Path | None) -> dict[str, int]:
+def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
     """The place of each commit that the repository at `root` knows, parents before children; others have none."""
-    wanted = {commit for commit in commits if re.fullmatch("[0-9a-f]+", commit)}
+    wanted = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not wanted:
         return {}
     asked, listed = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
-from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points, commit_order, repository
+from rooflab.bench.report.sources import grouped
+from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points, TrendPoint, key_of
 
 LEAST_NOISE = 1e-3
 """Lower limit of the noise, in log units (0.1%): a clock's resolution can make several runs exactly equal."""
@@ -80,7 +80,7 @@ class Trend:
     """The points of one key in order."""
 
     key: Mapping[str, str]
-    frame: pd.DataFrame
+    points: Sequence[TrendPoint]
     by_commit: bool
     """Whether the points follow the git history; otherwise they follow their times."""
     marks: Mapping[int, str]
@@ -94,8 +94,8 @@ class Trend:
     @property
     def levels(self) -> list[tuple[int, int, float]]:
         """First point, one past the last point, and median in ms of each level: a step or a mark begins one."""
-        edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.frame)]
-        latency = self.frame["latency_ms"].to_numpy()
+        edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
+        latency = [point.latency_ms for point in self.points]
         return [(a, b, float(np.median(latency[a:b]))) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
     @property
@@ -108,11 +108,11 @@ class Trend:
         last = self.steps[-1] if self.steps else None
         return {
             **self.key,
-            "points": len(self.frame),
+            "points": len(self.points),
             "order": "commits" if self.by_commit else "time",
-            "trend": sparkline(self.frame["latency_ms"].tolist()),
-            "latest_ms": float(self.frame["latency_ms"].iloc[-1]),
-            "latest": label(self.frame.iloc[-1], self.by_commit),
+            "trend": sparkline([point.latency_ms for point in self.points]),
+            "latest_ms": self.points[-1].latency_ms,
+            "latest": label(self.points[-1], self.by_commit),
             "z": self.z,
             "state": self.state,
             "last_step": None if last is None else last.effect,
@@ -129,37 +129,32 @@ class Trend:
         return f"rooflab bisect {name} --good {step.before} --bad {step.after} --case {self.key['case']}{scheme}"
 
 
-def find_trends(points: Points, repo: Path | None, last: int = LAST, threshold: float = THRESHOLD) -> list[Trend]:
-    """One trend per key, in order of the keys; the git history of the checkout that `repo` (or the caller) is in
-    orders their commits.
+def find_trends(
+    points: Iterable[TrendPoint], places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
+) -> list[Trend]:
+    """One trend per key, in order of the keys.  `places` is each known commit's place in the history.
 
     Raises `ValueError` on a threshold below 0, or on too few points for a comparison.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold: expected a share of at least 0, got {threshold}")
-    commits = [commit for commit in points.frame["commit"] if isinstance(commit, str)]
-    return build_trends(points.frame, commit_order(commits, repository(repo)), last, threshold)
-
-
-def build_trends(
-    frame: pd.DataFrame, places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
-) -> list[Trend]:
-    """One trend per key, in order of the keys.  `places` is each known commit's place in the history."""
     if last < LEAST_HISTORY:
         raise ValueError(f"last: expected at least {LEAST_HISTORY} points, got {last}")
-    return [
-        _trend(dict(zip(KEY, map(str, values), strict=True)), points, places, last, threshold)
-        for values, points in (frame.groupby(list(KEY), sort=True) if len(frame) else ())
-    ]
+    keys = sorted(grouped(points, lambda point: key_of(point.record)).items(), key=lambda item: item[0])
+    return [_trend(dict(zip(KEY, key, strict=True)), own, places, last, threshold) for key, own in keys]
 
 
-def _trend(key: Mapping[str, str], points: pd.DataFrame, places: Mapping[str, int], last: int, limit: float) -> Trend:
-    by_commit = bool(points["commit"].isin(list(places)).all())
-    place = points["commit"].map(places) if by_commit else pd.Series(0, index=points.index)
-    ordered = points.assign(place=place).sort_values(["place", "time", "run_id"]).reset_index(drop=True)
-    logs = np.log(ordered["latency_ms"].to_numpy(float))
-    marks = _marks(ordered)
-    names = [label(point, by_commit) for _, point in ordered.iterrows()]
+def _trend(
+    key: Mapping[str, str], points: Sequence[TrendPoint], places: Mapping[str, int], last: int, limit: float
+) -> Trend:
+    by_commit = all(point.record.commit in places for point in points)
+
+    def place(point: TrendPoint) -> tuple[object, ...]:
+        return places[str(point.record.commit)] if by_commit else 0, point.record.timestamp, point.record.run_id
+
+    ordered = sorted(points, key=place)
+    logs, marks = np.log([point.latency_ms for point in ordered]), _marks(ordered)
+    names = [label(point, by_commit) for point in ordered]
     edges = [0, *find_steps(logs.tolist()), len(logs)]
     steps = []
     for begin, index, end in zip(edges[:-2], edges[1:-1], edges[2:], strict=True):
@@ -172,15 +167,13 @@ def _trend(key: Mapping[str, str], points: pd.DataFrame, places: Mapping[str, in
     return Trend(key, ordered, by_commit, marks, tuple(steps), z, "SUSPECT" if unusual else state)
 
 
-def _marks(ordered: pd.DataFrame) -> dict[int, str]:
+def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
     """What changed from one point to the next."""
-    marks: dict[int, list[str]] = {}
-    for name in CIRCUMSTANCES:
-        values = [None if pd.isna(value) else str(value) for value in ordered[name]]
-        for index in range(1, len(values)):
-            if values[index] != values[index - 1]:
-                marks.setdefault(index, []).append(f"{name} {values[index - 1]} -> {values[index]}")
-    return {index: ", ".join(texts) for index, texts in sorted(marks.items())}
+    marks = {}
+    for index, (before, after) in enumerate(pairwise(point.circumstances for point in ordered), 1):
+        changes = zip(CIRCUMSTANCES, before, after, strict=True)
+        marks[index] = ", ".join(f"{name} {was} -> {now}" for name, was, now in changes if was != now)
+    return {index: text for index, text in marks.items() if text}
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
@@ -197,13 +190,13 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
     return z, abs(z) > 3.5 * (1 + 6 / len(before)) and abs(math.expm1(value - middle)) > limit
 
 
-def label(point: pd.Series, by_commit: bool) -> str:
+def label(point: TrendPoint, by_commit: bool) -> str:
     """The name of a point: its commit, with a + if the checkout had changes, or its time."""
-    commit = point["commit"]
-    if not isinstance(commit, str) or not commit:
-        return f"{point['time']:%Y-%m-%d %H:%M}"
-    name = commit[:10] + ("+" if point["dirty"] else "")
-    return name if by_commit else f"{name} {point['time']:%Y-%m-%d}"
+    commit, (day, _, clock) = point.record.commit, point.record.timestamp.partition("T")
+    if not commit:
+        return f"{day} {clock[:5]}"
+    name = commit[:10] + ("+" if point.record.dirty else "")
+    return name if by_commit else f"{name} {day}"
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -218,7 +211,7 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
     """The whole result as JSON values."""
     return {
         "files": points.files,
-        "points": len(points.frame),
+        "points": len(points.points),
         "left_out": dict(points.left_out),
         "notes": notes(points, trends),
         "trends": [
@@ -249,7 +242,7 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
         lines.append(f"{by_time} of {len(trends)} trends are ordered by time: a commit of theirs is not known here")
     marks = Counter(text for trend in trends for text in trend.marks.values())
     lines += [f"marked in {count} trends: {text}" for text, count in marks.most_common()]
-    lines.append(f"{len(points.frame)} points of {points.files} files in {len(trends)} trends")
+    lines.append(f"{len(points.points)} points of {points.files} files in {len(trends)} trends")
     if points.left_out:
         counted = ", ".join(f"{count} {reason}" for reason, count in points.left_out.items())
         lines.append(f"not in a trend: {counted}")

@@ -1,0 +1,78 @@
+"""Values of JSON as the types that a dataclass declares: one check for our own records and for other tools' files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rooflab.bench.base.plain import Json, JsonObject, number_of
+
+Kind = TypeVar("Kind")
+_hints = cache(get_type_hints)
+
+
+def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
+    """An object of JSON as the dataclass `kind`; fields that the class does not have are ignored.
+
+    Raises `ValueError` with `place` and the path of a value that is missing, has another type, or is refused by its
+    class.
+    """
+    with _at(place):
+        found: Kind = _decode(kind, values, "")
+    return found
+
+
+def decoded_fields(kind: type, values: JsonObject, place: str) -> dict[str, Any]:
+    """Those fields of the dataclass `kind` that an object of JSON has.  Raises `ValueError` as `decoded` does."""
+    with _at(place):
+        return {name: _decode(hint, values[name], name) for name, hint in _hints(kind).items() if name in values}
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}, {error}" if place else str(error)) from error
+
+
+def _decode(kind: Any, value: Json, path: str) -> Any:
+    options, origin, inside = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
+    if origin in (Union, UnionType):
+        kinds = [option for option in options if option is not NoneType]
+        open_to_all = len(kinds) > 1 or value is None and len(kinds) < len(options)
+        return value if open_to_all else _decode(kinds[0], value, path)
+    if origin is Literal and value not in options:
+        raise ValueError(f"{path}: expected one of {', '.join(map(str, options))}, got {value!r}")
+    if origin is float:
+        return number_of(path, value)
+    if origin in (int, bool, str) and type(value) is not origin:
+        raise ValueError(f"{path}: expected {origin.__name__}, got {value!r}")
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{path}: expected an array, got {value!r}")
+        return tuple(_decode(options[0], item, f"{path}[{number}]") for number, item in enumerate(value))
+    if origin is Mapping or is_dataclass(origin):
+        if not isinstance(value, dict):
+            raise ValueError(f"{path or kind.__name__.lower()}: expected an object, got {value!r}")
+        if origin is Mapping:
+            return {name: _decode(options[1], item, f"{inside}{name}") for name, item in value.items()}
+        return _object(kind, value, path, inside)
+    return value
+
+
+def _object(kind: Any, values: Mapping[str, Json], path: str, inside: str) -> Any:
+    given = {}
+    for item in fields(kind):
+        if item.name in values:
+            given[item.name] = _decode(_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"{inside}{item.name}: expected a value, got none")
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path else str(error)) from error
