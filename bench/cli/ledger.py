@@ -76,7 +76,7 @@ class StepOptions:
             with show.waiting(f"steps of {kind}"):
                 return measured(llm, kind, self.sequences(kind), self.context)
         model = PublishedTimes(self.model, str(self.gpu), self.dtype or "bf16", self.kv_dtype).kernels(self.gpus)
-        return from_kernels(model, kind, self.batch, self.context)
+        return from_kernels(model, kind, self.sequences(kind), self.context)
 
 
 @app.command()

@@ -20,6 +20,7 @@ import torch
 import triton
 
 from rooflab.bench.base.system_time import time
+from rooflab.bench.core import Environment
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 
@@ -88,11 +89,5 @@ def _variables() -> list[tuple[str, str]]:
 
 
 def tree_hash(tree: Path) -> str:
-    """The hash of every file in a tree on which a kernel may depend, including CUDA C++ sources and tuned configs."""
-    files = (file for layer in LAYERS for file in (tree / layer).rglob("*") if file.is_file())
-    named = [
-        (file.relative_to(tree).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest())
-        for file in files
-        if "__pycache__" not in file.parts
-    ]
-    return hashlib.sha256(repr(sorted(named)).encode()).hexdigest()
+    """The hash of the files in a tree on which a kernel may depend, including CUDA C++ sources and tuned configs."""
+    return Environment.tree(tree, LAYERS)
