@@ -44,7 +44,8 @@ class Store:
 
     def key(self, message: Mapping[str, Any], tree: str) -> str:
         """The name of the entry for a request over the sources of this hash."""
-        parts = json.dumps([dict(message), tree, _toolchain(), _variables()], sort_keys=True)
+        variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in PLACES)
+        parts = json.dumps([dict(message), tree, _toolchain(), variables], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def read(self, key: str) -> dict[str, Any] | None:
@@ -82,10 +83,6 @@ class Store:
 def _toolchain() -> list[str]:
     readers = [hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest() for name in _READERS]
     return [platform.python_version(), platform.machine(), torch.__version__, triton.__version__, *readers]
-
-
-def _variables() -> list[tuple[str, str]]:
-    return sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in PLACES)
 
 
 def tree_hash(tree: Path) -> str:

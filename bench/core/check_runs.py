@@ -257,7 +257,8 @@ class Check:
         rows = {
             name: value[:1].expand_as(value)
             for name, value in inputs.items()
-            if _is_data(value) and value.ndim > 1 and len(value) > 1 and name not in self.spec.mutates
+            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and name not in self.spec.mutates
+            if value.ndim > 1 and len(value) > 1
             if value[0].float().isfinite().all()  # not a row that nothing may read
             if self._allows(name, value[:1].expand_as(value))
         }
@@ -367,10 +368,6 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
     for count, found in enumerate(sets, 1):
         chosen = [found] if not state.randrange(count) else chosen
     return chosen
-
-
-def _is_data(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
 
 
 @contextmanager
