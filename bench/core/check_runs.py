@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Check:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         self.runner.begin()
         self.seed = seed
-        first = self._made("first", seed)
+        first = self._kept_as("first", partial(self._drawn, seed))
         with _threads_for(first.inputs):
             self._load(first)
             if planted == "planted alone":
@@ -134,7 +135,7 @@ class Check:
         """The runs on the first data and on other ones; returns those."""
         self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
-        other = self._made("other", self.seed + OTHER_SEED)
+        other = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
         self._load(other)
         if self._arranged(other, "padded") is None:
             self._judged("other data", other, Layout(poisoned=True, sms=FEW_SMS))
@@ -145,22 +146,17 @@ class Check:
     def _kept(self) -> dict[str, CheckData]:
         return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
-    def _made(self, name: str, seed: int) -> CheckData:
-        """A set of drawn data, the same for each kernel of a case."""
-        found = self._kept().get(name)
-        return found or KEPT.keep(name, CheckData(self.spec, self._inputs(seed), self.scheme, name))
+    def _kept_as(self, label: str, make: Callable[[], Inputs]) -> CheckData:
+        """The data of a case under a label, the same for each kernel that comes to it; made for the first one."""
+        return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, make(), self.scheme, label))
 
-    def _kept_as(self, label: str, inputs: Inputs) -> CheckData:
-        """The data of a case under a label, the same for each kernel that comes to it."""
-        return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, label))
+    def _drawn(self, seed: int) -> Inputs:
+        return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _load(self, data: CheckData, packed_in: str | None = None) -> None:
         """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
         if self.runner.load(data.name, data.inputs, packed_in):
             self.packed.add(data.name)
-
-    def _inputs(self, seed: int) -> Inputs:
-        return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _judged(self, label: str, data: CheckData, layout: Layout = PLAIN) -> Outputs:
         """One run, judged; its outputs.  Raises `Failed`, or `LayoutRefused` on an arrangement that is not taken."""
@@ -266,7 +262,7 @@ class Check:
             rows.pop(str(self.spec.prepared), None)
         while rows:
             label = f"expanded {', '.join(sorted(rows))}"
-            data = self._kept_as(label, {**inputs, **rows})
+            data = self._kept_as(label, partial(dict, inputs, **rows))
             try:
                 self._load(data)
                 self._judged(label, data, Layout(dict.fromkeys(rows, "plain"), poisoned=True))
@@ -296,7 +292,7 @@ class Check:
         changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if changed:
             label = f"other {', '.join(changed)}"
-            data = self._kept_as(label, {**first.inputs, **changed})
+            data = self._kept_as(label, partial(dict, first.inputs, **changed))
             self.runner.load(data.name, data.inputs, first.name)
             self._judged(label, data, Layout(poisoned=True))
 
@@ -339,8 +335,8 @@ class Check:
         keep = kept_names(self.spec, first.inputs)
         data = other
         if keep:
-            inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
-            data = self._kept_as(SAME, inputs)
+            same = {name: first.inputs[name] for name in keep}
+            data = self._kept_as(SAME, partial(dict, other.inputs, **same))
             self._load(data, first.name)
         self._judged("other data in the same memory", data, Layout(same_memory=True, sms=ONE_SM))
 
