@@ -104,7 +104,7 @@ class Shown:
         for one in found.instructions if found else parse(self._of.sass)[self._of.name].instructions:
             if one.family == "global_store":
                 return total
-            total += one.width_bytes if one.family == "global_load" else 0
+            total += one.bytes_per_thread if one.family == "global_load" else 0
         raise AssertionError(f"{self._of.name} stores nothing")
 
 

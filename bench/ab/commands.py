@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rooflab.bench.ab import output, records
 from rooflab.bench.ab.pairs import AbSettings, JobRunner
@@ -62,21 +62,16 @@ class AbReport:
         return {"title": self.title, "tables": tables, "notes": self.notes, "faults": self.faults}
 
 
-class Revisions(NamedTuple):
-    """Which trees to compare, and how."""
-
-    base: str
-    head: str | None = None
-    changed: bool = False
-
-
 def of_kernels(wanted: Wanted, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
     """Two kernels of one op in this tree."""
     return _ran(two_kernels(wanted), settings, out, say, [])
 
 
-def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
-    """The kernels of one revision against those of another revision, or of the working tree.
+def of_revisions(
+    base: str, head: str | None, changed: bool, wanted: Wanted, settings: AbSettings, out: Path | None, say: Say
+) -> AbReport:
+    """The kernels of one revision against those of another revision, or of the working tree; if `changed`, of the ops
+    that the difference touches.
 
     The repository is Rooflab's, or another one, of whose files or installed package the kernels are.  Raises
     `ValueError` if git does not know a revision, or if its tree cannot be imported.
@@ -86,8 +81,8 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
     repository = repository_of(files, ROOT)
     root = repository or ROOT
     with ExitStack() as stack:
-        a = stack.enter_context(checked_out(root, trees.base))
-        b = stack.enter_context(checked_out(root, trees.head)) if trees.head else working_tree(root)
+        a = stack.enter_context(checked_out(root, base))
+        b = stack.enter_context(checked_out(root, head)) if head else working_tree(root)
         for option, side in (("base", a), ("head", b)) if repository is None else ():
             check_contract(side.path, side.label, option)
         first, second = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
@@ -103,9 +98,9 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
         check_names(listed, wanted)
         title = f"{a.label} against {b.label}"
-        if trees.changed:
-            changed = changed_files(root, str(a.commit), b.commit if trees.head else None)
-            ops = _touched(changed, listed, (a.path, b.path), repository)
+        if changed:
+            files_changed = changed_files(root, str(a.commit), b.commit if head else None)
+            ops = _touched(files_changed, listed, (a.path, b.path), repository)
             ops = [op for op in ops if not wanted.ops or op in wanted.ops]
             if not ops:
                 return AbReport(title, [], ["the difference touches no kernel"], judged=False)

@@ -213,7 +213,8 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
         sides = [
             found.get(op, {"kernels": {}, "cases": [], "largest": [], "taken": [], "schemes": []}) for found in listed
         ]
-        names = [name for name in {**sides[0]["kernels"], **sides[1]["kernels"]} if _is_wanted(name, wanted)]
+        known = {**sides[0]["kernels"], **sides[1]["kernels"]}
+        names = [name for name in known if name in wanted.kernels or not wanted.kernels]
         cases = wanted.cases_of(sides[0]["cases"], sides[0]["largest"], sides[0]["taken"])
         schemes = wanted.schemes_of(sides[0]["schemes"])
         lack = "" if op not in listed[0] else _lack(wanted, names, cases, schemes)
@@ -232,8 +233,8 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
                 for scheme in schemes[:1] if refused else schemes:
                     target = Target(op, name, case, scheme)
                     targets[0][target.id] = target
-                    known = case in (*sides[1]["cases"], *sides[1]["taken"])
-                    if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and known:
+                    there = case in (*sides[1]["cases"], *sides[1]["taken"])
+                    if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and there:
                         targets[1][target.id] = target
     return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1])), notes
 
@@ -245,7 +246,3 @@ def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: S
     if not cases:
         return f"no such case as {wanted.cases[0]}" if wanted.cases else f"no case in {wanted.suite_name}"
     return "" if schemes else f"no {' or '.join(wanted.scheme_names)} form"
-
-
-def _is_wanted(name: str, wanted: Wanted) -> bool:
-    return not wanted.kernels or name in wanted.kernels

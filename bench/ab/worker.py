@@ -137,6 +137,12 @@ def _function(blank: Record, job: Job) -> Record:
     return _timed(*prepared[:4], blank, job, prepared.device, prepared.first_call_s)
 
 
+_OF_A_READING = (
+    "status", "role", "backend", "sample_count", "timer", "l2_state", "activity_hash", "device_kernels", "least_bytes",
+    "flops",
+)  # fmt: skip
+
+
 def _timed(
     kernel: registry.Kernel,
     spec: OpSpec,
@@ -164,17 +170,8 @@ def _timed(
     (made,) = run.records([kernel], [case])
     timed = replace(
         blank,
-        status=made.status,
+        **{name: getattr(made, name) for name in _OF_A_READING},
         reason=made.reason if made.status != "OK" else "",
-        sample_count=made.sample_count,
-        timer=made.timer,
-        l2_state=made.l2_state,
-        activity_hash=made.activity_hash,
-        device_kernels=made.device_kernels,
-        least_bytes=made.least_bytes,
-        flops=made.flops,
-        role=kernel.role,
-        backend=kernel.backend,
         metrics={name: value for name, value in made.metrics.items() if name == "first_call_ms"},
     )
     if made.status != "OK":

@@ -93,8 +93,7 @@ def ab(
         elif self_test:
             report = commands.of_self_test(wanted, settings, repeats, inject, out, show.note)
         elif base:
-            trees = commands.Revisions(base, head, changed)
-            report = commands.of_revisions(trees, wanted, settings, out, show.note)
+            report = commands.of_revisions(base, head, changed, wanted, settings, out, show.note)
         else:
             report = commands.of_kernels(wanted, settings, out, show.note)
     status = report.exit_status(strict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ CHECK_S = 90.0
 """Seconds after which no check of an op begins, by default."""
 
 if TYPE_CHECKING:
-    from rooflab.bench.core import Checkers, CheckResult, CheckTask
+    from rooflab.bench.core import Checkers, CheckResult
 
 
 @app.command("list")
@@ -89,7 +89,7 @@ def check(
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.checks.checking import run_checks, summarize_checks
-        from rooflab.bench.checks.drawn import drawn_checks, listed_checks
+        from rooflab.bench.checks.drawn import drawn_checks, listed_checks, principles_tried
         from rooflab.bench.core import Checkers, Selection
         from rooflab.bench.emulate import emulators
 
@@ -128,7 +128,8 @@ def check(
         part = f"{len(results) / len(asked):.0%} of the plan was run"
         show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
     if drawn:
-        _show_drawn(asked, made)
+        show.note("all of the plan was run" if len(made) == len(asked) else None)
+        show.note(principles_tried(asked, made))
     _show_faults(results, check, limit_s / 3)
     if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unknown)}")
@@ -143,14 +144,6 @@ def _check_options(op: str | None, by: str | None, every: bool, seconds: float |
         raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
     if every and seconds is not None:
         raise ValueError("seconds: expected none with --all")
-
-
-def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> None:
-    from rooflab.bench.checks.drawn import principles_tried
-
-    if len(made) == len(asked):
-        show.note("all of the plan was run")
-    show.note(principles_tried(asked, made))
 
 
 def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float) -> None:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from rooflab.roofline.steps import Kind
 
 KINDS: tuple[Kind, Kind] = ("prefill", "decode")
-LEDGER = (
-    "op", "site", "kernel", "calls", "shape", "MFLOP", "MB", "moved_MB", "bound_ms", "limiter", "ms", "share",
-    "x_bound", "basis",
-)  # fmt: skip
 SPARE = 160
 """Tokens that a sequence may get beyond its context."""
 
@@ -76,7 +72,7 @@ class StepOptions:
             with show.waiting(f"steps of {kind}"):
                 return measured(llm, kind, self.sequences(kind), self.context)
         model = PublishedTimes(self.model, str(self.gpu), self.dtype or "bf16", self.kv_dtype).kernels(self.gpus)
-        return from_kernels(model, kind, self.batch, self.context)
+        return from_kernels(model, kind, self.sequences(kind), self.context)
 
 
 @app.command()
@@ -107,7 +103,7 @@ def ledger(
     numbers = {"step_ms": found.step_ms, "itl_ms": found.itl_ms, "residual": found.residual, "noise": found.noise}
     show.result({**numbers, "rows": rows})
     title = f"{found.model} in {found.dtype} on {found.device}: {kind} of {step.batch} x {step.context} tokens"
-    show.table(rows, LEDGER, title, filled=True)
+    show.table(rows, rows[0], title, filled=True)
     if found.noise:
         show.line(f"NOISY: {found.noise}", "yellow")
     exit_for({"NOISY" if found.noise else "OK"})

@@ -225,10 +225,11 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
 def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[Pair]:
     """All that the query picks in either tree.  Raises `ValueError` where that is nothing, or a process fails."""
     before, after = base.select(query), head.select(query)
-    theirs = {_key(item): item for item in after}
+    theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in after}
+    theirs |= {_id(item): item for item in after}  # of several cases each is paired with itself
     known = {_key(item) for item in before}
     # Both sides compile the base's cases, so that they do the same work.
-    pairs: list[Pair] = [(item, _at(item, theirs.get(_key(item)))) for item in before]
+    pairs: list[Pair] = [(item, theirs.get(_id(item)) or _at(item, theirs.get(_key(item)))) for item in before]
     pairs += [(None, item) for item in after if _key(item) not in known]
     if not pairs:
         raise ValueError(f"compare: expected kernels with code of their own, got none in {base.label} and {head.label}")
@@ -268,11 +269,11 @@ def _key(item: Item) -> tuple[str, str, str]:
     return item["op"], item["kernel"], item["scheme"]
 
 
-def _id(item: Item) -> tuple[str, str, str, str]:
+def _id(item: Item) -> Identity:
     return (*_key(item), Case(**item["case"]).id)
 
 
-Results = dict[tuple[str, str, str, str], list[Summary] | CompileFailure]
+Results = dict[Identity, list[Summary] | CompileFailure]
 
 
 def _compile(

@@ -91,18 +91,13 @@ class SassInstruction:
         return tuple(part.strip() for part in self.operands.split(",")) if self.operands else ()
 
     @property
-    def width_bytes(self) -> int:
-        """Bytes that a load or a store moves per thread: 4 unless a modifier says otherwise."""
-        return width_bytes(self.opcode)
-
-    @property
     def bytes_per_thread(self) -> int:
         """Bytes that a load or store moves per thread; 0 for a TMA copy, which moves a tile, and for all else."""
         if not self.name.startswith(("LD", "ST", "ATOM", "RED")) or self.name in ("LDC", "LDGDEPBAR"):
             return 0
         if self.name in ("LDSM", "STSM"):
             return 4 * int(self.modifiers[-1]) if self.modifiers and self.modifiers[-1].isdigit() else 4
-        return self.width_bytes
+        return width_bytes(self.opcode)
 
     @property
     def target(self) -> int | None:

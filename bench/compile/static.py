@@ -132,11 +132,6 @@ class CompiledInfo:
         return self.counts["spill_store"]
 
     @property
-    def uses_tensor_cores(self) -> bool:
-        """Whether the code has any tensor-core instruction: wgmma, Blackwell's tcgen05, or the older mma."""
-        return any(self.counts[family] for family in sass.TENSOR_CORES)
-
-    @property
     def uses_tf32(self) -> bool:
         """Whether a matrix product rounds its fp32 operands to TF32's 10 bits."""
         return any("TF32" in opcode.split(".") for opcode in self.opcodes) or ".tf32" in self.ptx

@@ -20,6 +20,7 @@ import torch
 import triton
 
 from rooflab.bench.base.system_time import time
+from rooflab.bench.core import Environment
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 
@@ -43,7 +44,8 @@ class Store:
 
     def key(self, message: Mapping[str, Any], tree: str) -> str:
         """The name of the entry for a request over the sources of this hash."""
-        parts = json.dumps([dict(message), tree, _toolchain(), _variables()], sort_keys=True)
+        variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in PLACES)
+        parts = json.dumps([dict(message), tree, _toolchain(), variables], sort_keys=True)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def read(self, key: str) -> dict[str, Any] | None:
@@ -83,16 +85,6 @@ def _toolchain() -> list[str]:
     return [platform.python_version(), platform.machine(), torch.__version__, triton.__version__, *readers]
 
 
-def _variables() -> list[tuple[str, str]]:
-    return sorted((k, v) for k, v in os.environ.items() if k.startswith(PREFIXES) and k not in PLACES)
-
-
 def tree_hash(tree: Path) -> str:
-    """The hash of every file in a tree on which a kernel may depend, including CUDA C++ sources and tuned configs."""
-    files = (file for layer in LAYERS for file in (tree / layer).rglob("*") if file.is_file())
-    named = [
-        (file.relative_to(tree).as_posix(), hashlib.sha256(file.read_bytes()).hexdigest())
-        for file in files
-        if "__pycache__" not in file.parts
-    ]
-    return hashlib.sha256(repr(sorted(named)).encode()).hexdigest()
+    """The hash of the files in a tree on which a kernel may depend, including CUDA C++ sources and tuned configs."""
+    return Environment.tree(tree, LAYERS)

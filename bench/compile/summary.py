@@ -218,10 +218,9 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     rounded = sum(number for opcode, number in info.opcodes.items() if "TF32" in opcode.split("."))
     split = sorted({precision for precision in wide if "x" in precision})
     if split:
-        there = info.uses_tensor_cores
         products = sum(info.counts[family] for family in TENSOR_CORES)
         found = f"the code has {rounded} TF32 and {products} tensor-core instructions in all"
-        yield Option(f"precision {split[0]}", there, f"input_precision {split[0]} was asked for, and {found}")
+        yield Option(f"precision {split[0]}", products > 0, f"input_precision {split[0]} was asked for, and {found}")
     elif info.uses_tf32:
         asked = "tl.dot's default" if "tf32" in wide else "the kernel's own code"
         found = f"fp32 operands are rounded to TF32 by {asked}: {rounded} TF32 instructions"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Check:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         self.runner.begin()
         self.seed = seed
-        first = self._made("first", seed)
+        first = self._kept_as("first", partial(self._drawn, seed))
         with _threads_for(first.inputs):
             self._load(first)
             if planted == "planted alone":
@@ -134,7 +135,7 @@ class Check:
         """The runs on the first data and on other ones; returns those."""
         self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
-        other = self._made("other", self.seed + OTHER_SEED)
+        other = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
         self._load(other)
         if self._arranged(other, "padded") is None:
             self._judged("other data", other, Layout(poisoned=True, sms=FEW_SMS))
@@ -145,22 +146,17 @@ class Check:
     def _kept(self) -> dict[str, CheckData]:
         return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
-    def _made(self, name: str, seed: int) -> CheckData:
-        """A set of drawn data, the same for each kernel of a case."""
-        found = self._kept().get(name)
-        return found or KEPT.keep(name, CheckData(self.spec, self._inputs(seed), self.scheme, name))
+    def _kept_as(self, label: str, make: Callable[[], Inputs]) -> CheckData:
+        """The data of a case under a label, the same for each kernel that comes to it; made for the first one."""
+        return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, make(), self.scheme, label))
 
-    def _kept_as(self, label: str, inputs: Inputs) -> CheckData:
-        """The data of a case under a label, the same for each kernel that comes to it."""
-        return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, label))
+    def _drawn(self, seed: int) -> Inputs:
+        return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _load(self, data: CheckData, packed_in: str | None = None) -> None:
         """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
         if self.runner.load(data.name, data.inputs, packed_in):
             self.packed.add(data.name)
-
-    def _inputs(self, seed: int) -> Inputs:
-        return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _judged(self, label: str, data: CheckData, layout: Layout = PLAIN) -> Outputs:
         """One run, judged; its outputs.  Raises `Failed`, or `LayoutRefused` on an arrangement that is not taken."""
@@ -257,7 +253,8 @@ class Check:
         rows = {
             name: value[:1].expand_as(value)
             for name, value in inputs.items()
-            if _is_data(value) and value.ndim > 1 and len(value) > 1 and name not in self.spec.mutates
+            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and name not in self.spec.mutates
+            if value.ndim > 1 and len(value) > 1
             if value[0].float().isfinite().all()  # not a row that nothing may read
             if self._allows(name, value[:1].expand_as(value))
         }
@@ -265,7 +262,7 @@ class Check:
             rows.pop(str(self.spec.prepared), None)
         while rows:
             label = f"expanded {', '.join(sorted(rows))}"
-            data = self._kept_as(label, {**inputs, **rows})
+            data = self._kept_as(label, partial(dict, inputs, **rows))
             try:
                 self._load(data)
                 self._judged(label, data, Layout(dict.fromkeys(rows, "plain"), poisoned=True))
@@ -295,7 +292,7 @@ class Check:
         changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if changed:
             label = f"other {', '.join(changed)}"
-            data = self._kept_as(label, {**first.inputs, **changed})
+            data = self._kept_as(label, partial(dict, first.inputs, **changed))
             self.runner.load(data.name, data.inputs, first.name)
             self._judged(label, data, Layout(poisoned=True))
 
@@ -338,8 +335,8 @@ class Check:
         keep = kept_names(self.spec, first.inputs)
         data = other
         if keep:
-            inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
-            data = self._kept_as(SAME, inputs)
+            same = {name: first.inputs[name] for name in keep}
+            data = self._kept_as(SAME, partial(dict, other.inputs, **same))
             self._load(data, first.name)
         self._judged("other data in the same memory", data, Layout(same_memory=True, sms=ONE_SM))
 
@@ -367,10 +364,6 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
     for count, found in enumerate(sets, 1):
         chosen = [found] if not state.randrange(count) else chosen
     return chosen
-
-
-def _is_data(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,6 +29,7 @@ from rooflab.reference.spec import Case
 _CPUS = Path("/sys/devices/system/cpu")
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout (or installation) of the running program."""
+FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 COMMIT = "ROOFLAB_COMMIT"
 
 
@@ -100,9 +101,9 @@ class Environment:
         )
 
     @staticmethod
-    def tree() -> str:
-        """`tree_hash` of the running program."""
-        return _own_tree()
+    def tree(root: Path | None = None, folders: Sequence[str] = FOLDERS) -> str:
+        """`tree_hash` of folders of `root`; of the running program, whose files stay while it runs, without it."""
+        return tree_hash(root, folders) if root else _own_tree()
 
     def to_dict(self) -> dict[str, Json]:
         """The snapshot as JSON values."""
@@ -323,15 +324,12 @@ def power(nvml: ModuleType, handle: object) -> tuple[int | None, str | None]:
     return power_mw, None if power_mw is None else "nvmlDeviceGetPowerUsage"
 
 
-FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
-
-
-def tree_hash(root: Path = ROOT) -> str:
+def tree_hash(root: Path = ROOT, folders: Sequence[str] = FOLDERS) -> str:
     """A hash of all source files.  It identifies the code if there is no commit, or if a commit is not enough."""
     total = hashlib.sha256()
-    for folder in FOLDERS:
+    for folder in folders:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".cu", ".cpp", ".h", ".json") and path.is_file():
+            if path.suffix in (".py", ".cu", ".cuh", ".cpp", ".h", ".json") and path.is_file():
                 total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()[:16]
 

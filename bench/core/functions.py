@@ -36,30 +36,10 @@ FULL_EPSILONS = 64
 """Allowed roundings in fp32 and fp64, where the order of a long sum matters: sqrt(4096) roundings of the sum."""
 
 
-def judge(actual: object, expected: object) -> list[ErrorStats]:
-    """One verdict per output of a kernel against its reference's; NaN never passes.
-
-    An output has its reference's dtype; a float may have a reference in fp64.  Integers must be equal.  Floats may
-    differ by a few roundings to the kernel's output dtype, relative to the larger of the element and the root mean
-    square of its tensor: a sum's error grows with its terms, not with its value.  Raises `ValueError` if one is not a
-    tensor or a tuple of tensors, or if the numbers or dtypes of outputs differ.
-    """
-    actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
-    if len(actuals) != len(oracles):
-        raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
-    verdicts = []
-    for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True)):
-        name = f"output {index}"
-        if oracle.dtype != output.dtype and not (oracle.dtype == torch.float64 and output.is_floating_point()):
-            raise ValueError(f"{name}: expected {oracle.dtype}, as from the reference, got {output.dtype}")
-        verdicts.append(elementwise(name, output, oracle, tolerance(output.dtype, oracle)))
-    return verdicts
-
-
 def faults(actual: object, expected: object) -> list[str]:
-    """What `judge` finds wrong, one sentence each."""
+    """What `FunctionOp.judge` finds wrong, one sentence each."""
     try:
-        return [stats.describe() for stats in judge(actual, expected) if not stats.passed]
+        return [stats.describe() for stats in FunctionOp.judge(actual, expected) if not stats.passed]
     except ValueError as error:
         return [str(error)]
 
@@ -119,8 +99,23 @@ class FunctionOp(NamedTuple):
 
     @staticmethod
     def judge(actual: object, expected: object) -> list[ErrorStats]:
-        """As `judge`, of what a function and its reference return."""
-        return judge(actual, expected)
+        """One verdict per output of a kernel against its reference's; NaN never passes.
+
+        An output has its reference's dtype; a float may have a reference in fp64.  Integers must be equal.  Floats may
+        differ by a few roundings to the kernel's output dtype, relative to the larger of the element and the root mean
+        square of its tensor: a sum's error grows with its terms, not with its value.  Raises `ValueError` if one is no
+        tensor or tuple of tensors, or if the numbers or dtypes of outputs differ.
+        """
+        actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
+        if len(actuals) != len(oracles):
+            raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
+        verdicts = []
+        for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True)):
+            name = f"output {index}"
+            if oracle.dtype != output.dtype and not (oracle.dtype == torch.float64 and output.is_floating_point()):
+                raise ValueError(f"{name}: expected {oracle.dtype}, as from the reference, got {output.dtype}")
+            verdicts.append(elementwise(name, output, oracle, tolerance(output.dtype, oracle)))
+        return verdicts
 
     def checked(self, seed: int) -> CheckResult:
         """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""

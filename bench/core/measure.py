@@ -129,7 +129,7 @@ class Measurement:
             record = self._record(kernel, case, cost, checked.get(name), failed.get(name))
             samples = None if name in failed else timed[name]
             if samples is not None:
-                record = self.with_time(record, samples, cost, clocks, seen.get(name, Observed()))
+                record = self._with_time(record, samples, cost, clocks, seen.get(name, Observed()))
             yield self._moved(record, kernel.traffic_of(given, self.device.type, self.spec), samples, cost)
 
     def _priced(self, case: Case) -> Inputs:
@@ -229,9 +229,8 @@ class Measurement:
     ) -> Record:
         """The record of a kernel that was not timed."""
         roofs, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
-        limit = self._bound(cost)
         status, reason = (fault.status, fault.reason) if fault else ("OK", found.reason if found else "")
-        if limit and roofs and roofs.noise:
+        if roofs and roofs.noise and self._bound(cost):
             reason = reason or f"its bound is NOISY: {roofs.noise}"
         return replace(
             self._known.record("bench", kernel, case, self.scheme.name, self.run_id, status, reason),
@@ -243,9 +242,6 @@ class Measurement:
             weak=found.weak if found else (),
             flops=cost.flops,
             least_bytes=cost.bytes,
-            bound_ms=limit.seconds * 1e3 if limit else None,
-            limiter=limit.limiter if limit else None,
-            ceilings=asdict(roofs) if roofs else None,
         )
 
     def _bound(self, cost: Cost) -> Bound | None:
@@ -253,7 +249,7 @@ class Measurement:
         known = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
         return bound(cost, roofs) if roofs and known else None
 
-    def with_time(
+    def _with_time(
         self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: Observed
     ) -> Record:
         """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
@@ -266,22 +262,18 @@ class Measurement:
             status, reason = "NOISY", why
         else:
             status, reason = "OK", record.reason
-        limit, ceilings = self._bound(cost), self.ceilings
         return replace(
             with_reading(record, samples, clocks),
             status=cast(Status, status),
             reason=reason,
-            bound_ms=limit.seconds * 1e3 if limit else None,
-            limiter=limit.limiter if limit else None,
-            ceilings=asdict(ceilings) if ceilings else None,
             peak_memory_bytes=seen.peak_memory_bytes,
             device_kernels=seen.device_kernels,
             activity_hash=seen.activity_hash,
         )
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """The record with what the kernel moved, and the rates; a NOISY time gives none.  Traffic that no memory of the
-        device could have moved in the time read is left out."""
+        """The record with its bound, what the kernel moved, and the rates; a NOISY time or bound gives none.  Traffic
+        that no memory of the device could have moved in the time read is left out."""
         traffic, reason, limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and limits:
@@ -291,7 +283,7 @@ class Measurement:
                 traffic, reason = None, reason or told
         moved = traffic.bytes if traffic else cost.bytes
         seconds = median_s if record.status != "NOISY" else None
-        limit = self._bound(cost) if self.ceilings and not self.ceilings.noise else None
+        roofs, limit = self.ceilings, self._bound(cost)
         return replace(
             record,
             reason=reason,
@@ -300,7 +292,10 @@ class Measurement:
             intensity=cost.flops / moved if moved else None,
             flops_per_s=cost.flops / seconds if seconds else None,
             bytes_per_s=moved / seconds if seconds else None,
-            bound_fraction=limit.fraction(seconds) if limit and seconds else None,
+            bound_ms=limit.seconds * 1e3 if limit else None,
+            limiter=limit.limiter if limit else None,
+            bound_fraction=limit.fraction(seconds) if limit and seconds and roofs and not roofs.noise else None,
+            ceilings=asdict(roofs) if roofs else None,
         )
 
     def _limits(self) -> Ceilings | None:

@@ -14,7 +14,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -236,19 +237,16 @@ class Record:
 _HALF = re.compile("[\ud800-\udfff]")
 """Half of a character of UTF-16, which JSON can hold and no file in UTF-8."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
-_CHOICES: Mapping[str, tuple[object, ...]] = {
-    "kind": get_args(Kind),
-    "status": get_args(Status),
-    "checked_by": get_args(CheckedBy),
-    "basis": get_args(Basis),
-    "role": (*get_args(Role), None),
-    "backend": (*get_args(Backend), None),
-    "device": (*get_args(DeviceType), None),
-    "l2_state": (*get_args(L2State), None),
-    "limiter": (*get_args(Limiter), None),
-    "verdict": (*get_args(Verdict), None),
-    "traffic_basis": (*get_args(TrafficBasis), None),
-}
+
+
+def _choices(hint: object) -> tuple[object, ...]:
+    """The values of a `Literal`, and None of an optional one; none of another type."""
+    kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
+    values = get_args(kind) if get_origin(kind) is Literal else ()
+    return (*values, None) if values and kind is not hint else values
+
+
+_CHOICES = {name: values for name, hint in get_type_hints(Record).items() if (values := _choices(hint))}
 
 
 def _refused(number: str) -> None:

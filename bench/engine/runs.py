@@ -34,15 +34,10 @@ def chat(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def dummy_prompt(text: str, vocab_size: int) -> list[int]:
-    """Token ids for a model of random weights, which has no tokenizer: the UTF-8 bytes of `text`."""
-    return [byte % vocab_size for byte in text.encode()]
-
-
 def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
     """`text` in the form that the model takes: a chat message, the plain string, or bytes as ids for random weights."""
     if llm.tokenizer is None:
-        return dummy_prompt(text, llm.arch.vocab_size)
+        return [byte % llm.arch.vocab_size for byte in text.encode()]
     return text if raw or not llm.tokenizer.has_chat_template else chat(text)
 
 
@@ -91,11 +86,11 @@ def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> En
     return EngineRun(outputs, summarize(timelines, sum(len(one.prompt_token_ids) for one in outputs)), found, fault)
 
 
-def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
+def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
     """Makes the first calls: they include allocation and, on a GPU, compilation, which no TTFT may contain."""
-    length = max(1, min(prompt_tokens, llm.max_model_len - new_tokens - 1))
+    length = max(1, min(prompt_tokens, llm.max_model_len - 5))
     ids = random.Random(0).choices(range(llm.arch.vocab_size), k=length)
-    llm.generate([ids], SamplingParams(max_tokens=new_tokens, ignore_eos=True))
+    llm.generate([ids], SamplingParams(max_tokens=4, ignore_eos=True))
 
 
 def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:

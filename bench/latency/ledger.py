@@ -133,7 +133,6 @@ class Ledger:
 
 def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
     """The ledger of a step by published kernel times or bounds; there is no host in it but the one asked for."""
-    batch = 1 if kind == "prefill" else batch
     costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
     ceilings = model.device.ceilings()
     known = {(cost.op, cost.site): cost for cost in costs}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from scipy.optimize import brentq
+
 from rooflab.bench.latency.step_model import KernelTimes, StepModel, StepWork
 from rooflab.engine.speculate.drafter import Speculation
 from rooflab.roofline.architecture import get_architecture
@@ -23,11 +25,7 @@ def break_even(ratio: float, drafted: int) -> float | None:
     """The chance of acceptance at which a step of `ratio` plain steps' time gives `ratio` tokens; None if none does."""
     if ratio > drafted + 1:
         return None
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens_a_step(middle, drafted) < ratio else (low, middle)
-    return high if ratio > 1 else 0.0
+    return float(brentq(lambda chance: tokens_a_step(chance, drafted) - ratio, 0.0, 1.0)) if ratio > 1 else 0.0
 
 
 @dataclass(frozen=True)

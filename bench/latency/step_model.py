@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -19,8 +20,8 @@ from rooflab.roofline.model import bound
 from rooflab.roofline.step_times import OpTime, step_time
 from rooflab.roofline.steps import ITEM_BYTES, Kind, activation_dtype, all_reduce_s, check_arguments, link, step_ops
 
-WHOLE = 16
-"""Up to this number of tokens, each number has a time of its own; above, each doubling has four, and lines between."""
+_POINTS = (*range(17), *(ceil(2 ** (place / 4)) for place in range(17, 81)))
+"""Numbers that have a time of their own: each up to 16, and four for each doubling above; between are lines."""
 _KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens of a step between which a measured model is a straight line."""
 
@@ -79,14 +80,9 @@ def _line(function: Callable[[int], float], most: int) -> Callable[[float], floa
 
 
 def _neighbours(x: float, most: int) -> tuple[int, int]:
-    if x <= WHOLE and x == int(x):
-        return int(x), int(x)
-    if x < WHOLE:
-        return int(x), int(x) + 1
-    place = int(4 * log2(x))
-    low, high = ceil(2 ** (place / 4)), ceil(2 ** ((place + 1) / 4))
-    low, high = (low, high) if low <= x <= high else (ceil(2 ** ((place - 1) / 4)), low)
-    return min(low, most), min(high, most)
+    above = min(bisect_left(_POINTS, x), len(_POINTS) - 1)
+    below = above if _POINTS[above] <= x else above - 1
+    return min(_POINTS[below], most), min(_POINTS[above], most)
 
 
 _ATTENTION = ("attention", "kv_cache_write")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ from typing import Any
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Record, read
 from rooflab.bench.predict import public
-from rooflab.bench.predict.cases import Predicted, in_config, predict_all, timed_on
+from rooflab.bench.predict.cases import in_config, predict_all, timed_on
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.predict.public import Kind
 from rooflab.kernels import registry
@@ -123,9 +123,7 @@ def calibrated(prediction: Prediction, kind: Kind, calibration: Calibration) -> 
     return prediction.scaled(known.factor, f"factor {known.factor:.3g}; {words}"), known.error, words
 
 
-def observations(
-    records: Iterable[Record], predicted: Callable[[Sequence[KernelCase], Device], list[Predicted]] = predict_all
-) -> list[Observation]:
+def observations(records: Iterable[Record]) -> list[Observation]:
     """The measured records of Hopper GPUs among `records`, each beside the prediction for its own card.
 
     Leaves out records that were not measured on a GPU with a cold L2, and kernels, cases and configs that are gone.
@@ -138,7 +136,7 @@ def observations(
         by_device.setdefault(device.name, (device, []))[1].append((target, record.latency_median_ms * 1e-3))
     found = []
     for device, entries in by_device.values():
-        answers = predicted([target for target, _ in entries], device)
+        answers = predict_all([target for target, _ in entries], device)
         for answer, (target, seconds) in zip(answers, entries, strict=True):
             if answer.prediction is not None:
                 launch = answer.prediction.launch_s

@@ -11,6 +11,7 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict import model
 from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated, kind_of
 from rooflab.bench.predict.cases import Predicted, predict_all
+from rooflab.bench.predict.model import TimeStep
 from rooflab.bench.predict.work import LaunchWork
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic
@@ -20,15 +21,6 @@ UNEXPLAINED = "not explained"
 """The measured time minus the predicted time."""
 UNREAD = "its code was not read"
 """Why a library's time is no prediction but a bound: all libraries with the same bytes would get the same time."""
-
-
-@dataclass(frozen=True)
-class TimePart:
-    """One part of a time."""
-
-    name: str
-    ms: float
-    why: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Explanation:
     """`modelled` or `counted`; `least` where the kernel's traffic is unknown."""
     bound_ms: float | None = None
     limiter: Limiter | None = None
-    parts: tuple[TimePart, ...] = ()
+    parts: tuple[TimeStep, ...] = ()
     predicted_ms: float | None = None
     """None where no compiled code was read: the parts then sum to a bound."""
     prediction_error: float | None = None
@@ -156,17 +148,16 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None, cali
     prediction, error, words = answer.prediction, None, UNREAD
     if prediction.works:
         prediction, error, words = calibrated(prediction, kind_of(target.op, cost), calibration)
-    parts = [TimePart(step.name, step.seconds * 1e3, step.why) for step in prediction.steps]
-    modelled_ms = prediction.seconds * 1e3
+    parts, modelled_ms = prediction.steps, prediction.seconds * 1e3
     if measured_ms is not None:
         times = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
-        parts.append(TimePart(UNEXPLAINED, measured_ms - modelled_ms, f"measured is {times}, {words}"))
+        parts += (TimeStep(UNEXPLAINED, measured_ms / 1e3 - prediction.seconds, f"measured is {times}, {words}"),)
     return Explanation(
         **known,
         launches=prediction.launches,
         bound_ms=prediction.bound.seconds * 1e3,
         limiter=prediction.bound.limiter,
-        parts=tuple(parts),
+        parts=parts,
         predicted_ms=modelled_ms if prediction.works else None,
         prediction_error=error,
         calibration=words,

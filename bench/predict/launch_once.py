@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -29,43 +29,27 @@ def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
     return ["-m", MODULE, json.dumps({**target.to_json(), "seed": seed, "warm_up": warm_up})]
 
 
-def main(text: str, device: str = "cuda") -> None:
+def main(text: str) -> None:
     """Runs the call that `text` (from `arguments`) describes.  Raises `ValueError` where it cannot run here."""
-    asked = json.loads(text)
+    asked, device, cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
     if asked["file"]:
         registry.load_file(Path(asked["file"]))
-    call = prepare(asked["op"], asked["kernel"], Case(**asked["case"]), asked["scheme"], asked["seed"], device)
+    spec, kernel = registry.get_op(asked["op"]), registry.get_kernel(asked["op"], asked["kernel"])
+    if reason := kernel.why_not_here(device):
+        raise ValueError(f"{kernel.id}: {reason}")
+    case, scheme = spec.check_case(Case(**asked["case"])), get_scheme(asked["scheme"])
+    inputs = spec.make_inputs(case, scheme, device, asked["seed"])
+    if reason := kernel.why_not_args(inputs):
+        raise ValueError(str(reason))
+    call = Rotation(kernel, spec, [inputs])
     for _ in range(asked["warm_up"]):
         call()
-    watched(call, device)
-    print(MARK, flush=True)
-
-
-def prepare(op: str, name: str, case: Case, scheme: str, seed: int, device: str) -> Rotation:
-    """A call of the kernel with packed weights and allocated outputs.  Raises `ValueError` where it cannot run here."""
-    spec, kernel = registry.get_op(op), registry.get_kernel(op, name)
-    place = torch.device(device)
-    reason = kernel.why_not_here(place)
-    if reason:
-        raise ValueError(f"{kernel.id}: {reason}")
-    inputs = spec.make_inputs(spec.check_case(case), get_scheme(scheme), place, seed)
-    reason = kernel.why_not_args(inputs)
-    if reason:
-        raise ValueError(str(reason))
-    return Rotation(kernel, spec, [inputs])
-
-
-def watched(call: Rotation, device: str) -> None:
-    """Runs one call with the profiler on."""
-    if device != "cuda":
-        call()
-        return
-    runtime: Any = torch.cuda
-    runtime.synchronize()
-    runtime.profiler.start()
+    cuda.synchronize()
+    cuda.profiler.start()
     call()
-    runtime.synchronize()
-    runtime.profiler.stop()
+    cuda.synchronize()
+    cuda.profiler.stop()
+    print(MARK, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,10 @@ class TimeStep:
     """Seconds that the step adds."""
     why: str
 
+    @property
+    def ms(self) -> float:
+        return self.seconds * 1e3
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -233,17 +233,15 @@ def parse(text: str) -> list[NcuCounters]:
     start = next((at for at, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
     if start is None:
         return []
-    rows = list(csv.reader(line for line in lines[start:] if line.startswith('"')))
-    names, units, *launches = rows if len(rows) > 1 else [rows[0], []]
-    found = []
-    for row in launches:
-        if len(row) != len(names):
-            raise ValueError(f"ncu: expected {len(names)} columns in each line of its table, got {len(row)}")
-        cells = dict(zip(names, row, strict=True))
+    table = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
+    units, found = next(table, {}), []
+    for cells in table:
+        if None in (*cells, *cells.values()):
+            raise ValueError(f"ncu: expected {len(units)} columns in each line of its table, got another number")
         values = {
             _old_name(name): number
-            for name, unit, cell in zip(names, units, row, strict=True)
-            if "__" in name and (number := _number(cell, unit)) is not None
+            for name, cell in cells.items()
+            if "__" in name and (number := _number(cell, units[name])) is not None
         }
         found.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
     return found

@@ -215,5 +215,5 @@ def test_what_opcodes_say_of_a_kernel():
     opcodes |= {"UTMALDG.2D": 1, "USETMAXREG.DEALLOC.CTAPOOL": 1}
     info = CompiledInfo("k", "sm_90a", (1,), 1, 4, 3, 384, 168, 8, 0, opcodes, "", "")
     assert (info.spill_loads, info.spill_stores, info.count("HGMMA", "HMMA")) == (2, 1, 4)
-    assert info.counts["wgmma"] and info.uses_tensor_cores and info.counts["tma"] and info.uses_warp_specialization
+    assert info.counts["wgmma"] and info.counts["tma"] and info.uses_warp_specialization
     assert not info.uses_tf32

@@ -29,7 +29,7 @@ X = torch.tensor([1.0, -2.0, 0.0])
     ],
 )
 def test_the_gate_passes_what_is_right_to_a_few_roundings(actual, expected, passes):
-    assert all(stats.passed for stats in fixture.judge(actual, expected)) is passes
+    assert all(stats.passed for stats in fixture.FunctionOp.judge(actual, expected)) is passes
 
 
 def test_what_cannot_be_compared_is_named():
@@ -40,7 +40,7 @@ def test_what_cannot_be_compared_is_named():
         ((X, X), X, "fn: expected 1 outputs, as from the reference, got 2"),
     ):
         with pytest.raises(ValueError, match=text):
-            fixture.judge(actual, expected)
+            fixture.FunctionOp.judge(actual, expected)
 
 
 def test_neither_side_of_the_gate_changes_the_callers_tensors():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from rooflab.bench.compile.difference import changed, exit_status, gone, markdown, new, summary_line
+from rooflab.bench.compile.cases import Query
+from rooflab.bench.compile.difference import changed, exit_status, gone, markdown, matched, new, summary_line
 from rooflab.bench.compile.static import CompileFailure
 from rooflab.bench.compile.summary import Option, Summary
 
@@ -92,3 +94,10 @@ def test_markdown_is_one_table():
     assert "| GONE | gemm/tiled | bf16 | `M=64` | a \\| \\*b\\* c |" in text and text.count("gemm/tiled") == 2
     assert summary_line(changes[2:], "main").startswith("compiled code against main: passes (0); 1 compared")
     assert "|" not in markdown(changes[2:], "main"), "nothing to tell"
+
+
+def test_of_several_cases_each_is_paired_with_itself():
+    cases = {"M": 1}, {"M": 1, "bias": True}, {"M": 2}
+    items = [{"op": "gemm", "kernel": "tiled", "scheme": "fp8", "case": case} for case in cases]
+    tree = SimpleNamespace(label="a tree", select=lambda query: items)
+    assert matched(tree, tree, Query()) == [(item, item) for item in items]

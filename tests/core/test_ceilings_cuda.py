@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from rooflab.bench.core.ceilings import assemble, best_of, value_of
+from rooflab.bench.core.ceilings import MachineLimits, assemble, value_of
 from rooflab.bench.core.ceilings import cuda_limits as module
 from rooflab.bench.core.ceilings.cuda_limits import measure_cuda
 from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
@@ -81,7 +81,7 @@ def test_the_fastest_shape_counts_and_all_are_kept(world, monkeypatch):
     readings = measure(world, monkeypatch, [slow, fast])
     assert [reading.status for reading in readings] == ["OK", "OK"]
     assert [value_of(reading) for reading in readings] == pytest.approx([1e12, 3e12])
-    assert best_of(readings)["hbm_read"].config == {"rate": 3e12}
+    assert MachineLimits(readings).best()["hbm_read"].config == {"rate": 3e12}
     assert len(readings[0].samples_s) == 3 and readings[0].timer == "fake events" and readings[0].l2_state == "cold"
 
 
@@ -138,7 +138,7 @@ def test_a_spoiled_reading_has_no_rate_and_takes_no_other_with_it(world, monkeyp
     *found, right, other = measure(world, monkeypatch, [*kernels, world.kernel(rate=1e12)], [world.kernel("fma")])
     assert {one.reason: one.status for one in found} == {why: status for why, (status, _) in SPOILED.items()}
     assert all(value_of(one) is None for one in found) and right.status == other.status == "OK"
-    assert best_of([*found, right])["hbm_read"] == right
+    assert MachineLimits([*found, right]).best()["hbm_read"] == right
 
 
 def reading(limit, rate=1e12, *, dtype=None, status="OK", seconds=(1.0, 1.0), clock_hz=None, **fields):

@@ -90,7 +90,7 @@ def test_streams_move_16_bytes_at_a_time_and_every_byte_that_is_counted(case):
     loads, stores = ([i for i in loop.instructions if i.family == f"global_{what}"] for what in ("load", "store"))
     arrays_read, arrays_written = {"read": (1, 0), "write": (0, 1), "copy": (1, 1), "triad": (2, 1)}[access]
     assert [len(loads), len(stores)] == [arrays_read * unroll, arrays_written * unroll]
-    assert all(i.width_bytes == 16 and not i.guard for i in loads + stores)
+    assert all(i.bytes_per_thread == 16 and not i.guard for i in loads + stores)
     # Past L1, or with nothing kept there.
     assert all(("STRONG" in i.opcode) if limit.startswith("l2") else (".NA." in i.opcode) for i in loads)
     (grid, block, arguments, _) = recorded.launches[0]

@@ -21,7 +21,7 @@ LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
     "base core records show.py revisions compile emulator predict emulate tune checks ab "
     "suite report plugin exchange engine load latency commands.py lab.py cli __main__.py bench_kernels.py "
-    "bench_sampling.py run_from_checkout.py"
+    "run_from_checkout.py"
 ).split()
 """What lies in bench/; each imports only what stands above it in this list."""
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))

@@ -17,7 +17,8 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.predict import cases, model
 from rooflab.bench.predict.calibration import Fit
 from rooflab.bench.predict.cases import measured_in
-from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, TimePart, explain, why_rows, why_sentence
+from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, explain, why_rows, why_sentence
+from rooflab.bench.predict.model import TimeStep
 from rooflab.kernels import registry
 from rooflab.kernels.registry import kernels
 from rooflab.reference.spec import Case, get_scheme
@@ -145,9 +146,9 @@ def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeyp
 
 def test_a_measured_time_is_never_held_against_a_predicted_one():
     def made(kernel, role, predicted_ms, measured_ms=None):
-        parts = [TimePart(model.LEAST, 0.01, ""), TimePart(model.BYTES, predicted_ms - 0.01, "")]
+        parts = [TimeStep(model.LEAST, 1e-5, ""), TimeStep(model.BYTES, 1e-3 * predicted_ms - 1e-5, "")]
         if measured_ms:
-            parts.append(TimePart(UNEXPLAINED, measured_ms - predicted_ms, ""))
+            parts.append(TimeStep(UNEXPLAINED, 1e-3 * (measured_ms - predicted_ms), ""))
         return Explanation(target(kernel), role, "h100-sxm", 1.0, 1.0, 1.0, 1, "least", parts=tuple(parts),
                            predicted_ms=predicted_ms, measured_ms=measured_ms)  # fmt: skip
 

@@ -89,8 +89,18 @@ class MachineLimits(NamedTuple):
     """Why they give no ceilings, or an empty text."""
 
     def best(self) -> dict[str, Record]:
-        """The fastest record of each limit, else a failed one (`best_of`)."""
-        return best_of(self.records)
+        """The fastest record of each limit, else a failed one, in order of first appearance."""
+
+        def merit(record: Record) -> float:
+            value = value_of(record) or 0.0
+            return 1 / value if "launch_floor_s" in record.metrics else value
+
+        best: dict[str, Record] = {}
+        for record in self.records:
+            known = best.setdefault(str(record.kernel), record)
+            if merit(record) > merit(known):
+                best[str(record.kernel)] = record
+        return best
 
     @staticmethod
     def amount(record: Record) -> tuple[float, str]:
@@ -173,7 +183,7 @@ class MachineLimits(NamedTuple):
         `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
         `reached` is the measured value over `at_clock`, or over the data sheet's value where no clock scales it.
         """
-        return [_row(record) for record in best_of(self.records).values()]
+        return [_row(record) for record in self.best().values()]
 
 
 this_machine = cache(Environment.now)
@@ -215,7 +225,7 @@ def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
 
     A NOISY rate is at least a rate that was reached, so beside a quiet measurement it is OK.
     """
-    best = best_of([*again, *before])
+    best = MachineLimits([*again, *before]).best()
     found = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
     if all(record.status != "OK" for record in (*before, *again)):
         return found
@@ -228,21 +238,6 @@ def value_of(record: Record) -> float | None:
     return record.bytes_per_s or record.flops_per_s or metrics.get("ops_per_s") or metrics.get("launch_floor_s")
 
 
-def best_of(records: Sequence[Record]) -> dict[str, Record]:
-    """The fastest record of each limit, else a failed one, in order of first appearance."""
-
-    def merit(record: Record) -> float:
-        value = value_of(record) or 0.0
-        return 1 / value if "launch_floor_s" in record.metrics else value
-
-    best: dict[str, Record] = {}
-    for record in records:
-        known = best.setdefault(str(record.kernel), record)
-        if merit(record) > merit(known):
-            best[str(record.kernel)] = record
-    return best
-
-
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
     """The ceilings computed from the records of the limits of `device`, or None with the missing limits.
 
@@ -251,7 +246,7 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     """
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm = 10 * major + minor
-    values = {limit: value for limit, record in best_of(records).items() if (value := value_of(record))}
+    values = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}
     tensor: dict[str, float] = {}
     for record in records:
         if record.scheme is not None and record.flops_per_s:

@@ -20,7 +20,7 @@ from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import HERE, Card, Microkernel
 from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
-from rooflab.bench.core.noise import ABOVE, Samples
+from rooflab.bench.core.noise import ABOVE, Samples, with_reading
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.settings import TIMERS
 from rooflab.bench.core.timers.timing import time_functions
@@ -220,21 +220,16 @@ def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record
     """The record with the samples of launches of `work`; with a `reason` it is INVALID and has no rate."""
     unit, _ = kind_of(str(record.kernel))
     rate = None if reason else work / samples.median_s
-    metrics = {**record.metrics, "work": work}
+    made = with_reading(record, samples, record.clocks)
+    metrics = {**record.metrics, **made.metrics, "work": work}
     if rate is not None and unit == "s":
         metrics["launch_floor_s"] = min(samples.seconds)
     if rate is not None and unit == "op/s":
         metrics["ops_per_s"] = rate
     return replace(
-        record,
+        made,
         status="INVALID" if reason else "OK",
         reason=reason,
-        basis="measured",
-        timer=samples.method,
-        l2_state=samples.l2_state,
-        latency_median_ms=1e3 * samples.median_s,
-        samples=Record.packed(samples.seconds),
-        sample_count=len(samples.seconds),
         flops_per_s=rate if unit == "FLOP/s" else None,
         bytes_per_s=rate if unit == "B/s" else None,
         metrics=metrics,

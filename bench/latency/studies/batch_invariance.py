@@ -34,7 +34,8 @@ def run(lab: Lab) -> Study:
         found = next(((name, ulps) for name, ulps in differ if ulps), ("none", 0))
         together = [out.outputs[0].token_ids for out in llm.generate(prompts[:batch], params)]
         pairs = [(a, b) for one, two in zip(alone, together, strict=False) for a, b in zip(one, two, strict=True)]
-        kernels = {choice.kernel.name for choice in llm.ops.choices if choice.op == "gemm" and _serves(choice, batch)}
+        serving = ("gemm", bucket_of(batch))
+        kernels = {choice.kernel.name for choice in llm.ops.choices if (choice.op, choice.bucket) == serving}
         rows.append({
             "batch": batch, "first": found[0], "ulps": found[1], "last_ulps": differ[-1][1],
             "flipped": sum(a != b for a, b in pairs) / len(pairs), "gemm": "+".join(sorted(kernels)),
@@ -66,10 +67,6 @@ def in_words(alone: dict[str, Any], others: list[dict[str, Any]], most: int, fli
         f"{first['first']} is the first to differ, from a batch of {first['batch']} on ({first['ulps']} ulps; {last} "
         f"in the logits); {greedy}"
     )
-
-
-def _serves(choice: Any, batch: int) -> bool:
-    return bool(choice.bucket == bucket_of(batch))
 
 
 def _outputs(llm: LLM, prompts: list[list[int]]) -> list[tuple[str, torch.Tensor]]:

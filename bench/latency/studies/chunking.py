@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rooflab.bench.latency.calibrate import calibrated, recorded_steps
+from rooflab.bench.latency.calibrate import calibrated
+from rooflab.bench.latency.ledger import seconds_of
 from rooflab.bench.latency.step_model import StepWork
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
@@ -66,9 +67,9 @@ def _steps_ms(lab: Lab, llm: LLM, chunk: int, long: int, others: int, answer: Sa
     llm.scheduler.prefill_chunk = chunk
     (prompt,) = lab.prompts(llm, 1, long, seed=100 + turn)
     llm.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
-    with recorded_steps(llm) as steps:
-        while llm.scheduler.waiting or llm.scheduler.prefilling:
-            llm.step()
+    steps_ms = []
+    while llm.scheduler.waiting or llm.scheduler.prefilling:
+        steps_ms.append(1e3 * seconds_of(llm.step))
     while llm.has_work:
         llm.step()
-    return [1e3 * (step["end_s"] - step["begin_s"]) for step in steps]
+    return steps_ms
