@@ -30,6 +30,8 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.build import DraftSource, build, opened
 from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.speculate.lengths import Lengths
+from rooflab.engine.speculate.runner import SpeculativeRunner
+from rooflab.engine.speculate.speculator import Speculator
 from rooflab.engine.stopping import StopText
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat, some
 from rooflab.engine.weights import dummy_tensors, load_weights
@@ -132,29 +134,32 @@ class LLM:
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
-            self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len, each)
+            about = network, self.ops, 1, block_size, max_num_seqs, self.max_model_len
+            self.runner = ModelRunner(*about)
             if self.speculation is not None:
-                self.runner.drafter = build(self.speculation, source, self.runner, self.limits, swap, interpret)
-            blocks = self._allocate(longest, num_kv_blocks, enforce_eager, pdl, source.arch)
+                self.runner = drafting = SpeculativeRunner(*about)
+                drafting.drafter = build(self.speculation, source, drafting, self.limits, swap, interpret)
+            blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and kv_cache),
             *(max_num_seqs, max_num_batched_tokens, prefill_chunk, chunked, continuous_batching),
         )
         overlap = self.device.type == "cuda" and self.speculation is None if overlap is None else overlap
-        lengths = Lengths(num_speculative_tokens) if self.speculation else None
-        self.core = Core(self.scheduler, self.runner, kv_cache, overlap, lengths)
+        speculator = None
+        if isinstance(self.runner, SpeculativeRunner):
+            speculator = Speculator(self.scheduler, self.runner, Lengths(num_speculative_tokens))
+        self.core = Core(self.scheduler, self.runner, kv_cache, overlap, speculator)
         self._seed, self._next_id = seed, 0
 
-    def _allocate(
-        self, longest: int, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None
-    ) -> int:
+    def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
-        rehearsals = [partial(self.runner.rehearse, longest)]
-        graphs = None
-        if self.device.type == "cuda" and not enforce_eager and self.runner.drafter.reads == "tokens":
-            graphs = self.runner.decode_graphs()  # which give logits alone
-        calls: list[Callable[[], object]] = [*rehearsals, graphs.step] if graphs else [*rehearsals]
-        blocks = kv_cache_blocks(self.limits, calls, num_kv_blocks, beside)
+        rehearsals: list[Callable[[], object]] = [
+            partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
+        ]
+        graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
+        if graphs:
+            rehearsals.append(graphs.step)
+        blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if graphs:
             with dependent_launches(pdl):

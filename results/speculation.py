@@ -27,7 +27,6 @@ from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.speculation import SpeculativeSteps, break_even, priced
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
@@ -48,10 +47,9 @@ class ByChance(Drafter):
         """As many tokens as a draft may have."""
         return [(one, lengths.most) for one in rows]
 
-    def draft(self, step: Step) -> None:
+    def draft(self, drafting: list[tuple[Sequence, int]]) -> dict[Sequence, list[int]]:  # type: ignore[override]
         """A wrong token differs from the right one in its last bit."""
-        for one, most in step.drafting:
-            one.draft = self._tokens[len(one.output_ids) :][:most] or [0]
+        return {one: self._tokens[len(one.output_ids) :][:most] or [0] for one, most in drafting}
 
 
 def tpot_ms(llm: LLM, text: str, new_tokens: int) -> tuple[float, list[int], tuple[int, int, int]]:
@@ -60,7 +58,7 @@ def tpot_ms(llm: LLM, text: str, new_tokens: int) -> tuple[float, list[int], tup
 
     def counting() -> Any:
         got = step()
-        if (found := llm.core.speculated) is not None:
+        if llm.core.speculator is not None and (found := llm.core.speculator.last) is not None:
             counts[0] += 1
             counts[1] += found.drafted
             counts[2] += found.accepted
@@ -106,14 +104,15 @@ def measured_break_even(plain: LLM, drafting: LLM, text: str, new_tokens: int, r
     A point's acceptance is the chance that would give as many tokens a step as the drafts of that run did.
     """
     _, answer, _ = tpot_ms(plain, text, new_tokens)
-    own, lengths, points = drafting.runner.drafter, drafting.core.lengths, []
-    assert lengths is not None, "the engine drafts"
+    assert drafting.core.speculator is not None, "the engine drafts"
+    runner, lengths, points = drafting.core.speculator.runner, drafting.core.speculator.lengths, []
+    own = runner.drafter
     lengths.adapts = False
     for chance in CHANCES:
-        drafting.runner.drafter = ByChance(answer, chance, 7)
+        runner.drafter = ByChance(answer, chance, 7)
         row = interleaved(plain, drafting, text, new_tokens, rounds)
         points.append((break_even(row["tokens_per_step"], lengths.most) or 0.0, row["ratio"]))
-    drafting.runner.drafter, lengths.adapts = own, True
+    runner.drafter, lengths.adapts = own, True
     points.sort()
     acceptances, ratios = zip(*points, strict=True)
     found = float(np.interp(1.0, np.maximum.accumulate(ratios), acceptances))

@@ -195,7 +195,7 @@ class Worker:
             waiting=state.waiting,
             waited=None if waits is None else waiting_since(waits),
             ops_s=ops,
-            **drafts_of(core.speculated),
+            **drafts_of(core.speculator.last if core.speculator else None),
         )
         self.say(Stepped(state, line, tokens, tuple(started)))
 

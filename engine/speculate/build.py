@@ -10,21 +10,15 @@ from typing import Any
 import torch
 
 from rooflab.engine.model import Model
-from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import resolve
 from rooflab.engine.probes import LargestSizes
 from rooflab.engine.speculate.draft_model import LayersDrafter, ModelDrafter
 from rooflab.engine.speculate.drafter import Drafter, Speculation
-from rooflab.engine.speculate.heads import (
-    EagleDrafter,
-    HeadFiles,
-    MedusaDrafter,
-    Shapes,
-    check_shapes,
-    eagle_shapes,
-    medusa_shapes,
-)
+from rooflab.engine.speculate.eagle import EagleDrafter, eagle_shapes
+from rooflab.engine.speculate.heads import HeadFiles, Shapes, check_shapes
+from rooflab.engine.speculate.medusa import MedusaDrafter, medusa_shapes
 from rooflab.engine.speculate.ngram import NgramDrafter
+from rooflab.engine.speculate.runner import SpeculativeRunner
 from rooflab.engine.tokenizer import Tokenizer
 from rooflab.engine.weights import load_weights
 from rooflab.roofline.architecture import Architecture
@@ -93,8 +87,8 @@ def _heads(asked: Speculation, arch: Architecture, max_model_len: int) -> DraftS
 
 
 def build(
-    asked: Speculation, source: DraftSource, runner: ModelRunner, limits: LargestSizes, swap: Mapping[str, str] | None,
-    interpret: bool,
+    asked: Speculation, source: DraftSource, runner: SpeculativeRunner, limits: LargestSizes,
+    swap: Mapping[str, str] | None, interpret: bool,
 ) -> Drafter:  # fmt: skip
     """The drafter; reads its weights.  Raises `ValueError` if they are not its own, or if no kernel can run."""
     if asked.kind == "ngram":

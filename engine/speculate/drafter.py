@@ -38,18 +38,23 @@ class Drafter:
         """Which of the decoding sequences would draft, and how many tokens."""
         return []
 
-    def draft(self, step: Step) -> None:
-        """Gives each sequence of `step.drafting`, which are among them, a `draft` of 1 to so many tokens."""
+    def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
+        """A draft of 1 to so many tokens for each of these sequences, which are among the wanted ones."""
+        return {}
 
     def allocate(self, num_blocks: int) -> None:
         """Makes pages beside the model's."""
 
-    def follow(self, step: Step, inputs: StepInput, hidden: torch.Tensor | None, sizes: tuple[int, int, int]) -> None:
-        """Sees the tensors of each step behind the model's forward, with the hidden states that it reads.  `sizes` are
-        those of `OpSet.step`."""
+    def follow(
+        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None,
+        sizes: tuple[int, int, int],
+    ) -> None:  # fmt: skip
+        """Sees the tensors of each step behind the model's forward: those of the `decoding` sequences in this order,
+        those with a draft last, then those of chunks; and the hidden states that it reads.  `sizes` are those of
+        `OpSet.step`."""
 
-    def noted(self, sequences: Sequence[EngineSequence], counts: Sequence[int]) -> None:
-        """Sees how many of the tokens that a step drew for each sequence count, before it gets them."""
+    def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], rows: Sequence[int]) -> None:
+        """Sees how many tokens each sequence gets of a step, before it has them, and the drawn row of the last one."""
 
 
 @dataclass(frozen=True)
