@@ -20,17 +20,11 @@ class Core:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: ModelRunner,
-        kv_cache: bool = True,
-        overlap: bool = False,
-        speculator: Speculator | None = None,
+        self, scheduler: Scheduler, runner: ModelRunner, overlap: bool = False, speculator: Speculator | None = None
     ):
         self.scheduler = scheduler
         self.runner = runner
-        self.kv_cache = kv_cache
-        self.overlap = overlap and kv_cache
+        self.overlap = overlap
         self._unread: Draw | None = None
         self.last: Step | None = None
         """What the last call of `step` ran; None if it only read tokens."""
@@ -83,15 +77,13 @@ class Core:
             self._expect(draw.sequences)
             if draw.read_at_once or not self.overlap:
                 got += self._read()
-        if not self.kv_cache:
-            self.forget()
         return got
 
     def _speculative_step(self, speculator: Speculator, step: Step) -> list[Sequence]:
-        speculator.propose(step)
+        speculator.propose(self.scheduler, step)
         tokens = speculator.verify(step)
         self._computed(step)
-        got = speculator.accept(step, tokens)
+        got = speculator.accept(self.scheduler.blocks, step, tokens)
         if ended := [sequence for sequence in tokens if sequence.finish_reason is not None]:
             self._remove(ended)
         return got

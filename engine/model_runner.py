@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 
 from rooflab.engine.batch import DecodeBatch
 from rooflab.engine.graphs import DecodeGraphs
-from rooflab.engine.model import Chunks, KVCache, Model, StepInput
+from rooflab.engine.model import KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.sampling import SamplingTensors, on_device
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import SamplingParams, Sequence
-from rooflab.engine.step_tensors import spans_of, step_input
+from rooflab.engine.step_tensors import TokenSpan, spans_of, step_input
 from rooflab.roofline.architecture import Architecture
 
 
@@ -147,19 +147,16 @@ class ModelRunner:
     def rehearse(self, num_tokens: int, num_drawn: int) -> None:
         """Computes a step of `num_tokens` tokens of prompts and draws at `num_drawn` of them, and writes no page."""
         lengths = [min(self.max_model_len, num_tokens - i) for i in range(0, num_tokens, self.max_model_len)]
-        bounds = np.cumsum([0, *lengths], dtype=np.int32)
-        index = np.concatenate([np.arange(length) for length in lengths])
-        none = np.empty((0, 1), np.int32)
-        columns = (np.zeros_like(index), index, np.full_like(index, -1), none, none[:, 0])
-        ids, positions, slots, table, lens = map(self.on_device, columns)
-        chunks = Chunks(self.on_device(bounds), max(lengths), None)
-        step = StepInput(ids, positions, slots, table, lens, chunks, self.on_device(np.arange(num_drawn)))
+        pages = np.zeros(self.batch.block_table.shape[1], np.int32)
+        spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
+        inputs = step_input(self.batch, slice(0), spans, self.drawn)
+        drawn, nowhere = self.on_device(np.arange(num_drawn)), torch.full_like(inputs.slot_mapping, -1)
         ops = self.ops.step(0, num_tokens)
-        logits = self.model.forward(step, self.cache, ops)
+        logits = self.model.forward(replace(inputs, slot_mapping=nowhere, drawn=drawn), self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
             params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=bias)
             drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(num_drawn)]
-            SamplingTensors(drawing, self.device).sample(ops.sample, logits, self.on_device(np.arange(num_drawn)))
+            SamplingTensors(drawing, self.device).sample(ops.sample, logits, drawn)
 
     def join(self, sequence: Sequence, source: int) -> None:
         """Adds a prefilled sequence to the decode batch; its last token is the `source`-th of the last draw."""

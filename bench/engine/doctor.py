@@ -13,8 +13,9 @@ import torch
 
 from rooflab.engine.checkpoints import open_checkpoint
 from rooflab.engine.generation import read_generation
-from rooflab.engine.llm import LLM, end_tokens
+from rooflab.engine.llm import LLM
 from rooflab.engine.model_files import DEFAULT_MODEL, fetch
+from rooflab.engine.models import end_tokens
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.tokenizer import Tokenizer
 

@@ -146,7 +146,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         settings.chunked_prefill, settings.continuous_batching,
     )  # fmt: skip
     runner, most = _Runner(model, settings.acceptance, plan.seed), settings.num_speculative_tokens
-    speculator = Speculator(scheduler, cast(Any, runner), Lengths(most, adapts=False)) if most else None
+    speculator = Speculator(cast(Any, runner), Lengths(most, adapts=False)) if most else None
     core = Core(scheduler, cast(Any, runner), speculator=speculator)
     due: list[float] = [0.0] * count
     times: list[list[float]] = [[] for _ in range(count)]

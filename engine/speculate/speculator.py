@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.speculate.drafter import Speculated
@@ -19,8 +20,7 @@ class Speculator:
     Drafts take what prompts leave of a step's tokens and pages, so that they delay no prompt and preempt nobody.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: SpeculativeRunner, lengths: Lengths):
-        self.scheduler = scheduler
+    def __init__(self, runner: SpeculativeRunner, lengths: Lengths):
         self.runner = runner
         self.lengths = lengths
         self.last: Speculated | None = None
@@ -28,19 +28,22 @@ class Speculator:
         self._drafting: list[tuple[Sequence, int]] = []
         self._began_s = self._drafted_s = self._verified_s = 0.0
 
-    def propose(self, step: Step) -> None:
+    def propose(self, scheduler: Scheduler, step: Step) -> None:
         """Drafts for the sequences of the batch for which it pays."""
         self._began_s = time.perf_counter()
         runner, self.last = self.runner, None
         self.lengths.begin(len(runner.batch.rows))
-        self._drafting = self._with_pages(runner.drafter.wants(runner.batch.rows, self.lengths), step)
+        room = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
+        wanted = runner.drafter.wants(runner.batch.rows, self.lengths)
+        self._drafting = self._with_pages(wanted, scheduler.blocks, room)
         runner.drafts = runner.drafter.draft(self._drafting) if self._drafting else {}
         self._drafted_s = time.perf_counter()
 
-    def _with_pages(self, wanted: Iterable[tuple[Sequence, int]], step: Step) -> list[tuple[Sequence, int]]:
-        """Gives pages to the drafts that fit the step's budget.  A draft ends before the sequence's last token."""
-        blocks, found = self.scheduler.blocks, []
-        room = self.scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
+    def _with_pages(
+        self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
+    ) -> list[tuple[Sequence, int]]:
+        """Gives pages to the drafts that fit `room` tokens.  A draft ends before the sequence's last token."""
+        found = []
         for sequence, length in wanted:
             if room <= 0:
                 break
@@ -62,10 +65,10 @@ class Speculator:
         self._verified_s = time.perf_counter()
         return tokens
 
-    def accept(self, step: Step, tokens: Mapping[Sequence, list[int]]) -> list[Sequence]:
+    def accept(self, blocks: BlockManager, step: Step, tokens: Mapping[Sequence, list[int]]) -> list[Sequence]:
         """Gives each sequence its tokens up to its last one; those that go on join the batch.  Returns the sequences
         once for each token."""
-        blocks, drafts = self.scheduler.blocks, self.runner.drafts
+        drafts = self.runner.drafts
         self.runner.accept(tokens)
         found = Speculated([0] * self.lengths.most)
         got: list[Sequence] = []

@@ -9,6 +9,7 @@ from rooflab.engine.model_files import fetch
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.speculate.lengths import PAUSE, Lengths
 from rooflab.engine.speculate.ngram import NgramDrafter
+from rooflab.engine.study import StudyOptions
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 
@@ -81,7 +82,7 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
     ({"speculate": "best"}, "speculate: expected ngram"),
     ({"num_speculative_tokens": 0}, "num_speculative_tokens: expected 1 to 16"),
     ({"num_speculative_tokens": 17}, "num_speculative_tokens: expected 1 to 16"),
-    ({"kv_cache": False}, "speculate: expected a KV cache"),
+    ({"study": StudyOptions(kv_cache=False)}, "speculate: expected a KV cache"),
     ({"overlap": True}, "speculate: expected .* read at once"),
 ])  # fmt: skip
 def test_bad_options_are_refused_before_anything_is_read(tmp_path, options, message):
