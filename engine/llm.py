@@ -12,17 +12,19 @@ from typing import Any
 import torch
 
 from rooflab.engine.block_manager import BlockManager
+from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.engine.core import Core
 from rooflab.engine.graphs import record_graph
+from rooflab.engine.load.model_files import DEFAULT_MODEL
+from rooflab.engine.load.models import open_model
+from rooflab.engine.load.tokenizer import Prompt, as_token_ids, is_chat, some
+from rooflab.engine.load.weights import load_weights
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
-from rooflab.engine.model_files import DEFAULT_MODEL
 from rooflab.engine.model_runner import ModelRunner
-from rooflab.engine.models import open_model
 from rooflab.engine.ops import resolve
 from rooflab.engine.options import INT8, check_pdl, check_sizes, device_of, dtype_of
-from rooflab.engine.probes import LargestSizes
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
@@ -30,8 +32,6 @@ from rooflab.engine.speculate.build import build, opened
 from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.stopping import StopText
 from rooflab.engine.study import RecomputingCore, StudyOptions, switched
-from rooflab.engine.tokenizer import Prompt, as_token_ids, is_chat, some
-from rooflab.engine.weights import load_weights
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import get_kernel

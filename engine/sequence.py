@@ -35,7 +35,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 class SamplingParams:
     """How the tokens of one request are drawn; names and meanings are vLLM's.
 
-    A None of the fields in `OF_MODEL` says nothing: the model's own value counts (`engine/generation.py`).
+    A None of the fields in `OF_MODEL` says nothing: the model's own value counts (`engine/load/generation.py`).
     Raises `ValueError` on a value out of range.
     """
 

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from engine_host import write_engine_numbers
 
+from rooflab.engine.choose.op_times import Spent, timed_ops
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
-from rooflab.engine.op_times import Spent, timed_ops
+from rooflab.engine.load.model_files import fetch
 from rooflab.engine.options import DTYPES, INT8
 
 PROMPT_TOKENS = 512

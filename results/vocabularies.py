@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from rooflab.bench.base.plain import markdown_table
-from rooflab.engine.gguf_tokenizer import gguf_tokenizer
+from rooflab.engine.load.gguf_tokenizer import gguf_tokenizer
 from rooflab.kernels._files import write_whole
 
 SOURCE = "llama-cpp-python==0.3.36"

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from rooflab.engine.llm import LLM
-from rooflab.engine.pieces import byte_characters
-from rooflab.engine.weights import dummy_tensors
+from rooflab.engine.load.pieces import byte_characters
+from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
 CONFIG = {

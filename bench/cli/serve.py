@@ -109,7 +109,7 @@ def _replicas(
     common: dict[str, Json],
 ) -> None:
     try:
-        from rooflab.engine.serve.replicas import Replicas, serve_replicas
+        from rooflab.engine.serve.extras.replicas import Replicas, serve_replicas
     except ImportError as error:
         raise ValueError(f"replicas: needs `pip install 'rooflab[replicas]'`: {error}") from error
     if otlp:

@@ -18,8 +18,8 @@ from typing import Any, assert_never
 import torch
 import zmq
 
+from rooflab.engine.choose.op_times import Spent, timed_ops
 from rooflab.engine.llm import LLM
-from rooflab.engine.op_times import Spent, timed_ops
 from rooflab.engine.scheduler import pairs_of
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.serve.wire import (

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from rooflab.engine.choose.model_shapes import LargestSizes
+from rooflab.engine.load.tokenizer import Tokenizer
+from rooflab.engine.load.weights import load_weights
 from rooflab.engine.model import Model
 from rooflab.engine.ops import resolve
-from rooflab.engine.probes import LargestSizes
 from rooflab.engine.speculate.draft_model import LayersDrafter, ModelDrafter
 from rooflab.engine.speculate.drafter import Drafter, Speculation
 from rooflab.engine.speculate.eagle import EagleDrafter, eagle_shapes
@@ -21,8 +23,6 @@ from rooflab.engine.speculate.medusa import MedusaDrafter, medusa_shapes
 from rooflab.engine.speculate.ngram import NgramDrafter
 from rooflab.engine.speculate.runner import SpeculativeRunner
 from rooflab.engine.speculate.speculator import Speculator
-from rooflab.engine.tokenizer import Tokenizer
-from rooflab.engine.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
 Opened = tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], Any, Any]

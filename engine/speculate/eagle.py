@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rooflab.engine.load.weights import LayerWeights, Weights, parameter_shapes
 from rooflab.engine.model import KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.scheduler import Step
@@ -17,7 +18,6 @@ from rooflab.engine.speculate.draft_model import Chain
 from rooflab.engine.speculate.drafter import Reads
 from rooflab.engine.speculate.heads import HiddenDrafter, Shapes
 from rooflab.engine.speculate.runner import SpeculativeRunner
-from rooflab.engine.weights import LayerWeights, Weights, parameter_shapes
 from rooflab.roofline.architecture import Architecture
 
 

@@ -10,11 +10,11 @@ import torch
 from tiny_model import poisoned, prompts, tiny_llm, tokens, write_model
 
 from rooflab.engine import ops as engine_ops
+from rooflab.engine.choose.model_shapes import OPS, LargestSizes
 from rooflab.engine.llm import SamplingParams
-from rooflab.engine.models import open_model
-from rooflab.engine.probes import OPS, LargestSizes
+from rooflab.engine.load.models import open_model
+from rooflab.engine.load.weights import dummy_tensors
 from rooflab.engine.study import StudyOptions
-from rooflab.engine.weights import dummy_tensors
 from rooflab.kernels import registry
 from rooflab.reference.quantization import dequantize_int8, quantize_int8
 
@@ -171,7 +171,7 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
         return drawn[0]
 
     plain, eight = first_logits("bfloat16"), first_logits("int8")
-    monkeypatch.setattr("rooflab.engine.models.dummy_tensors", rounded)
+    monkeypatch.setattr("rooflab.engine.load.models.dummy_tensors", rounded)
     near = first_logits("bfloat16")
     assert (eight - near).abs().max() < 0.06 and (eight - near).std() < (eight - plain).std() / 1.5
 

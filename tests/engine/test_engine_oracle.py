@@ -17,9 +17,9 @@ from tiny_model import CONFIG, tiny_llm, with_graphs
 from rooflab.bench.engine.runs import PROMPT_SET, chat
 from rooflab.engine import llm as engine
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
+from rooflab.engine.load.model_files import fetch
+from rooflab.engine.load.weights import dummy_tensors
 from rooflab.engine.study import StudyOptions
-from rooflab.engine.weights import dummy_tensors
 from rooflab.reference import llama
 from rooflab.roofline.architecture import Architecture
 

@@ -5,7 +5,7 @@ from speculating import LIBRARY, Known, exact, speculating, watched
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
+from rooflab.engine.load.model_files import fetch
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.speculate.lengths import PAUSE, Lengths
 from rooflab.engine.speculate.ngram import NgramDrafter

@@ -10,7 +10,7 @@ from speculating import speculating, watched
 from tiny_model import CONFIG, poisoned, prompts, tiny_llm, write_config, write_model
 
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.weights import dummy_tensors
+from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)

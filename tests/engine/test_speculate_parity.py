@@ -13,7 +13,7 @@ from speculating import watched
 from test_speculate_drafts import eagle, medusa
 
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
+from rooflab.engine.load.model_files import fetch
 
 ROOT = Path(__file__).parents[2]
 NEW = 40

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.checkpoints import open_checkpoint
-from rooflab.engine.generation import Generation, read_generation
-from rooflab.engine.model_files import DEFAULT_MODEL, fetch
-from rooflab.engine.tokenizer import Tokenizer
-from rooflab.engine.weights import dummy_tensors
+from rooflab.engine.load.checkpoints import open_checkpoint
+from rooflab.engine.load.generation import Generation, read_generation
+from rooflab.engine.load.model_files import DEFAULT_MODEL, fetch
+from rooflab.engine.load.tokenizer import Tokenizer
+from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 
