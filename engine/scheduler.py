@@ -122,7 +122,7 @@ class Scheduler:
                 break
             taken = self._take(sequence, room, chunks)
             if not taken and self.continuous:
-                self._withdraw(sequence)
+                self._preempt(sequence)
                 break
             room -= taken
         return Step(num_decodes, chunks, preempted)
@@ -208,14 +208,8 @@ class Scheduler:
         self.prefilling.append(sequence)
         return True
 
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Lets a sequence wait again that was just admitted."""
-        self.running.remove(sequence)
-        self.prefilling.remove(sequence)
-        self.blocks.release(sequence)
-        self.submit(sequence)
-
     def _preempt(self, sequence: Sequence) -> None:
+        """Takes the pages from a sequence and lets it wait again."""
         self.running.remove(sequence)
         if sequence in self.prefilling:
             self.prefilling.remove(sequence)

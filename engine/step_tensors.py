@@ -36,8 +36,9 @@ def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
 
 def ramp(counts: np.ndarray) -> np.ndarray:
     """0 to count - 1 for each count, one after another, int64."""
-    ends = np.cumsum(counts)
-    return np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+    begins = np.cumsum(counts) - counts
+    found: np.ndarray = np.arange(counts.sum()) - np.repeat(begins, counts)
+    return found
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:
