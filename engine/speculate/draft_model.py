@@ -7,6 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from rooflab.engine.sampling import SamplingTensors
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
-from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.speculate.runner import SpeculativeRunner
 
 
@@ -47,9 +47,10 @@ class Chain(Drafter, ABC):
         """The drafter's kernels, or else the model's."""
         return self._ops or self.runner.ops
 
-    def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Every sequence for which a draft pays."""
-        return [(one, length) for one in rows if (length := lengths.of(one))]
+    def ops_of(self, inputs: StepInput) -> SimpleNamespace:
+        """The kernels for all tokens of a step."""
+        n = len(inputs.seq_lens)
+        return self.ops.step(n, len(inputs.token_ids) - n)
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Drafts for all sequences at once; the longest drafts end last."""
@@ -104,13 +105,12 @@ class ModelDrafter(Chain):
         return self.model.forward(inputs, self.cache, ops), state
 
     def follow(
-        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None,
-        sizes: tuple[int, int, int],
-    ) -> None:  # fmt: skip
+        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
+    ) -> None:
         """Writes keys and values of all tokens of the step: those of prompts, of rows that did not draft, and of the
         last token of each draft, which the drafter has only drawn."""
         one = self._to(np.zeros(1, np.int64))  # hidden states behind the last layer are not needed
-        self.model.hidden(replace(inputs, drawn=one), self.cache, self.ops.step(*sizes))
+        self.model.hidden(replace(inputs, drawn=one), self.cache, self.ops_of(inputs))
 
 
 class LayersDrafter(Chain):

@@ -35,8 +35,8 @@ class Drafter:
     reads: Reads = "tokens"
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Which of the decoding sequences would draft, and how many tokens."""
-        return []
+        """Which of the decoding sequences would draft, and how many tokens: every one for which a draft pays."""
+        return [(one, length) for one in rows if (length := lengths.of(one))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """A draft of 1 to so many tokens for each of these sequences, which are among the wanted ones."""
@@ -46,15 +46,14 @@ class Drafter:
         """Makes pages beside the model's."""
 
     def follow(
-        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None,
-        sizes: tuple[int, int, int],
-    ) -> None:  # fmt: skip
+        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
+    ) -> None:
         """Sees the tensors of each step behind the model's forward: those of the `decoding` sequences in this order,
-        those with a draft last, then those of chunks; and the hidden states that it reads.  `sizes` are those of
-        `OpSet.step`."""
+        those with a draft last, then those of chunks; and the hidden states that it reads."""
 
-    def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], rows: Sequence[int]) -> None:
-        """Sees how many tokens each sequence gets of a step, before it has them, and the drawn row of the last one."""
+    def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
+        """Sees how many tokens each sequence gets of a step, before it has them, and the hidden states (sequences, H)
+        from which their last ones were drawn."""
 
 
 @dataclass(frozen=True)

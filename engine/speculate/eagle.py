@@ -85,9 +85,8 @@ class EagleDrafter(HiddenDrafter, Chain):
         return hidden
 
     def follow(
-        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None,
-        sizes: tuple[int, int, int],
-    ) -> None:  # fmt: skip
+        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
+    ) -> None:
         """Writes the entries of all tokens of the step, from the hidden state before each."""
         assert hidden is not None, "the runner gives what the drafter reads"
         n = len(inputs.seq_lens)
@@ -99,7 +98,6 @@ class EagleDrafter(HiddenDrafter, Chain):
         positions = inputs.positions.cpu().numpy()[firsts].tolist()
         before = torch.cat([hidden[:1], hidden[:-1]])
         before[self._to(firsts)] = self.states(sequences, positions)
-        self._states_at(replace(inputs, drawn=None), self.ops.step(*sizes), before)
+        self._states_at(replace(inputs, drawn=None), self.ops_of(inputs), before)
         for chunk, end in zip(step.chunks, ends, strict=True):
             self._hidden[chunk.sequence] = (chunk.end, hidden[end - 1])
-        super().follow(step, inputs, decoding, hidden if inputs.drawn is None else hidden[inputs.drawn], sizes)

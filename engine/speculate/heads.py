@@ -16,8 +16,6 @@ from weakref import WeakKeyDictionary
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rooflab.engine.model import StepInput
-from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter, Reads
 from rooflab.engine.speculate.runner import SpeculativeRunner
@@ -70,22 +68,13 @@ class HiddenDrafter(Drafter):
 
     def __init__(self, runner: SpeculativeRunner):
         self.runner = runner
-        self._drawn = torch.empty(0)
         self._hidden: WeakKeyDictionary[EngineSequence, tuple[int, torch.Tensor]] = WeakKeyDictionary()
         """For each sequence a position, and the hidden state (H,) before the token there."""
 
-    def follow(
-        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None,
-        sizes: tuple[int, int, int],
-    ) -> None:  # fmt: skip
-        """Takes the hidden states of the rows that are drawn."""
-        assert hidden is not None, "the runner gives what the drafter reads"
-        self._drawn = hidden
-
-    def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], rows: Sequence[int]) -> None:
-        """Keeps the state of the last row that counts."""
-        for one, count, row in zip(sequences, counts, rows, strict=True):
-            self._hidden[one] = (len(one.token_ids) - 1 + count, self._drawn[row])
+    def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
+        """Keeps the states."""
+        for one, count, state in zip(sequences, counts, states, strict=True):
+            self._hidden[one] = (len(one.token_ids) - 1 + count, state)
 
     def states(self, sequences: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
         """The hidden states (rows, H) before the tokens at `positions`; 0 where it is not known."""

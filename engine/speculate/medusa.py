@@ -12,7 +12,6 @@ from torch.nn.functional import silu
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.draft_model import by_sequence
 from rooflab.engine.speculate.heads import HiddenDrafter, Shapes
-from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.speculate.runner import SpeculativeRunner
 from rooflab.roofline.architecture import Architecture
 
@@ -45,10 +44,6 @@ class MedusaDrafter(HiddenDrafter):
             names = sorted(name for name in tensors if name.startswith(f"{head}.") and name.endswith(".linear.weight"))
             layers = [(runner.ops.prepare(tensors[name]), tensors[name.replace("weight", "bias")]) for name in names]
             self._heads.append((layers, runner.ops.prepare(tensors[f"{head}.{len(names)}.weight"])))
-
-    def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Every sequence for which a draft pays."""
-        return [(one, length) for one in rows if (length := lengths.of(one))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """The likeliest token of each head."""

@@ -26,6 +26,8 @@ class SpeculativeRunner(ModelRunner):
         self.drafter = Drafter()
         self.drafts: Drafts = {}
         self._rows: DraftRows | None = None
+        self._hidden = torch.empty(0)
+        """The hidden states (num_drawn, H) of the last step, where the drafter reads them."""
         super().__init__(*about)
 
     def allocate(self, num_blocks: int) -> None:
@@ -56,7 +58,8 @@ class SpeculativeRunner(ModelRunner):
         counts = np.array([len(own) for own in tokens.values()], np.int64)
         if self.drafter.reads != "tokens":
             widths = np.array([len(self.drafts.get(one, ())) + 1 for one in tokens], np.int64)
-            self.drafter.accepted(list(tokens), counts.tolist(), (np.cumsum(widths) - widths + counts - 1).tolist())
+            rows = self.on_device(np.cumsum(widths) - widths + counts - 1)
+            self.drafter.accepted(list(tokens), counts.tolist(), self._hidden[rows])
         if self._rows is not None:
             order = np.array([one.row for one in self._rows.sequences])
             self.batch.source[order] = np.arange(len(order))
@@ -77,13 +80,11 @@ class SpeculativeRunner(ModelRunner):
             drawn = inputs.drawn if drafter.reads == "all hidden states" else None
             whole = inputs if drawn is None else replace(inputs, drawn=None)
             hidden = self.model.hidden(whole, self.cache, ops)
-            logits = ops.gemm(hidden if drawn is None else hidden[drawn], self.model.lm_head)
-        drafter.follow(step, inputs, batch.rows if rows is None else rows.sequences, hidden, self._sizes(step))
+            self._hidden = hidden if drawn is None else hidden[drawn]
+            logits = ops.gemm(self._hidden, self.model.lm_head)
+        drafter.follow(step, inputs, batch.rows if rows is None else rows.sequences, hidden)
         return logits
 
     def step_ops(self, step: Step) -> SimpleNamespace:
         """As `ModelRunner`."""
-        return self.ops.step(*self._sizes(step))
-
-    def _sizes(self, step: Step) -> tuple[int, int, int]:
-        return step.num_decodes, step.num_prompt_tokens, sum(map(len, self.drafts.values()))
+        return self.ops.step(step.num_decodes, step.num_prompt_tokens, sum(map(len, self.drafts.values())))
