@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +101,7 @@ class ModelRunner:
         positions = batch.seq_lens[: len(batch)].astype(np.int64)
         if len(sequences) > len(batch):
             positions = np.append(positions, [len(sequence) for sequence in sequences[len(batch) :]])
-        draw = self.draw(sequences, self.settings(step, sequences), logits, positions, self.step_ops(step))
+        draw = self.draw(step, sequences, self.settings(step, sequences), logits, positions)
         batch.advance()
         return draw
 
@@ -115,15 +114,11 @@ class ModelRunner:
         return self._sampling
 
     def draw(
-        self,
-        sequences: list[Sequence],
-        sampling: SamplingTensors,
-        logits: torch.Tensor,
-        positions: np.ndarray,
-        ops: Any,
+        self, step: Step, sequences: list[Sequence], sampling: SamplingTensors, logits: torch.Tensor, at: np.ndarray
     ) -> Draw:
-        """Draws a token from each row of `logits` (num_drawn, vocab_size), at its index in its sequence, int64."""
-        drawn, *seen = sampling.sample(ops.sample, logits, on_device(positions, self.device))
+        """Draws a token from each row of `logits` (num_drawn, vocab_size); `at` (num_drawn,) int64 has the indices of
+        the new tokens in their sequences."""
+        drawn, *seen = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
         self.drawn = drawn
         special = bool(sampling.special)
         if self.device.type == "cpu":

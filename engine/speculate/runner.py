@@ -51,7 +51,7 @@ class SpeculativeRunner(ModelRunner):
         ahead = np.append(rows.ahead, np.zeros(len(index) - len(rows.ahead), np.int64))
         settings = self.settings(step, sequences).repeated(index, lambda at, one: drafts.get(one, [])[: ahead[at]])
         positions = np.array([len(one) for one in sequences])[index] + ahead
-        return self.draw([sequences[at] for at in index], settings, logits, positions, self.step_ops(step))
+        return self.draw(step, [sequences[at] for at in index], settings, logits, positions)
 
     def accept(self, tokens: Mapping[Sequence, list[int]]) -> None:
         """Takes what each sequence gets of the last draw: the next step computes the last of them."""
