@@ -23,7 +23,7 @@ CAUSES = [
 ]
 """What pip prints, and what it means. A missing network is looked for first: pip then says that nothing fits."""
 NO_NETWORK = r"NewConnectionError|ConnectTimeoutError|NameResolutionError|Temporary failure in name resolution"
-MODEL = "from rooflab.engine.model_files import fetch; fetch()"
+MODEL = "from rooflab.engine.load.model_files import fetch; fetch()"
 
 
 def release(parts):

@@ -61,7 +61,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 def _settled() -> dict[str, str]:
     """By kernel, the buckets that it serves in the model that was loaded last on this CPU."""
-    from rooflab.engine.settle import PROVISIONAL, known
+    from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     newest: dict[str, Json] = next(known(), {"times_us": {}})
     buckets: dict[str, list[str]] = {}

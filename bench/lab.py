@@ -43,10 +43,10 @@ from rooflab.bench.engine.runs import (
 from rooflab.bench.report.figures import bench_row, draw_records, largest_case, largest_cases
 from rooflab.bench.report.findings import findings
 from rooflab.bench.report.page import write_report
+from rooflab.engine.choose.model_shapes import DECODE
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
+from rooflab.engine.load.model_files import fetch
 from rooflab.engine.ops import OpSet
-from rooflab.engine.probes import DECODE
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.tuning import bucket_of, rows_of

@@ -70,10 +70,8 @@ class DecodeBatch:
         pages = self.block_table[self._row_index[:n], block].astype(np.int64)
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
-    def advance(self, order: np.ndarray | None = None, counts: np.ndarray | int = 1) -> None:
-        """Appends to every row the tokens that the step draws for it, `counts` of the rows in `order`: the rows are the
-        first of a draw, in this order."""
+    def advance(self) -> None:
+        """Appends to every row the token that the step draws for it; the rows are the first of the draw."""
         n = len(self.rows)
-        rows = self._row_index[:n] if order is None else order
-        self.source[rows] = self._row_index[:n]
-        self.positions[rows] += counts
+        self.source[:n] = self._row_index[:n]
+        self.positions[:n] += 1

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from rooflab.engine.model_runner import Draw, ModelRunner
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import Sequence
-from rooflab.engine.speculate.drafter import Speculated
-from rooflab.engine.speculate.lengths import Lengths
+from rooflab.engine.speculate.speculator import Speculator
 
 
 class Core:
@@ -19,31 +16,19 @@ class Core:
     then drawn one token more, which is dropped; an end by length is known before.  A step whose draws depend on the
     tokens before (penalties, log-probabilities) is read at once.
 
-    Without `kv_cache` every step computes all tokens again.
-
-    With `lengths` a step verifies the drafts of the runner's drafter; its tokens are read at once, because the next
-    drafts need them.
+    With a `speculator` a step may give a sequence several tokens, which are read at once.
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: ModelRunner,
-        kv_cache: bool = True,
-        overlap: bool = False,
-        lengths: Lengths | None = None,
+        self, scheduler: Scheduler, runner: ModelRunner, overlap: bool = False, speculator: Speculator | None = None
     ):
         self.scheduler = scheduler
         self.runner = runner
-        self.kv_cache = kv_cache
-        self.overlap = overlap and kv_cache
+        self.overlap = overlap
         self._unread: Draw | None = None
         self.last: Step | None = None
         """What the last call of `step` ran; None if it only read tokens."""
-        self.lengths = lengths
-        """Of drafts; None without a drafter."""
-        self.speculated: Speculated | None = None
-        """What the last call of `step` drafted; None if nothing."""
+        self.speculator = speculator
 
     @property
     def has_work(self) -> bool:
@@ -75,15 +60,14 @@ class Core:
 
     def _step(self) -> list[Sequence]:
         scheduler = self.scheduler
-        draw = self.last = self.speculated = None
-        began = time.perf_counter()
+        draw = self.last = None
         if scheduler.has_work:
-            step = self.last = scheduler.schedule(self._wanted())
-            if step.drafting:
-                return self._speculative_step(step, began)
+            step = self.last = scheduler.schedule()
+            for sequence in step.preempted:
+                self.runner.leave(sequence)
+            if self.speculator is not None:
+                return self._speculative_step(self.speculator, step)
             draw = self.runner.run(step)
-            if self.lengths is not None and draw is not None and self.runner.drafter.reads != "tokens":
-                self.runner.drafter.noted(draw.sequences, [1] * len(draw.sequences))
             got = self._read()
             self._computed(step)
         else:
@@ -93,41 +77,15 @@ class Core:
             self._expect(draw.sequences)
             if draw.read_at_once or not self.overlap:
                 got += self._read()
-        if not self.kv_cache:
-            self.forget()
-        if self.lengths is not None and (last := self.last) is not None and not last.chunks:
-            self.lengths.timed(last.num_decodes, 0, time.perf_counter() - began)
         return got
 
-    def _wanted(self) -> list[tuple[Sequence, int]]:
-        if self.lengths is None:
-            return []
-        rows = self.runner.batch.rows
-        self.lengths.begin(len(rows))
-        return self.runner.drafter.wants(rows, self.lengths)
-
-    def _speculative_step(self, step: Step, began: float) -> list[Sequence]:
-        """Drafts, verifies the drafts beside the step's other rows, and accepts them as far as they are right."""
-        assert self.lengths is not None
-        self.runner.drafter.draft(step)
-        drafted_s = time.perf_counter()
-        draw = self.runner.run(step)
-        assert draw is not None
-        tokens = draw.tokens()
-        verified_s = time.perf_counter()
+    def _speculative_step(self, speculator: Speculator, step: Step) -> list[Sequence]:
+        speculator.propose(self.scheduler, step)
+        tokens = speculator.verify(step)
         self._computed(step)
-        found = self.speculated = Speculated([0] * self.lengths.most, drafted_s - began, verified_s - drafted_s)
-        self.runner.noted(tokens)
-        self.runner.drafter.noted(draw.sequences, list(map(len, tokens)))
-        got = self._accept(draw.sequences, tokens, self.lengths, found)
-        for sequence, _ in step.drafting:
-            if sequence.row >= 0:  # it has not ended
-                self.scheduler.blocks.trim(sequence, len(sequence) - 1)
-                self.runner.batch.set_blocks(sequence)
-        ended_s = time.perf_counter()
-        found.accept_s = ended_s - verified_s
-        if not step.chunks:
-            self.lengths.timed(step.num_decodes, found.drafted, ended_s - began)
+        got = speculator.accept(self.scheduler.blocks, step, tokens)
+        if ended := [sequence for sequence in tokens if sequence.finish_reason is not None]:
+            self._remove(ended)
         return got
 
     def _computed(self, step: Step) -> None:
@@ -137,37 +95,6 @@ class Core:
                 for sibling in chunk.sequence.siblings:
                     self.scheduler.submit(sibling)
                 chunk.sequence.siblings = []
-
-    def _accept(
-        self, sequences: list[Sequence], tokens: list[list[int]], lengths: Lengths, found: Speculated
-    ) -> list[Sequence]:
-        """Gives each sequence its tokens up to its last one; those that go on join the batch, and the others leave."""
-        publish, size = self.scheduler.blocks.publish, self.scheduler.blocks.block_size
-        got: list[Sequence] = []
-        ended: list[Sequence] = []
-        for place, (sequence, own) in enumerate(zip(sequences, tokens, strict=True)):
-            before = len(sequence.token_ids)
-            for token in own:
-                sequence.append(token)
-                got.append(sequence)
-                if sequence.finish_reason is not None:
-                    break
-            length = len(sequence.token_ids)
-            if drafted := len(sequence.draft):
-                sequence.draft = []
-                accepted = min(length - before, len(own) - 1)
-                found.note(drafted, accepted)
-                lengths.verified(sequence, drafted, accepted)
-            if (length - 1) // size > len(sequence.contents):
-                publish(sequence, length - 1)  # the last token has no keys and values yet
-            if sequence.finish_reason is not None:
-                del sequence.logprobs[length - sequence.num_prompt_tokens :]
-                ended.append(sequence)
-            elif sequence.row < 0:
-                self.runner.join(sequence, place)
-        if ended:
-            self._remove(ended)
-        return got
 
     def _expect(self, sequences: list[Sequence]) -> None:
         """Makes room for a token of each sequence, which the device draws: the next step computes it.  A sequence that
@@ -194,7 +121,7 @@ class Core:
             return []
         got: list[Sequence] = []
         ended: list[Sequence] = []
-        for sequence, (token,) in zip(self._unread.sequences, self._unread.tokens(), strict=True):
+        for sequence, token in zip(self._unread.sequences, self._unread.tokens(), strict=True):
             if sequence.finish_reason is not None:
                 continue
             sequence.append(token)
@@ -233,4 +160,4 @@ class Core:
                 self.scheduler.submit(sequence)  # it was full with the token that is lost
         self._unread = None
         for sequence in self.scheduler.waiting:
-            sequence.unread, sequence.draft = 0, []
+            sequence.unread = 0

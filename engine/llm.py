@@ -12,31 +12,30 @@ from typing import Any
 import torch
 
 from rooflab.engine.block_manager import BlockManager
-from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.engine.core import Core
-from rooflab.engine.generation import Generation, read_generation
 from rooflab.engine.graphs import record_graph
+from rooflab.engine.load.model_files import DEFAULT_MODEL
+from rooflab.engine.load.models import open_model
+from rooflab.engine.load.tokenizer import Prompt, as_token_ids, is_chat, some
+from rooflab.engine.load.weights import load_weights
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
-from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import resolve
 from rooflab.engine.options import INT8, check_pdl, check_sizes, device_of, dtype_of
-from rooflab.engine.probes import LargestSizes
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
-from rooflab.engine.speculate.build import DraftSource, build, opened
+from rooflab.engine.speculate.build import build, opened
 from rooflab.engine.speculate.drafter import speculation
-from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.stopping import StopText
-from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat, some
-from rooflab.engine.weights import dummy_tensors, load_weights
+from rooflab.engine.study import RecomputingCore, StudyOptions, switched
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import get_kernel
-from rooflab.roofline.architecture import Architecture, get_architecture
+from rooflab.roofline.architecture import Architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
 
@@ -56,10 +55,8 @@ class LLM:
     the same tokens before, `draft` the tokens of the model `draft`, or of as many of the model's first layers
     (docs/speculate.md).  Answers are those without it.
 
-    Switches for studies: `kv_cache=False` computes every token again in every step, and so has neither chunks nor a
-    prefix cache; `contiguous_kv` gives a sequence one page of `max_model_len` tokens; `continuous_batching=False` ends
-    a batch before the next begins; `chunked_prefill`, `prefill_chunk` (most tokens of prompts in a step) and
-    `prefix_caching` are as named.
+    `chunked_prefill`, `prefill_chunk` (most tokens of prompts in a step) and `prefix_caching` are as named; `study`
+    switches off more (`StudyOptions`).
 
     Sets torch's fp32 matmul precision to IEEE for the whole process.  Raises `ValueError` on options that are not
     supported here.
@@ -84,23 +81,23 @@ class LLM:
         pdl: bool = False,
         prefix_caching: bool = True,
         chunked_prefill: bool = True,
-        continuous_batching: bool = True,
-        kv_cache: bool = True,
-        contiguous_kv: bool = False,
+        study: StudyOptions | None = None,
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
         speculate: str | None = None,
         num_speculative_tokens: int = 4,
         draft: str | Path | int | None = None,
         seed: int = 0,
+        **unknown: Any,
     ):
+        study = switched(study, unknown)
         if tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size: only 1 is there yet, got {tensor_parallel_size}")
         check_sizes(
             block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             num_kv_blocks=num_kv_blocks, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
         )  # fmt: skip
-        self.speculation = speculation(speculate, num_speculative_tokens, draft, kv_cache, overlap)
+        self.speculation = speculation(speculate, num_speculative_tokens, draft, study.kv_cache, overlap)
         self.device = device_of(device)
         if pdl:
             check_pdl(self.device, enforce_eager)
@@ -114,16 +111,13 @@ class LLM:
         self.max_model_len = most = max_model_len or self.arch.max_position
         if most > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
-        block_size = self.max_model_len if contiguous_kv else block_size
-        chunked = chunked_prefill and kv_cache
+        block_size = most if study.contiguous_kv else block_size
+        chunked = chunked_prefill and study.kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
-        longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
-        source, each = DraftSource(), 1
-        if self.speculation is not None:
-            each = self.speculation.rows(most)
-            read = partial(open_model, dummy=dummy, seed=seed, device=self.device)
-            source = opened(self.speculation, self.arch, self.tokenizer, most, read)
-        drawn = min(max_num_seqs * each, longest)
+        longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, most)
+        read = partial(open_model, dummy=dummy, seed=seed, device=self.device)
+        source = opened(self.speculation, self.arch, self.tokenizer, most, read)
+        drawn = min(max_num_seqs * source.rows, longest)
         sizes = (block_size, most, longest, min(max_num_seqs, longest), drawn, dtype == INT8)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
         check_weights_fit(self.limits, source.arch)  # before kernels are timed
@@ -131,30 +125,28 @@ class LLM:
         self.ops = resolve(self.limits, swap, interpret)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
-            network = Model(self.arch, weights, self.ops, self.max_model_len)
-            self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len, each)
-            if self.speculation is not None:
-                self.runner.drafter = build(self.speculation, source, self.runner, self.limits, swap, interpret)
-            blocks = self._allocate(longest, num_kv_blocks, enforce_eager, pdl, source.arch)
+            about = Model(self.arch, weights, self.ops, most), self.ops, 1, block_size, max_num_seqs, most
+            speculator = build(self.speculation, source, about, self.limits, swap, interpret)
+            self.runner = speculator.runner if speculator else ModelRunner(*about)
+            blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
-            BlockManager(blocks, block_size, prefix_caching and kv_cache),
-            *(max_num_seqs, max_num_batched_tokens, prefill_chunk, chunked, continuous_batching),
+            BlockManager(blocks, block_size, prefix_caching and study.kv_cache),
+            *(max_num_seqs, max_num_batched_tokens, prefill_chunk, chunked, study.continuous_batching),
         )
-        overlap = self.device.type == "cuda" and self.speculation is None if overlap is None else overlap
-        lengths = Lengths(num_speculative_tokens) if self.speculation else None
-        self.core = Core(self.scheduler, self.runner, kv_cache, overlap, lengths)
+        overlap = self.device.type == "cuda" and speculator is None if overlap is None else overlap
+        core = Core if study.kv_cache else RecomputingCore
+        self.core = core(self.scheduler, self.runner, overlap and study.kv_cache, speculator)
         self._seed, self._next_id = seed, 0
 
-    def _allocate(
-        self, longest: int, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None
-    ) -> int:
+    def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
-        rehearsals = [partial(self.runner.rehearse, longest)]
-        graphs = None
-        if self.device.type == "cuda" and not enforce_eager and self.runner.drafter.reads == "tokens":
-            graphs = self.runner.decode_graphs()  # which give logits alone
-        calls: list[Callable[[], object]] = [*rehearsals, graphs.step] if graphs else [*rehearsals]
-        blocks = kv_cache_blocks(self.limits, calls, num_kv_blocks, beside)
+        rehearsals: list[Callable[[], object]] = [
+            partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
+        ]
+        graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
+        if graphs:
+            rehearsals.append(graphs.step)
+        blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if graphs:
             with dependent_launches(pdl):
@@ -333,35 +325,3 @@ def _as_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Sequence) or not prompts:
         raise ValueError(f"prompts: expected a prompt or a list of prompts, got {prompts!r}")
     return list(prompts)
-
-
-def open_model(
-    model: str, dummy: bool, seed: int, device: torch.device
-) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int], Generation]:
-    """The architecture, tokenizer, tensors, end tokens and own settings of a model; a tensor is read when it is taken.
-
-    Raises `ValueError` if an engine cannot serve what one of its files says.
-    """
-    if dummy:
-        arch = get_architecture(model)
-        return arch, None, dummy_tensors(arch, seed, device), frozenset(), Generation()
-    checkpoint = open_checkpoint(fetch() if model == DEFAULT_MODEL else Path(model))
-    vocab_size = checkpoint.architecture.vocab_size
-    ends = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
-    tokenizer = Tokenizer(checkpoint.path)
-    if tokenizer.size > vocab_size:
-        raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
-    ends |= end_tokens({"the tokenizer": tokenizer.eos_token_id, "its turns": tokenizer.turn_ends}, vocab_size)
-    own = read_generation(*checkpoint.generation(), ends, vocab_size)
-    return checkpoint.architecture, tokenizer, checkpoint.tensors(), ends, own
-
-
-def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
-    """All end tokens that the sources name.  Raises `ValueError` if one of them can be no token."""
-    found = set[int]()
-    for source, named in sources.items():
-        ids = [] if named is None else named if isinstance(named, list) else [named]
-        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
-            raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {named!r}")
-        found.update(ids)
-    return frozenset(found)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import psutil
 import torch
 
-from rooflab.engine.probes import LargestSizes
+from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.llm import kv_bytes_per_token

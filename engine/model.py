@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from rooflab.engine.choose.model_shapes import FUSED, gated
+from rooflab.engine.load.weights import Weights
 from rooflab.engine.ops import OpSet
-from rooflab.engine.probes import FUSED, gated
-from rooflab.engine.weights import Weights
 from rooflab.reference.llama import rotation
 from rooflab.roofline.architecture import Architecture
 

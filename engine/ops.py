@@ -1,8 +1,8 @@
 """The engine reaches kernels only through this file: it chooses a kernel for each op in each bucket, once at load.
 
-On a CPU the fastest of those that can run, timed on this machine (`settle.py`); on CUDA the choice of a committed
-record of that card, or else the library's kernel, because an optimized kernel is no default before a GPU has checked
-it; but for the ops of `FIRST_ON_CUDA`.
+On a CPU the fastest of those that can run, timed on this machine (`choose/choose_kernels.py`); on CUDA the choice of a
+committed record of that card, or else the library's kernel, because an optimized kernel is no default before a GPU has
+checked it; but for the ops of `FIRST_ON_CUDA`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.probes import DECODE, FUSED, PRODUCTS, LargestSizes, packed, probes, registered
-from rooflab.engine.settle import Choice, settle
+from rooflab.engine.choose.choose_kernels import Choice, choose_kernels
+from rooflab.engine.choose.model_shapes import DECODE, FUSED, PRODUCTS, LargestSizes, model_inputs, packed, registered
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import BUCKETS, bucket_of, recorded_choice
@@ -106,7 +106,7 @@ def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interp
             elif found := _preferred(op, bucket, limits.device, swap, why_not):
                 able[op, bucket] = [found]
     if limits.device.type == "cpu":
-        able = settle(able, timed_rows, limits)
+        able = choose_kernels(able, timed_rows, limits)
     return OpSet([choices[0] for choices in able.values()])
 
 
@@ -172,7 +172,7 @@ def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSize
     if refusal:
         return str(refusal)
     for M in rows:
-        for inputs in probes(op, M, limits):
+        for inputs in model_inputs(op, M, limits):
             refusal = kernel.why_not_args(inputs)
             if refusal:
                 return str(refusal)

@@ -30,9 +30,11 @@ class SamplingTensors:
 
     def __init__(self, sequences: list[Sequence], device: torch.device, edits: bool = True):
         params = [sequence.params for sequence in sequences]
-        self.special = [(row, one, 0) for row, one in enumerate(sequences) if edits and not one.params.plain]
-        """Rows whose logits are changed first, or shown, and how many tokens of a draft came before each; none without
-        `edits`."""
+        self.special: list[tuple[int, Sequence, list[int]]] = [
+            (row, one, []) for row, one in enumerate(sequences) if edits and not one.params.plain
+        ]
+        """The rows whose logits are changed first, or shown, each with the tokens that are not its sequence's yet, but
+        come before the draw; none without `edits`."""
         self._device = device
 
         def column(values: Iterable[float], dtype: type[np.generic]) -> np.ndarray:
@@ -52,14 +54,15 @@ class SamplingTensors:
                 self._penalties[name] = column((getattr(p, name) or off for p in params), np.float32)
         self._place()
 
-    def taken(self, rows: np.ndarray, ahead: np.ndarray) -> SamplingTensors:
-        """The arguments of these rows; `ahead` says how many tokens of its draft come before each."""
+    def repeated(self, rows: np.ndarray, before: Callable[[int, Sequence], list[int]]) -> SamplingTensors:
+        """The arguments of these `rows` (M,) int64 of the batch, each with the tokens that `before` gives for its
+        place among them and its sequence."""
         made = copy.copy(self)
         made._columns = tuple(column[rows] for column in self._columns)
         made._penalties = {name: column[rows] for name, column in self._penalties.items()}
         known = {row: one for row, one, _ in self.special}
-        at = zip(rows.tolist(), ahead.tolist(), strict=True) if known else ()
-        made.special = [(place, known[row], before) for place, (row, before) in enumerate(at) if row in known]
+        at = enumerate(rows.tolist() if known else ())
+        made.special = [(place, known[row], before(place, known[row])) for place, row in at if row in known]
         made._place()
         return made
 
@@ -96,11 +99,11 @@ class SamplingTensors:
         for row, sequence, ahead in self.special:
             params = sequence.params
             changes = dict(params.logit_bias or {})
-            if len(sequence.token_ids) + ahead - sequence.num_prompt_tokens < params.min_tokens:
+            if len(sequence.token_ids) + len(ahead) - sequence.num_prompt_tokens < params.min_tokens:
                 changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
             # Tokens with a change come first, in the order of their changes.
             there = dict.fromkeys(changes, -1) | (sequence.counts if params.penalised else {})
-            for token in sequence.draft[:ahead] if params.penalised else ():
+            for token in ahead if params.penalised else ():
                 there[token] = max(there.get(token, 0), 0) + 1
             lengths[row + 1] = len(there)
             ids += there

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,8 +39,16 @@ class Step:
     chunks: list[Chunk]
     preempted: list[Sequence] = field(default_factory=list)
     """Sequences that lost their pages in this step and wait again."""
-    drafting: list[tuple[Sequence, int]] = field(default_factory=list)
-    """Decoding sequences that may draft, and up to how many tokens, for which they have the pages."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all chunks."""
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    @property
+    def ending(self) -> list[Sequence]:
+        """The sequences whose prompt ends in this step, so that it draws their next token."""
+        return [chunk.sequence for chunk in self.chunks if chunk.last]
 
 
 class Scheduler:
@@ -56,8 +63,6 @@ class Scheduler:
     `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole, and one that is
     longer than what the budget leaves runs as the only prompt.  Without `continuous` no prompt is admitted before all
     running sequences have ended (static batches).
-
-    Drafts take what is then left of the budget and of the pages, so that they delay no prompt and preempt nobody.
     """
 
     def __init__(
@@ -102,11 +107,8 @@ class Scheduler:
         """Queues a sequence that passed `check`."""
         insort(self.waiting, sequence, key=_order)
 
-    def schedule(self, drafting: Iterable[tuple[Sequence, int]] = ()) -> Step:
-        """The next step; its sequences have all pages that the step writes.  Call it only while `has_work`.
-
-        `drafting` has sequences of the batch that would draft, and how many tokens.
-        """
+    def schedule(self) -> Step:
+        """The next step; its sequences have all pages that the step writes.  Call it only while `has_work`."""
         preempted = self._grow()
         num_decodes = len(self.running) - len(self.prefilling)
         admits = self.continuous or not self.running
@@ -120,31 +122,10 @@ class Scheduler:
                 break
             taken = self._take(sequence, room, chunks)
             if not taken and self.continuous:
-                self._withdraw(sequence)
+                self._preempt(sequence)
                 break
             room -= taken
-        if not drafting:
-            return Step(num_decodes, chunks, preempted)
-        left = self.max_num_batched_tokens - num_decodes - sum(chunk.end - chunk.start for chunk in chunks)
-        return Step(num_decodes, chunks, preempted, self._drafting(drafting, left))
-
-    def _drafting(self, drafting: Iterable[tuple[Sequence, int]], room: int) -> list[tuple[Sequence, int]]:
-        """Gives pages to the drafts that fit `room` tokens.  A draft ends before the sequence's last token."""
-        found, size = [], self.blocks.block_size
-        for sequence, wanted in drafting:
-            if room <= 0:
-                break
-            if not sequence.block_ids:  # it has just lost them
-                continue
-            now = len(sequence.token_ids)
-            most = min(wanted, room, sequence.max_length - now - 1)
-            held = len(sequence.block_ids) * size - now
-            while most > held and not self.blocks.grow(sequence, now + most):
-                most -= 1
-            if most > 0:
-                found.append((sequence, most))
-                room -= most
-        return found
+        return Step(num_decodes, chunks, preempted)
 
     def computed(self, chunk: Chunk) -> None:
         """Notes that a step has computed `chunk`: its full pages may serve other sequences."""
@@ -227,14 +208,8 @@ class Scheduler:
         self.prefilling.append(sequence)
         return True
 
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Lets a sequence wait again that was just admitted."""
-        self.running.remove(sequence)
-        self.prefilling.remove(sequence)
-        self.blocks.release(sequence)
-        self.submit(sequence)
-
     def _preempt(self, sequence: Sequence) -> None:
+        """Takes the pages from a sequence and lets it wait again."""
         self.running.remove(sequence)
         if sequence in self.prefilling:
             self.prefilling.remove(sequence)

@@ -6,12 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from rooflab.engine.speculate.state import Odds, Places
     from rooflab.engine.stopping import StopText
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -36,7 +35,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 class SamplingParams:
     """How the tokens of one request are drawn; names and meanings are vLLM's.
 
-    A None of the fields in `OF_MODEL` says nothing: the model's own value counts (`engine/generation.py`).
+    A None of the fields in `OF_MODEL` says nothing: the model's own value counts (`engine/load/generation.py`).
     Raises `ValueError` on a value out of range.
     """
 
@@ -116,7 +115,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """A request in the engine; compared by identity."""
 
@@ -137,14 +136,6 @@ class Sequence:
     """How many of its tokens have keys and values in its pages; once it decodes, all but the last, uncounted."""
     unread: int = 0
     """1 while its newest token is known to the device alone, else 0."""
-    draft: list[int] = field(default_factory=list)
-    """The tokens that may come next, while a step verifies them."""
-    odds: Odds | None = None
-    """How often its drafts were accepted; None before the first."""
-    places: Places | None = None
-    """Where its n-grams are; None before an n-gram draft looks for them."""
-    hidden: tuple[int, Any] | None = None
-    """A position, and the model's hidden state (H,) before the token there, for heads that draft."""
     block_ids: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     """The numbers of the contents of its first pages, as `BlockManager` publishes them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rooflab.engine.pieces import TextStream
+from rooflab.engine.load.pieces import TextStream
 
 
 class StopText:

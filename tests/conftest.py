@@ -95,10 +95,12 @@ def quiet() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def equal_times(tmp_path_factory) -> Iterator[None]:
     """Times no kernel when an engine is loaded: the first that can run serves, on every machine the same."""
-    folder = tmp_path_factory.mktemp("settled")
+    from rooflab.engine.choose import choose_kernels
+
+    folder = tmp_path_factory.mktemp("times")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rooflab.engine.settle.folder", lambda: folder)
-        patch.setattr("rooflab.engine.settle.time_kernels", lambda *of: {kernel.name: 1.0 for kernel in of[2]})
+        patch.setattr(choose_kernels, "folder", lambda: folder)
+        patch.setattr(choose_kernels, "time_kernels", lambda *of: {kernel.name: 1.0 for kernel in of[2]})
         yield
 
 

@@ -51,7 +51,7 @@ def _loopback() -> bool:
 
 
 def _weights() -> bool:
-    from rooflab.engine.model_files import fetch
+    from rooflab.engine.load.model_files import fetch
 
     try:
         return fetch().is_file()

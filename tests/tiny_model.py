@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from rooflab.engine.llm import LLM
-from rooflab.engine.pieces import byte_characters
-from rooflab.engine.weights import dummy_tensors
+from rooflab.engine.load.pieces import byte_characters
+from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
 CONFIG = {
@@ -62,7 +62,7 @@ def poisoned(llm):
     """Fills every page that nobody may read with NaN, after every step; a NaN that is read ends in the logits."""
     run, blocks, probe = llm.runner.run, llm.scheduler.blocks, SimpleNamespace(block_ids=[])
     caches = [*llm.runner.cache.keys, *llm.runner.cache.values]
-    if (beside := getattr(llm.runner.drafter, "cache", None)) is not None:
+    if (beside := getattr(getattr(llm.runner, "drafter", None), "cache", None)) is not None:
         caches += [*beside.keys, *beside.values]
         for cache in caches:
             cache.fill_(torch.nan)

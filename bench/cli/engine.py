@@ -105,7 +105,7 @@ def generate(
     need("engine")
     from rooflab.bench.engine.runs import generate_one
     from rooflab.engine.llm import LLM, SamplingParams
-    from rooflab.engine.tokenizer import check_text
+    from rooflab.engine.load.tokenizer import check_text
 
     params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, engine.seed, ignore_eos)
     if not prompt:

@@ -125,7 +125,7 @@ def whatif(
     """
     from rooflab.bench.latency.records import change_records
     from rooflab.bench.latency.whatif import scale
-    from rooflab.engine.probes import FUSED, OPS
+    from rooflab.engine.choose.model_shapes import FUSED, OPS
 
     factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if not factors and not swaps or step.gpu and swaps:
@@ -161,8 +161,8 @@ def whatif(
 def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChange]:
     from rooflab.bench.latency import whatif as changes
     from rooflab.bench.latency.ledger import chosen
+    from rooflab.engine.choose.model_shapes import PRODUCTS
     from rooflab.engine.ops import resolve
-    from rooflab.engine.probes import PRODUCTS
     from rooflab.kernels.registry import get_kernel
 
     asked, other = get_kernel(op, name), None

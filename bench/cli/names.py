@@ -35,7 +35,7 @@ def check_names(given: JsonObject, arguments: Container[str]) -> None:
     if gpu := given.get("gpu"):
         get_device(gpu)
     if "dummy" in given and not gpu:
-        from rooflab.engine.model_files import check_model  # of the commands that load one alone
+        from rooflab.engine.load.model_files import check_model  # of the commands that load one alone
 
         check_model(given["model"], given["dummy"])
     elif "gpu" in given and "model" in given:

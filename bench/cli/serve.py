@@ -107,7 +107,7 @@ def _replicas(
     otlp: str | None,
     common: dict[str, Json],
 ) -> None:
-    from rooflab.engine.serve.replicas import Replicas, serve_replicas
+    from rooflab.engine.serve.extras.replicas import Replicas, serve_replicas
 
     if otlp:
         raise ValueError("otlp_endpoint: expected one engine with it, got replicas, which Ray traces")

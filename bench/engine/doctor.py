@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.checkpoints import open_checkpoint
-from rooflab.engine.generation import read_generation
-from rooflab.engine.llm import LLM, end_tokens
-from rooflab.engine.model_files import DEFAULT_MODEL, fetch
+from rooflab.engine.llm import LLM
+from rooflab.engine.load.checkpoints import open_checkpoint
+from rooflab.engine.load.generation import read_generation
+from rooflab.engine.load.model_files import DEFAULT_MODEL, fetch
+from rooflab.engine.load.models import end_tokens
+from rooflab.engine.load.tokenizer import Tokenizer
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.tokenizer import Tokenizer
 
 TEXTS = (
     "Hello world", " Hello", "  two", "Hello\n\nworld\t!", "3.14159 in 2026", "don't I'LL we've", "café Việt Ҥ ½",

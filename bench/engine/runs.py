@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from rooflab.bench.core import Environment, Record, RunWriter, tampered, why_noisy
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
+from rooflab.engine.load.tokenizer import Prompt
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
-from rooflab.engine.tokenizer import Prompt
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import CPU_BACKENDS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
@@ -21,13 +21,13 @@ from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, StreamEvent, Trace, phased
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.core import Core
-from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.options import check_sizes
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
+from rooflab.engine.speculate.speculator import Speculator
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class ClockSettings:
 
 
 class _Draw:
-    """Tokens that nobody computed: each is token 0, and drafts are accepted by chance."""
+    """Tokens that nobody computed: each is token 0, or 1 behind what is accepted of a draft."""
 
     read_at_once = False
 
-    def __init__(self, sequences: list[EngineSequence], accept: Callable[[int], int]):
+    def __init__(self, sequences: list[EngineSequence], tokens: list[int]):
         self.sequences = sequences
-        self._accept = accept
+        self._tokens = tokens
 
-    def tokens(self) -> list[list[int]]:
-        return [[0] * (1 + self._accept(len(one.draft))) for one in self.sequences]
+    def tokens(self) -> list[int]:
+        return self._tokens
 
 
 class _Drafter(Drafter):
@@ -74,17 +74,17 @@ class _Drafter(Drafter):
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
         return [(one, lengths.most) for one in rows]
 
-    def draft(self, step: Step) -> None:
-        for one, most in step.drafting:
-            one.draft = [0] * most
+    def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
+        return {one: [0] * most for one, most in drafting}
 
 
 class _Runner:
-    """In place of `ModelRunner`: it keeps the batch, and says how long each step takes."""
+    """In place of `SpeculativeRunner`: it keeps the batch, and says how long each step takes."""
 
     def __init__(self, model: StepModel, acceptance: float = 0.0, seed: int = 0):
         self.batch = SimpleNamespace(rows=list[EngineSequence](), set_blocks=lambda sequence: None)
         self.drafter = _Drafter()
+        self.drafts: dict[EngineSequence, list[int]] = {}
         self._acceptance, self._random = acceptance, random.Random(seed)
         self.seconds = 0.0
         """Of the last step."""
@@ -103,23 +103,27 @@ class _Runner:
             rows.pop()
             sequence.row = -1
 
-    def noted(self, tokens: list[list[int]]) -> None:
+    def accept(self, tokens: Mapping[EngineSequence, list[int]]) -> None:
         pass
 
     def _accepted(self, drafted: int) -> int:
         return next((at for at in range(drafted) if self._random.random() >= self._acceptance), drafted)
 
     def run(self, step: Step) -> _Draw | None:
-        for sequence in step.preempted:
-            self.leave(sequence)
-        rows = self.batch.rows
-        ended = [chunk.sequence for chunk in step.chunks if chunk.last]
+        rows, ended = self.batch.rows, step.ending
         keys = sum(len(sequence.token_ids) for sequence in rows)
         chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
-        drafted = sum(len(one.draft) for one, _ in step.drafting)
+        drafted = sum(map(len, self.drafts.values()))
         self.work = StepWork(len(rows), keys, chunks, len(rows) + len(ended) + drafted, drafted)
         self.seconds = self._model.seconds(self.work)
-        return _Draw([*rows, *ended], self._accepted) if rows or ended else None
+        sequences: list[EngineSequence] = []
+        tokens: list[int] = []
+        for one in [*rows, *ended]:
+            most = len(self.drafts.get(one, ()))
+            accepted = self._accepted(most)
+            sequences += [one] * (most + 1)
+            tokens += [0] * accepted + [1] * (most + 1 - accepted)
+        return _Draw(sequences, tokens) if sequences else None
 
 
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
@@ -142,8 +146,8 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         settings.chunked_prefill, settings.continuous_batching,
     )  # fmt: skip
     runner, most = _Runner(model, settings.acceptance, plan.seed), settings.num_speculative_tokens
-    lengths = Lengths(most, adapts=False) if most else None
-    core = Core(scheduler, cast(ModelRunner, runner), lengths=lengths)
+    speculator = Speculator(cast(Any, runner), Lengths(most, adapts=False)) if most else None
+    core = Core(scheduler, cast(Any, runner), speculator=speculator)
     due: list[float] = [0.0] * count
     times: list[list[float]] = [[] for _ in range(count)]
     started, now = len(offsets), 0.0

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from rooflab.engine.choose.model_shapes import FUSED, PRODUCTS, gated
+from rooflab.engine.choose.op_times import wrapped_ops
 from rooflab.engine.model_runner import ModelRunner
-from rooflab.engine.op_times import wrapped_ops
-from rooflab.engine.probes import FUSED, PRODUCTS, gated
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import DTYPE_NAMES, Case
 from rooflab.roofline.architecture import Architecture

@@ -26,9 +26,9 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core import ceilings_for, why_noisy
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of, watched_ops
 from rooflab.bench.latency.step_model import KernelTimes
+from rooflab.engine.choose.model_shapes import DECODE
+from rooflab.engine.choose.op_times import wrapped_ops
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.op_times import wrapped_ops
-from rooflab.engine.probes import DECODE
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.kernels.tuning import bucket_of

@@ -14,9 +14,9 @@ import torch
 
 from rooflab.bench.core import time_functions, why_noisy
 from rooflab.bench.latency.ledger import Ledger, LedgerRow, chosen, measured, seconds_of, stepping
+from rooflab.engine.choose.model_shapes import DECODE, PRODUCTS, model_inputs, packed, real
+from rooflab.engine.choose.op_times import wrapped_ops
 from rooflab.engine.llm import LLM
-from rooflab.engine.op_times import wrapped_ops
-from rooflab.engine.probes import DECODE, PRODUCTS, packed, probes, real
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
 from rooflab.roofline.steps import Kind
@@ -175,7 +175,7 @@ def _alone_ms(
 def _probe_of(row: LedgerRow, kind: Kind, llm: LLM) -> dict[str, Any]:
     """The arguments of such a call, as meta tensors."""
     first, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
-    each = probes(DECODE if (row.op, kind) == ("paged_attention", "decode") else row.op, first, llm.limits)
+    each = model_inputs(DECODE if (row.op, kind) == ("paged_attention", "decode") else row.op, first, llm.limits)
     return next(one for one in each if "b" not in one or list(one["b"].shape[::-1]) == sizes[1:])
 
 

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
+from rooflab.engine.load.tokenizer import Prompt, is_chat
 from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.counters import Counters
@@ -30,7 +31,6 @@ from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest,
 from rooflab.engine.serve.streams import EventStream, while_there
 from rooflab.engine.serve.texts import Texts
 from rooflab.engine.serve.work import RequestWork
-from rooflab.engine.tokenizer import Prompt, is_chat
 
 LIVE_S = 0.1
 """How often the page hears of the engine."""

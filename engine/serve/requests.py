@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from rooflab.engine.load.tokenizer import Prompt
 from rooflab.engine.sequence import MOST_LOGPROBS, PENALTIES, SamplingParams
-from rooflab.engine.tokenizer import Prompt
 
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""

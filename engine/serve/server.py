@@ -23,9 +23,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rooflab.engine.serve.api import Service, make_app
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.errors import ApiError
+from rooflab.engine.serve.extras.tracing import exporter
 from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.texts import texts_of
-from rooflab.engine.serve.tracing import exporter
 from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rooflab.engine.model_files import DEFAULT_MODEL, fetch
-from rooflab.engine.pieces import TextStream
-from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, check_text, is_chat, some
+from rooflab.engine.load.model_files import DEFAULT_MODEL, fetch
+from rooflab.engine.load.pieces import TextStream
+from rooflab.engine.load.tokenizer import Prompt, Tokenizer, as_token_ids, check_text, is_chat, some
 
 
 class Numbers:

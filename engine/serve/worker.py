@@ -18,8 +18,8 @@ from typing import Any, assert_never
 import torch
 import zmq
 
+from rooflab.engine.choose.op_times import Spent, timed_ops
 from rooflab.engine.llm import LLM
-from rooflab.engine.op_times import Spent, timed_ops
 from rooflab.engine.scheduler import pairs_of
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.serve.wire import (
@@ -195,7 +195,7 @@ class Worker:
             waiting=state.waiting,
             waited=None if waits is None else waiting_since(waits),
             ops_s=ops,
-            **drafts_of(core.speculated),
+            **drafts_of(core.speculator.last if core.speculator else None),
         )
         self.say(Stepped(state, line, tokens, tuple(started)))
 

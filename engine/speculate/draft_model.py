@@ -7,19 +7,28 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from rooflab.engine.model import KVCache, Model, StepInput
-from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import OpSet
 from rooflab.engine.sampling import SamplingTensors
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
-from rooflab.engine.speculate.lengths import Lengths
+from rooflab.engine.speculate.runner import SpeculativeRunner
+
+
+def by_sequence(sequences: Sequence[EngineSequence], drawn: Sequence[torch.Tensor]) -> dict[EngineSequence, list[int]]:
+    """Drafts of tokens that were drawn place by place, for the sequences that have that place, which come first."""
+    drafts: dict[EngineSequence, list[int]] = {one: [] for one in sequences}
+    for ids in drawn:
+        for draft, token in zip(drafts.values(), ids.tolist(), strict=False):  # the shorter drafts have ended
+            draft.append(token)
+    return drafts
 
 
 class Chain(Drafter, ABC):
@@ -29,7 +38,7 @@ class Chain(Drafter, ABC):
     same noise, is the likelier to agree; penalties and biases are left to the model.
     """
 
-    def __init__(self, runner: ModelRunner, ops: OpSet | None = None):
+    def __init__(self, runner: SpeculativeRunner, ops: OpSet | None = None):
         self.runner = runner
         self._ops = ops
 
@@ -38,18 +47,16 @@ class Chain(Drafter, ABC):
         """The drafter's kernels, or else the model's."""
         return self._ops or self.runner.ops
 
-    def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Every sequence for which a draft pays."""
-        return [(one, length) for one in rows if (length := lengths.of(one))]
+    def ops_of(self, inputs: StepInput) -> SimpleNamespace:
+        """The kernels for all tokens of a step."""
+        n = len(inputs.seq_lens)
+        return self.ops.step(n, len(inputs.token_ids) - n)
 
-    def draft(self, step: Step) -> None:
+    def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Drafts for all sequences at once; the longest drafts end last."""
-        drafting = sorted(step.drafting, key=lambda pair: -pair[1])
+        drafting = sorted(drafting, key=lambda pair: -pair[1])
         sequences, counts = [one for one, _ in drafting], np.array([most for _, most in drafting])
         batch, size = self.runner.batch, self.runner.block_size
-        for one in sequences:
-            batch.set_blocks(one)
-            one.draft = []
         rows = np.array([one.row for one in sequences])
         tokens = self._to(np.array([one.token_ids[-1] for one in sequences]))
         sampling, state, drawn = SamplingTensors(sequences, self.runner.device, False), self.begin(sequences), []
@@ -67,9 +74,7 @@ class Chain(Drafter, ABC):
             logits, state = self.forward(inputs, ops, state[:n])
             tokens = sampling.sample(ops.sample, logits, self._to(positions + 1))[0]
             drawn.append(tokens)
-        for ids in drawn:
-            for one, token in zip(sequences, ids.tolist(), strict=False):  # the shorter drafts have ended
-                one.draft.append(token)
+        return by_sequence(sequences, drawn)
 
     def begin(self, sequences: Sequence[EngineSequence]) -> Any:
         """What `forward` takes beside the first tokens, a row for each sequence."""
@@ -86,7 +91,7 @@ class Chain(Drafter, ABC):
 class ModelDrafter(Chain):
     """A model of the same vocabulary, which also computes what the model computes, to have its keys and values."""
 
-    def __init__(self, runner: ModelRunner, model: Model, ops: OpSet):
+    def __init__(self, runner: SpeculativeRunner, model: Model, ops: OpSet):
         super().__init__(runner, ops)
         self.model = model
         self.cache = KVCache([], [])
@@ -99,17 +104,19 @@ class ModelDrafter(Chain):
         """As `Chain`."""
         return self.model.forward(inputs, self.cache, ops), state
 
-    def follow(self, step: Step, inputs: StepInput, hidden: torch.Tensor | None, sizes: tuple[int, int, int]) -> None:
+    def follow(
+        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
+    ) -> None:
         """Writes keys and values of all tokens of the step: those of prompts, of rows that did not draft, and of the
         last token of each draft, which the drafter has only drawn."""
         one = self._to(np.zeros(1, np.int64))  # hidden states behind the last layer are not needed
-        self.model.hidden(replace(inputs, drawn=one), self.cache, self.ops.step(*sizes))
+        self.model.hidden(replace(inputs, drawn=one), self.cache, self.ops_of(inputs))
 
 
 class LayersDrafter(Chain):
     """The model's own first layers and its head; their keys and values are the model's own."""
 
-    def __init__(self, runner: ModelRunner, layers: int):
+    def __init__(self, runner: SpeculativeRunner, layers: int):
         super().__init__(runner)
         self.model = copy.copy(runner.model)
         self.model.layers = runner.model.layers[:layers]

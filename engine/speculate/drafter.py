@@ -35,21 +35,25 @@ class Drafter:
     reads: Reads = "tokens"
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Which of the decoding sequences would draft, and how many tokens."""
-        return []
+        """Which of the decoding sequences would draft, and how many tokens: every one for which a draft pays."""
+        return [(one, length) for one in rows if (length := lengths.of(one))]
 
-    def draft(self, step: Step) -> None:
-        """Sets `draft` of each sequence in `step.drafting`: at least one token, at most the length asked for."""
+    def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
+        """A draft for each of these sequences that `wants` named: at least one token, at most the length asked for."""
+        return {}
 
     def allocate(self, num_blocks: int) -> None:
         """Makes pages beside the model's."""
 
-    def follow(self, step: Step, inputs: StepInput, hidden: torch.Tensor | None, sizes: tuple[int, int, int]) -> None:
-        """Sees the tensors of each step behind the model's forward, with the hidden states that it reads.  `sizes` are
-        those of `OpSet.step`."""
+    def follow(
+        self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
+    ) -> None:
+        """Sees the tensors of each step behind the model's forward: those of the `decoding` sequences in this order,
+        those with a draft last, then those of chunks; and the hidden states that it reads."""
 
-    def noted(self, sequences: Sequence[EngineSequence], counts: Sequence[int]) -> None:
-        """Sees how many of the tokens that a step drew for each sequence count, before it gets them."""
+    def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
+        """Sees how many tokens each sequence gets of a step, before it has them, and the hidden states (sequences, H)
+        from which their last ones were drawn."""
 
 
 @dataclass(frozen=True)

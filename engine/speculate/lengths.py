@@ -9,11 +9,12 @@ about c**i; a draft ends where that falls below the price.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from math import log, log2
 from statistics import median
+from weakref import WeakKeyDictionary
 
 from rooflab.engine.sequence import Sequence
-from rooflab.engine.speculate.state import LONGEST_PAUSE, PAUSE, Odds
 
 KEPT = 15
 """Times of steps that are kept, for each number of sequences: four in each doubling."""
@@ -22,6 +23,21 @@ RENEWED = 64
 LEAST_PRICE, HIGHEST_PRICE = 0.01, 0.99
 WEIGHT = 0.9
 """Of what was seen before, at each draft."""
+PAUSE, LONGEST_PAUSE = 16, 256
+"""Tokens until a sequence drafts again, at first, and after each try that failed twice as many, up to the longest."""
+
+
+@dataclass(slots=True)
+class Odds:
+    """How often a sequence's drafts were accepted, lately, with a hopeful beginning."""
+
+    length: int
+    accepted: float = 1.5
+    tried: float = 2.0
+    """Drafted tokens that were compared: the accepted ones, and the first that was not."""
+    resumes: int = 0
+    """The number of tokens at which the sequence drafts again."""
+    pause: int = PAUSE
 
 
 class Lengths:
@@ -30,6 +46,7 @@ class Lengths:
     def __init__(self, most: int, adapts: bool = True):
         self.most = most
         self.adapts = adapts
+        self._odds: WeakKeyDictionary[Sequence, Odds] = WeakKeyDictionary()
         self._plain: dict[int, deque[float]] = {}
         self._added: dict[int, deque[float]] = {}
         self._since: dict[int, int] = {}
@@ -59,14 +76,14 @@ class Lengths:
         """How many tokens `sequence` should draft now."""
         if not self.adapts:
             return self.most
-        odds = sequence.odds
+        odds = self._odds.get(sequence)
         if odds is None:
-            odds = sequence.odds = Odds(length=self.most)
+            odds = self._odds[sequence] = Odds(self.most)
         return odds.length if self._drafts and len(sequence.token_ids) >= odds.resumes else 0
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Notes how much of a draft was accepted."""
-        odds = sequence.odds
+        odds = self._odds.get(sequence)
         if odds is None:
             return
         odds.accepted = WEIGHT * odds.accepted + accepted

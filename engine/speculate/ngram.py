@@ -4,15 +4,25 @@ same too (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-deco
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
-from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
-from rooflab.engine.speculate.state import Places
 
 CONTEXT, TRIED = 8, 16
 """Tokens before the pair that are compared, and places where it is looked for."""
+
+
+class Places:
+    """Where each pair of successive tokens of a sequence was last followed by another token."""
+
+    def __init__(self) -> None:
+        self.behind: dict[tuple[int, int], int] = {}
+        self.older: dict[int, int] = {}
+        """Of such a place the one where the same pair came before."""
+        self.known = 1
+        """Of pairs that end before this place."""
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
@@ -44,21 +54,20 @@ class NgramDrafter(Drafter):
     """Looks the last two tokens of each sequence up in its prompt and its answer."""
 
     def __init__(self) -> None:
+        self._places: WeakKeyDictionary[EngineSequence, Places] = WeakKeyDictionary()
         self._found: dict[EngineSequence, int] = {}
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
         """The sequences whose last two tokens came before, each with the length of its draft."""
-        # A loop without calls: it runs for up to 256 sequences a step, most of which find nothing.
+        # A loop with one call: it runs for up to 256 sequences a step, most of which find nothing.
         found = self._found = {}
         wanted: list[tuple[EngineSequence, int]] = []
         if lengths.idle:
             return wanted
         for one in rows:
-            if lengths.adapts and (odds := one.odds) is not None and odds.resumes > len(one.token_ids):
-                continue
-            places = one.places
+            places = self._places.get(one)
             if places is None:
-                places = one.places = Places()
+                places = self._places[one] = Places()
             tokens, behind, known = one.token_ids, places.behind, places.known
             end = len(tokens)
             if end - known > 1:
@@ -73,11 +82,13 @@ class NgramDrafter(Drafter):
                     wanted.append((one, length))
         return wanted
 
-    def draft(self, step: Step) -> None:
+    def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Copies what followed; where that reaches the end of the text, the draft goes on with itself."""
-        for one, most in step.drafting:
+        drafts = {}
+        for one, most in drafting:
             place, tokens = self._found[one], one.token_ids
             draft, period = tokens[place : place + most], len(tokens) - place
             while len(draft) < most:
                 draft.append(draft[-period])
-            one.draft = draft
+            drafts[one] = draft
+        return drafts

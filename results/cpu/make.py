@@ -31,9 +31,9 @@ import torch
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
+from rooflab.engine.choose.op_times import Spent, timed_ops
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
-from rooflab.engine.op_times import Spent, timed_ops
+from rooflab.engine.load.model_files import fetch
 from rooflab.engine.options import DTYPES, INT8
 
 PROMPT_TOKENS = 512

@@ -14,9 +14,9 @@ from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.engine.runs import EngineRun
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.findings import findings
+from rooflab.engine.choose.choose_kernels import Choice
 from rooflab.engine.metrics import LatencySummary
 from rooflab.engine.ops import OpSet
-from rooflab.engine.settle import Choice
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 

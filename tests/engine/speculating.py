@@ -19,17 +19,19 @@ class Known(Drafter):
         draw = self._random
         return [(one, draw.randint(1, lengths.most)) for one in rows if draw.random() < 0.8]
 
-    def draft(self, step):
-        for one, most in step.drafting:
+    def draft(self, drafting):
+        drafts = {}
+        for one, most in drafting:
             made = self.answers.get(one.request_id, [])[len(one.output_ids) :][: self._random.randint(1, most)]
             wrong = [self._random.randrange(self._vocab) for _ in range(most)]
-            one.draft = [token if self._random.random() < self.right else wrong[0] for token in made] or wrong[:1]
+            drafts[one] = [token if self._random.random() < self.right else wrong[0] for token in made] or wrong[:1]
+        return drafts
 
 
 def speculating(folder, config=None, drafter=None, **options):
     """A tiny engine that always drafts as much as it may."""
     llm = tiny_llm(folder, config, **{**LIBRARY, "speculate": "ngram", **options})
-    llm.core.lengths.adapts = False
+    llm.core.speculator.lengths.adapts = False
     if drafter is not None:
         llm.runner.drafter = drafter
     return llm
@@ -41,7 +43,7 @@ def watched(llm):
 
     def stepping():
         got = step()
-        if (found := llm.core.speculated) is not None:
+        if (found := llm.core.speculator.last) is not None:
             seen.append((found.drafted, found.accepted))
         return got
 
@@ -50,13 +52,12 @@ def watched(llm):
 
 
 def exact(llm):
-    """Raises `AssertionError` unless every decoding sequence holds the pages of its computed tokens and no more, drafts
-    nothing between steps, and the published pages hold accepted tokens alone."""
+    """Raises `AssertionError` unless every decoding sequence holds the pages of its computed tokens and no more, and
+    the published pages hold accepted tokens alone."""
     scheduler = llm.scheduler
     blocks = scheduler.blocks
     blocks.check(scheduler.running)
     for one in scheduler.running:
-        assert not one.draft
         if one.row >= 0:
             assert len(one.block_ids) == blocks.blocks_for(len(one) - 1), "a draft's page is held"
             assert len(one.contents) * blocks.block_size <= len(one) - 1

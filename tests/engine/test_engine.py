@@ -10,9 +10,11 @@ import torch
 from tiny_model import poisoned, prompts, tiny_llm, tokens, write_model
 
 from rooflab.engine import ops as engine_ops
-from rooflab.engine.llm import SamplingParams, open_model
-from rooflab.engine.probes import OPS, LargestSizes
-from rooflab.engine.weights import dummy_tensors
+from rooflab.engine.choose.model_shapes import OPS, LargestSizes
+from rooflab.engine.llm import SamplingParams
+from rooflab.engine.load.models import open_model
+from rooflab.engine.load.weights import dummy_tensors
+from rooflab.engine.study import StudyOptions
 from rooflab.kernels import registry
 from rooflab.reference.quantization import dequantize_int8, quantize_int8
 
@@ -27,22 +29,21 @@ def alone(tmp_path_factory):
 
 
 NAIVE = {op: "naive" for op in OPS if registry.get_kernel(op, "naive").backend == "torch"}
-
-
+STATIC, WITHOUT_CACHE = StudyOptions(continuous_batching=False), StudyOptions(kv_cache=False)
 COVER = [
     {},
     {"block_size": 1, "prefill_chunk": 16, "prefix_caching": False},
     {"block_size": 3, "prefill_chunk": 1},
     {"block_size": 64, "prefill_chunk": 7, "max_num_seqs": 3, "max_num_batched_tokens": 9},
-    {"block_size": 16, "prefill_chunk": 7, "prefix_caching": False, "continuous_batching": False, "max_num_seqs": 3},
+    {"block_size": 16, "prefill_chunk": 7, "prefix_caching": False, "study": STATIC, "max_num_seqs": 3},
     {"block_size": 4, "chunked_prefill": False, "num_kv_blocks": 16},
     {"swap": NAIVE, "prefill_chunk": 5},
-    {"kv_cache": False},
-    {"contiguous_kv": True, "max_num_seqs": 3, "prefill_chunk": 7},
+    {"study": WITHOUT_CACHE},
+    {"study": StudyOptions(contiguous_kv=True), "max_num_seqs": 3, "prefill_chunk": 7},
     {"overlap": True},
     {"overlap": True, "block_size": 1, "prefill_chunk": 3, "num_kv_blocks": 60},
-    {"overlap": True, "block_size": 3, "max_num_seqs": 3, "prefix_caching": False, "continuous_batching": False},
-    {"overlap": True, "kv_cache": False},
+    {"overlap": True, "block_size": 3, "max_num_seqs": 3, "prefix_caching": False, "study": STATIC},
+    {"overlap": True, "study": WITHOUT_CACHE},
 ]
 
 
@@ -170,7 +171,7 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
         return drawn[0]
 
     plain, eight = first_logits("bfloat16"), first_logits("int8")
-    monkeypatch.setattr("rooflab.engine.llm.dummy_tensors", rounded)
+    monkeypatch.setattr("rooflab.engine.load.models.dummy_tensors", rounded)
     near = first_logits("bfloat16")
     assert (eight - near).abs().max() < 0.06 and (eight - near).std() < (eight - plain).std() / 1.5
 
@@ -178,6 +179,7 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, message",
     [
+        ({"kv_cache": False}, r"kv_cache: expected study=StudyOptions\(kv_cache=False\), of rooflab"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1"),
         ({"dtype": "int4"}, "dtype: expected"),
         ({"max_model_len": 257}, "max_model_len: expected at most 256"),

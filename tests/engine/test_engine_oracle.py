@@ -17,8 +17,9 @@ from tiny_model import CONFIG, tiny_llm, with_graphs
 from rooflab.bench.engine.runs import PROMPT_SET, chat
 from rooflab.engine import llm as engine
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
-from rooflab.engine.weights import dummy_tensors
+from rooflab.engine.load.model_files import fetch
+from rooflab.engine.load.weights import dummy_tensors
+from rooflab.engine.study import StudyOptions
 from rooflab.reference import llama
 from rooflab.roofline.architecture import Architecture
 
@@ -171,7 +172,8 @@ def answered(llm):
 @pytest.mark.needs("weights")
 @pytest.mark.parametrize("options", [
     {}, {"max_num_seqs": 1}, {"block_size": 1, "prefill_chunk": 7, "num_kv_blocks": 1400}, {"overlap": True},
-    {"block_size": 256, "continuous_batching": False, "max_num_seqs": 8}, {"contiguous_kv": True},
+    {"block_size": 256, "study": StudyOptions(continuous_batching=False), "max_num_seqs": 8},
+    {"study": StudyOptions(contiguous_kv=True)},
     {"chunked_prefill": False, "prefix_caching": False}, {"graphs": True},
 ], ids=str)  # fmt: skip
 def test_the_default_model(answered, options):

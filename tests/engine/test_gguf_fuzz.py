@@ -17,9 +17,9 @@ import torch
 from gguf_files import ARRAY, BASE, BOOL, F32, F64, I32, TEXT, U32, U64, Value, write
 from tiny_model import CONFIG, write_model
 
-from rooflab.engine.checkpoints import open_checkpoint
-from rooflab.engine.llm import open_model
-from rooflab.engine.weights import load_weights
+from rooflab.engine.load.checkpoints import open_checkpoint
+from rooflab.engine.load.models import open_model
+from rooflab.engine.load.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
 OURS = {

@@ -5,12 +5,11 @@ from speculating import LIBRARY, Known, exact, speculating, watched
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
-from rooflab.engine.scheduler import Step
+from rooflab.engine.load.model_files import fetch
 from rooflab.engine.sequence import Sequence
-from rooflab.engine.speculate.lengths import Lengths
+from rooflab.engine.speculate.lengths import PAUSE, Lengths
 from rooflab.engine.speculate.ngram import NgramDrafter
-from rooflab.engine.speculate.state import PAUSE
+from rooflab.engine.study import StudyOptions
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 
@@ -38,10 +37,7 @@ def drafted_of(text, most=4):
     one = Sequence(0, list(text[:1]), 1, GREEDY, 0, frozenset(), 99, 0.0)
     drafter, lengths, found = NgramDrafter(), Lengths(most, adapts=False), []
     for token in [*text[1:], None]:
-        wanted = drafter.wants([one], lengths)
-        drafter.draft(Step(1, [], [], wanted))
-        found.append(one.draft if wanted else [])
-        one.draft = []
+        found.append(drafter.draft(drafter.wants([one], lengths)).get(one, []))
         one.token_ids.append(token)
     return found
 
@@ -86,7 +82,7 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
     ({"speculate": "best"}, "speculate: expected ngram"),
     ({"num_speculative_tokens": 0}, "num_speculative_tokens: expected 1 to 16"),
     ({"num_speculative_tokens": 17}, "num_speculative_tokens: expected 1 to 16"),
-    ({"kv_cache": False}, "speculate: expected a KV cache"),
+    ({"study": StudyOptions(kv_cache=False)}, "speculate: expected a KV cache"),
     ({"overlap": True}, "speculate: expected .* read at once"),
 ])  # fmt: skip
 def test_bad_options_are_refused_before_anything_is_read(tmp_path, options, message):
@@ -105,7 +101,7 @@ def test_stop_texts_and_real_text_end_where_they_do_without_speculation():
     for more in ({}, {"speculate": "ngram", "num_speculative_tokens": 6}):
         llm = LLM(fetch(), **options, **more)
         if more:
-            llm.core.lengths.adapts = False
+            llm.core.speculator.lengths.adapts = False
             seen = watched(llm)
         outputs.append([(output["text"], output["token_ids"], output["finish_reason"])
                         for output in llm.generate([chat] * 4, params)])  # fmt: skip

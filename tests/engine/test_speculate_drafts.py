@@ -10,7 +10,7 @@ from speculating import speculating, watched
 from tiny_model import CONFIG, poisoned, prompts, tiny_llm, write_config, write_model
 
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.weights import dummy_tensors
+from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -76,10 +76,11 @@ def test_drafts_do_not_depend_on_chunks_pages_or_batch_mates(tmp_path, kind):
         llm = poisoned(speculating(tmp_path, **options, **more, prefix_caching=False))
         drafts, draft = {}, llm.runner.drafter.draft
 
-        def drafting(step, draft=draft, drafts=drafts):
-            draft(step)
-            for one, _ in step.drafting:
-                drafts.setdefault((one.request_id, len(one.token_ids)), []).append(list(one.draft))
+        def drafting(asked, draft=draft, drafts=drafts):
+            made = draft(asked)
+            for one, own in made.items():
+                drafts.setdefault((one.request_id, len(one.token_ids)), []).append(own)
+            return made
 
         llm.runner.drafter.draft = drafting
         llm.generate(prompts()[:6], GREEDY)

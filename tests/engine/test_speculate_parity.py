@@ -13,7 +13,7 @@ from speculating import watched
 from test_speculate_drafts import eagle, medusa
 
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
+from rooflab.engine.load.model_files import fetch
 
 ROOT = Path(__file__).parents[2]
 NEW = 40
@@ -61,7 +61,7 @@ def is_that_of(wanted, got):
 def test_greedy_answers_of_a_real_model_are_those_without_speculation(tmp_path, greedy, kind):
     prompts, wanted = greedy
     llm = LLM(fetch(), device="cpu", max_model_len=512, **{"speculate": kind, **KINDS[kind](tmp_path / kind)})
-    llm.core.lengths.adapts = False
+    llm.core.speculator.lengths.adapts = False
     seen = watched(llm)
     found = llm.generate(prompts, SamplingParams(max_tokens=NEW, ignore_eos=True))
     assert all(is_that_of(one, other["token_ids"]) for one, other in zip(wanted, found, strict=True))

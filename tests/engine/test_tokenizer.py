@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tiny_model import write_model
 
 from rooflab.bench.engine.runs import as_prompt, chat
-from rooflab.engine.gguf_tokenizer import gguf_tokenizer
-from rooflab.engine.model_files import fetch
-from rooflab.engine.pieces import Pieces, TextStream, byte_characters
-from rooflab.engine.tokenizer import Tokenizer
-from rooflab.engine.weights import load_weights
+from rooflab.engine.load.gguf_tokenizer import gguf_tokenizer
+from rooflab.engine.load.model_files import fetch
+from rooflab.engine.load.pieces import Pieces, TextStream, byte_characters
+from rooflab.engine.load.tokenizer import Tokenizer
+from rooflab.engine.load.weights import load_weights
 
 pytestmark = pytest.mark.needs("weights")
 
@@ -199,7 +199,7 @@ def test_a_tokenizer_of_a_gguf_that_is_not_known_is_refused(tmp_path, model, fie
 def test_a_key_of_another_type_is_refused_by_its_name(monkeypatch, name, value):
     own = {"model": "gpt2", "tokens": ["a", "b"], "pre": "qwen2", name: value}
     fields = {f"tokenizer.ggml.{key}": held for key, held in own.items()}
-    monkeypatch.setattr("rooflab.engine.gguf_tokenizer.read_gguf", lambda path: SimpleNamespace(fields=fields))
+    monkeypatch.setattr("rooflab.engine.load.gguf_tokenizer.read_gguf", lambda path: SimpleNamespace(fields=fields))
     with pytest.raises(ValueError, match=f"a.gguf: expected .* as tokenizer.ggml.{name}, got "):
         gguf_tokenizer(Path("a.gguf"))
 

@@ -17,9 +17,9 @@ from gguf_files import BASE, F32, TEXT, U16, U32, write
 from safetensors.torch import save_file
 from tiny_model import CONFIG, write_config
 
-from rooflab.engine.checkpoints import open_checkpoint
-from rooflab.engine.model_files import PackagedModel, fetch
-from rooflab.engine.weights import dummy_tensors, load_weights, parameter_shapes
+from rooflab.engine.load.checkpoints import open_checkpoint
+from rooflab.engine.load.model_files import PackagedModel, fetch
+from rooflab.engine.load.weights import dummy_tensors, load_weights, parameter_shapes
 from rooflab.reference.llama import rotation
 from rooflab.roofline.architecture import PRESETS, Architecture, get_architecture
 

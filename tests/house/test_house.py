@@ -129,7 +129,7 @@ def test_the_core_has_one_face():
     [
         ("typer", ("bench/cli/", "bench/show.py")),
         ("rich", ("bench/cli/", "bench/show.py")),
-        ("transformers", ("engine/tokenizer.py", "engine/gguf_tokenizer.py", "bench/engine/doctor.py")),
+        ("transformers", ("engine/load/tokenizer.py", "engine/load/gguf_tokenizer.py", "bench/engine/doctor.py")),
         ("multiprocessing", ("engine/", "kernels/", "bench/core/process.py")),
     ],
 )
@@ -210,7 +210,7 @@ def test_nothing_is_imported_to_be_passed_on():
 
 def test_outputs_are_written_whole():
     """Other writes are of scratch files for NVIDIA's tools, and of notes and caches that are renamed into place."""
-    others = {"bench/core/running.py", "engine/settle.py"}
+    others = {"bench/core/running.py", "engine/choose/choose_kernels.py"}
     others |= {f"bench/{name}.py" for name in ("emulator/mended", "compile/worker", "compile/capture")}
     assert {name for name in files() if re.search(r"\.write_(text|bytes)\(", (ROOT / name).read_text())} <= others
 
@@ -223,7 +223,7 @@ def test_json_holds_no_nan():
     written = [(name, node) for name, node in nodes(ast.Call) if ast.unparse(node.func).endswith(".dumps")]
     loose = {name for name, node in written if "allow_nan" not in {word.arg for word in node.keywords}
              and ast.unparse(node.func) in ("json.dumps", "json_text.dumps")}  # fmt: skip
-    assert loose <= others | {"engine/settle.py"}
+    assert loose <= others | {"engine/choose/choose_kernels.py"}
 
 
 def test_a_test_s_file_lies_in_a_folder_and_its_name_stands_once():

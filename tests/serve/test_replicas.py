@@ -21,8 +21,8 @@ import typer
 import yaml
 from served import WAIT_S, Served, served
 
-import rooflab.engine.serve
 from rooflab.bench.cli.app import app
+from rooflab.engine.serve import extras
 from rooflab.engine.serve.limits import OPEN_PATHS
 
 PROMPTS = [[3 + number, 5, 7] for number in range(8)]
@@ -133,7 +133,7 @@ def a_signal_lets_a_stream_end(two: Served) -> None:
 
 def test_the_manifest_is_kubernetes_and_says_what_the_server_understands() -> None:
     """Documents by their schemas, strictly; the command by our command line; probes without a key; a drain's time."""
-    text = Path(rooflab.engine.serve.__file__).with_name("kubernetes.yaml").read_text()
+    text = Path(extras.__file__).with_name("kubernetes.yaml").read_text()
     documents = {document["kind"]: document for document in yaml.safe_load_all(text)}
     for document in documents.values():
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)

@@ -8,6 +8,7 @@ from rooflab.bench.latency.ledger import seconds_of, stepping
 from rooflab.bench.latency.step_model import StepWork
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.study import StudyOptions
 
 
 def run(lab: Lab) -> Study:
@@ -19,7 +20,7 @@ def run(lab: Lab) -> Study:
     """
     lengths = (16, 32) if lab.quick else (32, 64, 128, 256)
     options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
-    with_cache, without = lab.llm(**options), lab.llm(**options, kv_cache=False)
+    with_cache, without = lab.llm(**options), lab.llm(**options, study=StudyOptions(kv_cache=False))
     samples: dict[int, list[tuple[float, ...]]] = {length: [] for length in lengths}
     for _ in range(lab.size(7, 2)):
         for length in lengths:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rooflab.bench.latency.ledger import measured, seconds_of, stepping
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, curves, spread, worst
+from rooflab.engine.choose.op_times import wrapped_ops
 from rooflab.engine.llm import LLM
-from rooflab.engine.op_times import wrapped_ops
 from rooflab.roofline.architecture import Architecture, get_architecture
 from rooflab.roofline.steps import step_ops
 

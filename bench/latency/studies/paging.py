@@ -9,6 +9,7 @@ from typing import Any
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, worst
 from rooflab.bench.load.data import Data
 from rooflab.engine.llm import SamplingParams
+from rooflab.engine.study import StudyOptions
 
 PAGE = 16
 
@@ -27,7 +28,8 @@ def run(lab: Lab) -> Study:
     data = Data(input_len=(longest // 8, longest // 2), output_len=(lab.size(8, 2), longest // 32))
     for contiguous in (True, False):
         llm = lab.llm(
-            max_model_len=longest, max_num_seqs=lab.size(32, 16), contiguous_kv=contiguous, prefix_caching=False,
+            max_model_len=longest, max_num_seqs=lab.size(32, 16), prefix_caching=False,
+            study=StudyOptions(contiguous_kv=contiguous),
             # The scheduler keeps a page free.  Of a contiguous cache that is a whole slot, so there is one more.
             num_kv_blocks=slots // longest + 1 if contiguous else slots // PAGE, block_size=PAGE,
         )  # fmt: skip

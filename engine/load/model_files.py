@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rooflab.engine.gguf_model import GGUFModel
+from rooflab.engine.load.gguf_model import GGUFModel
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.roofline.architecture import PRESETS, Architecture, get_architecture
 

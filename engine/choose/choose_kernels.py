@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from psutil import virtual_memory
 
-from rooflab.engine.probes import PRODUCTS, LargestSizes, packed, probes, real, registered
+from rooflab.engine.choose.model_shapes import PRODUCTS, LargestSizes, model_inputs, packed, real, registered
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
@@ -60,7 +60,7 @@ class Choice:
     why: str
 
 
-def settle(
+def choose_kernels(
     able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[tuple[str, str], int], limits: LargestSizes
 ) -> dict[tuple[str, str], list[Choice]]:
     """The choices with the fastest first."""
@@ -77,21 +77,21 @@ def settle(
     # All that could serve, and not those of `able` alone: a swap of one op keeps the times, and so the others' kernels.
     every = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
     calls = [kernel for kernel in every if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
-    settled = Settled(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
+    kept = KeptTimes(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
     fastest = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
             take = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
-            times = settled.of(op, bucket, take)
+            times = kept.of(op, bucket, take)
             choices = [replace(one, why=_reason(one, times)) for one in choices]
             choices.sort(key=lambda one: times.get(one.kernel.name, 0.0))
         fastest[op, bucket] = choices
-    settled.keep()
-    if settled.provisional:
+    kept.keep()
+    if kept.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     (product,) = set(PRODUCTS) & set(limits.ops)
     products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
-    ways = _ways(products, settled.times.get(product, {}), limits)
+    ways = _ways(products, kept.times.get(product, {}), limits)
     for bucket, choices in products.items():
         fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
     return fastest
@@ -129,7 +129,7 @@ def time_kernels(
     op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
     """Microseconds by kernel, of products for all of a step; empty if the clock passed `ends` before all had a time."""
-    inputs = [real(each, limits.block_size) for each in probes(op, rows, limits)]
+    inputs = [real(each, limits.block_size) for each in model_inputs(op, rows, limits)]
     if op not in PRODUCTS:
         (only,) = inputs
         taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
@@ -162,7 +162,7 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
     return [partial(run, prepared()) for _ in range(copies)]
 
 
-class Settled:
+class KeptTimes:
     """The times of one machine, version and model: read from the cache, or taken when they are asked for."""
 
     def __init__(self, model: str, facts: Mapping[str, Any], kernels: Iterable[Kernel]):

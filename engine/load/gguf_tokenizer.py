@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rooflab.engine.gguf_file import read_gguf
+from rooflab.engine.load.gguf_file import read_gguf
 
 _NORMAL, _CONTROL, _USER, _BYTE = 1, 3, 4, 6
 """Types of tokens.  Control tokens are no text; a user's are matched before the merges."""

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rooflab.engine.gguf_model import FACTORS, GGUFModel
-from rooflab.engine.model_files import check_model
+from rooflab.engine.load.gguf_model import FACTORS, GGUFModel
+from rooflab.engine.load.model_files import check_model
 from rooflab.roofline.architecture import Architecture, read_json
 
 _GGUF_LAYER = {

@@ -73,10 +73,10 @@ def registered(op: str) -> str:
     return "paged_attention" if op == DECODE else op
 
 
-def probes(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
+def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
     if op in PRODUCTS:
-        return _product_probes(M, limits)
+        return _product_inputs(M, limits)
     arch, block_size = limits.arch, limits.block_size
     empty = partial(torch.empty, dtype=limits.dtype, device="meta")
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
@@ -123,7 +123,7 @@ def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
     return {"block_table": table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
 
 
-def _product_probes(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
+def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """The arguments of a layer's four products, and of the head's."""
     arch = limits.arch
     H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size

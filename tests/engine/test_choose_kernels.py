@@ -7,20 +7,20 @@ import pytest
 import torch
 from tiny_model import prompts, tiny_llm, tokens
 
-from rooflab.engine import settle
+from rooflab.engine.choose import choose_kernels
+from rooflab.engine.choose.choose_kernels import PROVISIONAL, KeptTimes, time_calls
+from rooflab.engine.choose.model_shapes import model_inputs, real
 from rooflab.engine.llm import SamplingParams
-from rooflab.engine.probes import probes, real
-from rooflab.engine.settle import PROVISIONAL, Settled, time_calls
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
 
-TIME = settle.time_kernels
+TIME = choose_kernels.time_kernels
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(settle, "folder", lambda: tmp_path / "settled")
-    monkeypatch.setattr(settle, "waiting_since", lambda began: None)  # the other test workers do not count
+    monkeypatch.setattr(choose_kernels, "folder", lambda: tmp_path / "settled")
+    monkeypatch.setattr(choose_kernels, "waiting_since", lambda began: None)  # the other test workers do not count
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def times(monkeypatch):
                 return {kernel.name: 1.0 for kernel in kernels}
             return few if rows <= 16 else many
 
-        monkeypatch.setattr(settle, "time_kernels", table)
+        monkeypatch.setattr(choose_kernels, "time_kernels", table)
 
     return times
 
@@ -51,25 +51,25 @@ def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monke
     def settled(model="tiny", own=kernels):
         """How often the times had to be taken."""
         before = len(taken)
-        one = Settled(model, {"dtype": "float32"}, own)
+        one = KeptTimes(model, {"dtype": "float32"}, own)
         assert one.of("rmsnorm", "rows:1", lambda ends: taken.append(1) or {"library": 2.0}) == {"library": 2.0}
         one.keep()
         return len(taken) - before
 
     assert settled() == 1 and settled() == 0 and settled(model="other") == 1
     assert settled(own=[registry.get_kernel("rmsnorm", "naive")]) == 1, "other code, other times"
-    (newest, *_) = settle.known()
+    (newest, *_) = choose_kernels.known()
     assert newest["times_us"] == {"rmsnorm": {"rows:1": {"library": 2.0}}} and newest["processor"]
 
 
 def test_a_start_takes_ten_seconds_and_what_is_provisional_is_timed_on_a_quiet_machine(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(settle, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(choose_kernels, "time", SimpleNamespace(monotonic=lambda: now))
 
     def start(waited):
         """What is timed, 3 s each, while other processes have the cores for `waited` of each ns; what stays open."""
-        monkeypatch.setattr(settle, "waiting_since", lambda began: waited)
-        one, taken = Settled("tiny", {}, []), []
+        monkeypatch.setattr(choose_kernels, "waiting_since", lambda began: waited)
+        one, taken = KeptTimes("tiny", {}, []), []
 
         def take(bucket, ends):
             nonlocal now
@@ -96,9 +96,9 @@ def test_a_swap_keeps_the_kernels_of_all_other_ops(tmp_path, monkeypatch):
         """Times of which a later start finds the others to be faster."""
         return lambda op, rows, kernels, *rest: {one.name: 2.0 if one.name == name else 1.0 for one in kernels}
 
-    monkeypatch.setattr(settle, "time_kernels", slower("library"))
+    monkeypatch.setattr(choose_kernels, "time_kernels", slower("library"))
     before = tiny_llm(tmp_path).ops.choices
-    monkeypatch.setattr(settle, "time_kernels", slower("native"))
+    monkeypatch.setattr(choose_kernels, "time_kernels", slower("native"))
     for op in ("rmsnorm", "gemm"):
         after = tiny_llm(tmp_path, swap={op: "library"}).ops.choices
         assert {choice.kernel.name for choice in after if choice.op == op} == {"library"}
@@ -111,7 +111,7 @@ def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_pa
     many_rows = {"native": 12.0, "packed": 10.0, "library": 99.0}
     times(few=one_row, many={**many_rows, "native": 10.4})
     assert gemms(tiny_llm(tmp_path / "a")) == {"few": "native", "many": "native"}, "4% is not worth a copy"
-    for kept in settle.folder().glob("*.json"):
+    for kept in choose_kernels.folder().glob("*.json"):
         kept.unlink()
     times(few=one_row, many=many_rows)
     both = tiny_llm(tmp_path / "b")
@@ -119,7 +119,7 @@ def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_pa
     greedy = SamplingParams(max_tokens=9, ignore_eos=True)
     plain = tiny_llm(tmp_path / "c", swap={"gemm": "library"})
     assert tokens(both.generate(prompts(), greedy)) == tokens(plain.generate(prompts(), greedy))
-    monkeypatch.setattr(settle, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
+    monkeypatch.setattr(choose_kernels, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
     assert gemms(tiny_llm(tmp_path / "d")) == {"few": "native", "many": "native"}
 
 
@@ -130,9 +130,9 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
         taken[op, bucket] = TIME(op, bucket, *rest)
         return taken[op, bucket]
 
-    monkeypatch.setattr(settle, "time_kernels", table)
-    monkeypatch.setattr(settle, "SAMPLE_S", 0.0)
-    monkeypatch.setattr(settle, "LIMIT_S", 600.0)
+    monkeypatch.setattr(choose_kernels, "time_kernels", table)
+    monkeypatch.setattr(choose_kernels, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(choose_kernels, "LIMIT_S", 600.0)
     llm = tiny_llm(tmp_path, max_num_seqs=20, config={"attention_bias": True, "model_type": "qwen2"})
     for (op, _), times in taken.items():
         assert len(times) > 1 and all(us > 0 for us in times.values()), op
@@ -140,7 +140,7 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
     assert {op for op, _ in taken} >= ({"gemm", "paged_attention", "rope_and_cache"} if compiler() else {"gemm"})
     four = SamplingParams(max_tokens=4, ignore_eos=True)
     assert all(len(ids) == 4 for ids in tokens(llm.generate(prompts(), four)))
-    drawn = real(probes("sample", 1, llm.limits)[0], block_size=16)
+    drawn = real(model_inputs("sample", 1, llm.limits)[0], block_size=16)
     assert [float(drawn[name]) for name in ("temperature", "top_p", "min_p")] == [0, 1, 0], "a greedy draw"
 
 
@@ -152,7 +152,7 @@ def test_list_says_what_serves(rooflab, tmp_path, times, monkeypatch, caplog):
     text = " ".join(out.split())
     assert "in rows:1 rows:16 " in text and "in rows:64 rows:512" in text
     assert PROVISIONAL not in text + caplog.text
-    monkeypatch.setattr(settle, "waiting_since", lambda began: 0.5)
+    monkeypatch.setattr(choose_kernels, "waiting_since", lambda began: 0.5)
     tiny_llm(tmp_path, max_num_seqs=3)
     assert f": {PROVISIONAL}" in caplog.text
     assert f"rows:1 rows:16 ({PROVISIONAL})" in " ".join(rooflab("list", "gemm")[1].split())

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rooflab.engine.gguf_file import GGUFFile, GGUFTensor, read_gguf
+from rooflab.engine.load.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from rooflab.roofline.architecture import Architecture
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rooflab.engine.gguf_tokenizer import gguf_tokenizer
-from rooflab.engine.pieces import Pieces, TextStream
+from rooflab.engine.load.gguf_tokenizer import gguf_tokenizer
+from rooflab.engine.load.pieces import Pieces, TextStream
 from rooflab.roofline.architecture import check_types, read_json
 
 _TYPES = {

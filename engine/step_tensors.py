@@ -1,0 +1,77 @@
+"""The tensors of one step: the rows of the decode batch, then spans of tokens, such as chunks of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rooflab.engine.batch import DecodeBatch
+from rooflab.engine.model import Chunks, StepInput
+from rooflab.engine.sampling import on_device
+from rooflab.engine.scheduler import Chunk
+
+
+class TokenSpan(NamedTuple):
+    """Successive tokens of one sequence."""
+
+    tokens: Sequence[int]
+    start: int
+    """The position of the first token."""
+    block_ids: Any
+    """The pages of the sequence, a list or an array, at least up to the last token."""
+    num_drawn: int
+    """For how many of its last tokens the next token is drawn."""
+
+
+def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
+    """Chunks of prompts as spans; a prompt's last chunk draws its next token."""
+    return [
+        TokenSpan(one.sequence.token_ids[one.start : one.end], one.start, one.sequence.block_ids, int(one.last))
+        for one in chunks
+    ]
+
+
+def ramp(counts: np.ndarray) -> np.ndarray:
+    """0 to count - 1 for each count, one after another, int64."""
+    begins = np.cumsum(counts) - counts
+    found: np.ndarray = np.arange(counts.sum()) - np.repeat(begins, counts)
+    return found
+
+
+def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:
+    """The tensors of a step over these `rows` of the batch, a slice or an index array, and over the spans.
+
+    `drawn` (num_drawn,) int64 has the tokens of the draw before, which the rows compute now.
+    """
+    batch.prepare()
+    device = drawn.device
+    # Only the columns in use: a kernel that gathers pages pays for the table's width.
+    width = int(batch.num_blocks[rows].max(initial=0))
+    table, lens = on_device(batch.block_table[rows, :width], device), on_device(batch.seq_lens[rows], device)
+    ids = drawn[on_device(batch.source[rows], device)]
+    positions, slots = batch.positions[rows], batch.slot_mapping[rows]
+    if not spans:
+        return StepInput(ids, on_device(positions, device), on_device(slots, device), table, lens)
+    starts = np.array([span.start for span in spans])
+    counts = np.array([len(span.tokens) for span in spans])
+    ends, bounds = starts + counts, np.concatenate([[0], np.cumsum(counts)])
+    pages = -(-ends // batch.block_size)
+    tables = np.full((len(spans), pages.max()), -1, np.int32)
+    for row, (span, count) in enumerate(zip(spans, pages.tolist(), strict=True)):
+        tables[row, :count] = span.block_ids[:count]
+    own = ramp(counts) + np.repeat(starts, counts)
+    page = tables[np.repeat(np.arange(len(spans)), counts), own // batch.block_size].astype(np.int64)
+    history = (on_device(tables, device), on_device(ends.astype(np.int32), device)) if starts.any() else None
+    chunks = Chunks(on_device(bounds.astype(np.int32), device), int(counts.max()), history)
+    # Every row of the batch, and the last tokens of the spans.
+    n, shown = len(lens), np.array([span.num_drawn for span in spans])
+    last = n + ramp(shown) + np.repeat(bounds[1:] - shown, shown)
+    return StepInput(
+        torch.cat([ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
+        on_device(np.concatenate([positions, own]), device),
+        on_device(np.concatenate([slots, page * batch.block_size + own % batch.block_size]), device),
+        table, lens, chunks, on_device(np.concatenate([np.arange(n), last]), device),
+    )  # fmt: skip
