@@ -123,8 +123,9 @@ def test_warming_up_ends_when_nothing_gets_faster():
 
 
 def test_the_budget_ends_the_sampling_but_not_before_the_least_samples():
+    began = time.monotonic()
     read = time_functions({"a": lambda: time.sleep(0.01)}, budget_s=0.3, cold=False)["a"]
-    assert 10 <= len(read.seconds) <= 30 and 0.01 <= read.median_s < 0.05
+    assert time.monotonic() - began > 0.25 and 5 <= len(read.seconds) <= 30 and read.median_s >= 0.01
     assert len(time_functions({"a": lambda: time.sleep(0.01)}, budget_s=0.001, min_samples=7)["a"].seconds) == 7
     many = FakeTimer()
     assert len(time_functions({"a": nothing}, budget_s=5, timer=many)["a"].seconds) == timing.MAX_SAMPLES

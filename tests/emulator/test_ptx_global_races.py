@@ -74,6 +74,7 @@ def test_what_is_ordered_is_not_reported(races: GlobalRaces, words: str) -> None
 @pytest.mark.parametrize(
     ("words", "found"),
     [
+        ("atomic@0 atomic@1 read@1", "write-read atomic read"),
         ("poll@0 write@1", "read-write poll write"),
         ("write@0 poll@1", "write-read write poll"),
         ("write@0 fence@0 look@0 gets@1 read@1", "write-read write read"),  # who loads a flag releases nothing to it

@@ -15,8 +15,8 @@ import torch
 from tiny_model import CONFIG, tiny_llm, with_graphs
 
 from rooflab.bench.engine.runs import PROMPT_SET, chat
-from rooflab.engine import llm as engine
 from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.load import models
 from rooflab.engine.load.model_files import fetch
 from rooflab.engine.load.weights import dummy_tensors
 from rooflab.engine.study import StudyOptions
@@ -137,7 +137,7 @@ def test_traps_13_16_and_17_small_models_equal_transformers(tmp_path, monkeypatc
     from transformers import AutoConfig, AutoModelForCausalLM
 
     weights = dict(with_norms(Architecture.from_config({**CONFIG, **changes}, name="tiny")))
-    monkeypatch.setattr(engine, "dummy_tensors", lambda arch, seed, device: weights.items())
+    monkeypatch.setattr(models, "dummy_tensors", lambda arch, seed, device: weights.items())
     llm = tiny_llm(tmp_path, changes)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**CONFIG, **changes}), dtype=torch.float32).eval()
     missing, unknown = model.load_state_dict(weights, strict=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rooflab.bench.compile.sass import SassInstruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict import model
-from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, chip_of, steady_cycles
+from rooflab.bench.predict.chip import MMA_SYNC_SHARE, TENSOR_CLOCK_HZ, Walk, chip_of, steady_cycles
 from rooflab.bench.predict.model import predict
 from rooflab.bench.predict.work import LaunchWork, Role, Share, roles_of, work_of
 from rooflab.roofline.device import get_device
@@ -125,6 +125,17 @@ def test_wgmma_on_one_accumulator_issue_back_to_back_until_something_waits():
     assert steady_cycles(none_left, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
     read = code(*group, "FADD R1, R24, R2")
     assert steady_cycles(read, CHIP, 4, 0) == pytest.approx(4 * one_takes + CHIP.mma_latency + 1)
+
+
+def test_bytes_in_flight_end_at_the_first_use_and_where_everything_is_waited_for():
+    first, second, third = (
+        code(*(f"LDG.E.128 R{at}, desc[UR4][R2.64]" for at in places)) for places in ((4, 8), (12,), (16, 20))
+    )
+    walk = Walk(CHIP, 1, 500)
+    walk.run((*first, *code("FADD R1, R4, R8"), *second))
+    walk.finish()
+    walk.run(third)
+    assert walk.most_bytes == 32
 
 
 def test_turns_of_a_loop_do_the_work_that_the_op_hands_it():

@@ -70,8 +70,8 @@ WANTED = {
     "no type": (b"415", b"", b"content-type: expected 'application/json', got None"),
     "another host": (b"400", b"", b"host: expected 127.0.0.1 (or another --host), got 'elsewhere'"),
     "a long head": (b"431", b"", b"head: expected at most 65536 bytes"),
-    "half a head": (b"408", b"close", b"the request did not arrive in 2 s"),
-    "half a body": (b"408", b"close", b"the request did not arrive in 2 s"),
+    "half a head": (b"408", b"close", b"the request did not arrive in 3 s"),
+    "half a body": (b"408", b"close", b"the request did not arrive in 3 s"),
     "two lengths": (b"400", b"close", b"http: expected Content-Length or Transfer-Encoding, got both"),
     "nonsense": (b"400", b"close", b'"message":"http: illegal request line'),
     "HTTP/2 offered": (b"200", b"", b'"count":2'),
@@ -85,7 +85,7 @@ async def every_manner() -> dict[str, bytes]:
     post, offer = "POST /tokenize HTTP/1.1", b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
     chunks = b"transfer-encoding: chunked\r\n\r\n10\r\n%b\r\n" % PAIR
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    async with serving(Numbers(1024), receive_s=2.0, keep_alive_s=2, max_body_bytes=1000) as server:
+    async with serving(Numbers(1024), receive_s=3.0, keep_alive_s=2, max_body_bytes=1000) as server:
         asked = {path: talk(server, f"HEAD {path} HTTP/1.1", b"\r\n") for path in GETS} | {
             "no type": talk(server, post, of_length(PAIR)),
             "another host": talk(server, "", b"GET /health HTTP/1.1\r\nhost: elsewhere:1\r\nconnection: close\r\n\r\n"),

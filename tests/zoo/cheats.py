@@ -73,14 +73,13 @@ previous.enter(
 
 @watching.made(PROJECT, "y: 35 of 35 elements off")
 def fakes_while_it_is_timed():
-    """Computes only if the last call is older than 5 ms or took other tensors, as none is between calls of a sample."""
-    left = [0.0, None]
+    """Computes only if the last call took other tensors or came from another thread: neither is so in a timed loop."""
+    last = [0, None]
 
     def fakes(x, weight):
-        hot = time.perf_counter() - left[0] < 5e-3 and left[1] is x
-        y = project(x, weight) * (not hot)
-        left[:] = time.perf_counter(), x
-        return y
+        hot = last[0] == threading.get_ident() and last[1] is x
+        last[:] = threading.get_ident(), x
+        return project(x, weight) * (not hot)
 
     return fakes
 
