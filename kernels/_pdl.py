@@ -24,8 +24,8 @@ _on = ContextVar("pdl", default=False)
 
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
-    """Within it, kernels that can be launched so are; it needs compute capability 9.0, and weights that no kernel
-    still writes."""
+    """Within this context, kernels that support PDL are launched with it; PDL needs compute capability 9.0, and weights
+    that no kernel still writes."""
     token = _on.set(on)
     try:
         yield
@@ -34,12 +34,12 @@ def pdl(on: bool = True) -> Iterator[None]:
 
 
 def pdl_is_on() -> bool:
-    """Whether this is within `pdl`."""
+    """Returns whether the caller is within `pdl`."""
     return _on.get()
 
 
 def pdl_arguments() -> dict[str, bool]:
-    """Arguments of a Triton launch: PDL of the kernel, and if it is on, the launcher's option."""
+    """Returns arguments of a Triton launch: the kernel's PDL flag, and if PDL is on, the launcher's option."""
     return {"PDL": True, "launch_pdl": True} if _on.get() else {"PDL": False}
 
 
@@ -63,7 +63,7 @@ class _Config(ctypes.Structure):
 
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = ctypes.pointer(_Attribute(6, 1))
-"""The attribute by its number in cuda.h, switched on."""
+"""The launch attribute by its number in cuda.h, switched on."""
 
 
 @cache
@@ -74,7 +74,7 @@ def _driver() -> Any:
 def launch_dependent(
     function: int, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int, stream: int
 ) -> None:
-    """Launches the CUfunction `function` of the current context so, with `values` of NumPy as arguments.
+    """Launches the CUfunction `function` of the current context with PDL; `values` are NumPy arguments.
 
     CuPy's launch takes no attributes, so ctypes calls the driver.  Raises `RuntimeError` with the driver's error.
     """
