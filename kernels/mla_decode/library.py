@@ -1,5 +1,5 @@
-"""Gathers the pages, then calls torch's scaled_dot_product_attention; torch's functions with a block table take at most
-256 dimensions per head.
+"""The kernel `library`: gathers the pages, then calls torch's scaled_dot_product_attention; torch's functions with a
+block table take at most 256 dimensions per head.
 
 All heads share a key, so they take the place of the queries: (B, 1, H, D) with (B, 1, S, D).
 """
