@@ -1,8 +1,8 @@
-"""Over fused: a row of up to 262,144 values in the registers of up to eight CTAs; short rows share a CTA.
+"""`cluster`, over fused: a row of up to 262,144 values in the registers of up to eight CTAs; short rows share a CTA.
 
-The device code is that of `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  A row
-that is too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second
-launch.  Where there are many rows, the grid is persistent.  The same pass may quantise the output.
+The device code is `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  A row that is
+too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second launch.
+Where there are many rows, the grid is persistent.  The same pass may quantise the output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Over naive: a program reads its rows once, and keeps them in registers while it sums and scales them."""
+"""The kernel `fused`, over naive: a program reads its rows once, and keeps them in registers to sum and scale them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over naive, for a CPU without a C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
+"""The kernel `joined`, over naive, for a CPU without C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
 
 from __future__ import annotations
 
