@@ -1,8 +1,8 @@
 """CUDA C++ kernels: NVRTC compiles them to a cubin without a GPU; CuPy launches them on torch's tensors and stream.
 
-A kernel's source is one file, which includes what several ops share from `kernels/lib/`: `#include "hopper.h"`.  A
-cubin is kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers: it
-cannot compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
+A kernel's source is one file, which includes shared headers from `kernels/lib/`: `#include "hopper.h"`.  A cubin is
+kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers: it cannot
+compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
 `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
 """
 
@@ -41,7 +41,7 @@ HEADER_PACKAGES = ("cccl", "cudart", "nvcc")
 
 
 class CudaCompileError(RuntimeError):
-    """NVRTC rejected a source; `log` is NVRTC's text."""
+    """The error of a source that NVRTC rejects; `log` is NVRTC's text."""
 
     def __init__(self, log: str):
         super().__init__(f"NVRTC: {log}")
@@ -61,7 +61,7 @@ def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = 
     """Returns the cubin's file in the cache folder; compiles the cubin if the file is not there.
 
     Its name is a hash of source, options, architecture, NVRTC's version, the text of our headers and the folders of
-    CUDA's; it does not cover other folders, so `options` must name none.
+    CUDA's; it does not cover other folders, so `options` must not name one.
     """
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
@@ -239,7 +239,7 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class _TorchStream:
-    """A stream by its address, in the form that CuPy 14 accepts."""
+    """A stream given by its address, in the form that CuPy 14 accepts."""
 
     address: int
 

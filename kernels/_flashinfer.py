@@ -86,11 +86,11 @@ class Pages:
     """A block table in FlashInfer's form: the pages in use, sequence after sequence."""
 
     indptr: torch.Tensor
-    """(B + 1,) int32 on the CPU: where each sequence's pages begin and end in `indices`."""
+    """The start and end of each sequence's pages in `indices`, (B + 1,) int32 on the CPU."""
     indices: torch.Tensor
-    """(pages,) int32 on the table's device."""
+    """The numbers of the pages in use, (pages,) int32 on the table's device."""
     last_page_len: torch.Tensor
-    """(B,) int32 on the CPU: 1 to block_size, and 0 for an empty sequence."""
+    """The tokens in each sequence's last page, (B,) int32 on the CPU: 1 to block_size, 0 for an empty sequence."""
     lengths: torch.Tensor
     """The lengths of the sequences, (B,) int32 on the CPU."""
 

@@ -77,7 +77,7 @@ def _first_error(text: str) -> str:
 
 @cache
 def built(source: Path, types: str) -> Callable[..., int]:
-    """The function `run` of a C++ file, whose arguments are `types`: i (int), n (int64), f (float), p (pointer).
+    """The function `run` of a C++ file, with arguments `types`: i (int), n (int64), f (float), p (pointer).
 
     Raises `ValueError` with the compiler's first error.
     """

@@ -1,12 +1,12 @@
 """Programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, for Hopper and later (CUDA C++ Programming Guide,
 section "Programmatic Dependent Launch and Synchronization").
 
-A kernel that is launched this way may start before the previous kernel of its stream ends.  It prefetches what no
+A kernel that is launched this way may start before the previous kernel of its stream ends.  It prefetches data that no
 kernel of a step writes (weights, tables), waits until the previous kernel is complete, and only then reads or writes
 anything else.  The previous kernel says when the next one may start: here at once, because the kernels are small and
-leave room on the SMs.  If it does not say so, the next one starts when it ends.  The order holds through a chain of
-kernels, because every one of them waits: none is complete before all those before it are.  CUDA C++ waits by
-`lib/pdl.h`, Triton's kernels by `tl.extra`.
+leave room on the SMs.  Without such a signal the next kernel starts when the previous kernel ends.  The order holds
+through a chain of kernels, because every kernel waits: it is complete only after all earlier kernels are.  CUDA C++
+waits by `lib/pdl.h`, Triton's kernels by `tl.extra`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Config(ctypes.Structure):
 
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = ctypes.pointer(_Attribute(6, 1))
-"""The launch attribute by its number in cuda.h, switched on."""
+"""The launch attribute for PDL, given by its number in cuda.h, switched on."""
 
 
 @cache

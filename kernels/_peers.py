@@ -21,7 +21,7 @@ from rooflab.kernels.registry import Backend, get_op
 SHAPES = 512
 """The most shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
 LIGER = {"H": 65536}
-"""The longest row that Liger takes (`calculate_settings`)."""
+"""The longest row that Liger takes (`calculate_settings`), as a limit of H."""
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
 BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
 

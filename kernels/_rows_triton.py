@@ -53,4 +53,4 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 TUNING = Tuning(Config, configs, heuristic, footprint)
 LIMITS = {"H": MAX_HIDDEN}
-"""The widest row that registers hold."""
+"""The limit of H: the widest row that registers hold."""

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 MapMaker = Callable[[torch.Tensor], Any]
-"""Makes the tensor maps of tensors of one layout: `map_maker` of `lib/tma.py`."""
+"""A function that makes the tensor maps of tensors of one layout: `map_maker` of `lib/tma.py`."""
 
 ALIGNMENT = 16
-"""The address and the strides of a tensor map are multiples of this many bytes (CUDA driver API,
-cuTensorMapEncodeTiled)."""
+"""The divisor, in bytes, of a tensor map's address and strides (CUDA driver API, cuTensorMapEncodeTiled)."""
 STRIDE_LIMIT = 2**40
 """Strides are smaller than this many bytes (same source)."""
 BARRIER_BYTES = 8

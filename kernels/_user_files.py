@@ -21,7 +21,7 @@ _folders: set[Path] = set()
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a Python file as a new module and returns it.  What the file raises comes through.
+    """Runs a Python file as a new module and returns it.  Errors of the file are not caught.
 
     Its name in `sys.modules` begins with a package for the folder above all `__init__.py`, so relative imports work and
     two users' `mine.py` do not collide.

@@ -38,7 +38,7 @@ class BoundCall:
 
     dims: Dims
     made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
-    """Shapes, strides and dtypes of the results that the kernel writes, by name; empty if it makes its own."""
+    """Shapes, strides and dtypes of the results that the kernel writes, by name; empty if it allocates results."""
     absent: dict[str, None]
     """The other results, which this kernel gets as None."""
     apart: list[tuple[str, int, str, int, bool, str]]
@@ -46,7 +46,7 @@ class BoundCall:
     whether the output may be that input, and the error."""
     device: torch.device
     gpu: int | None
-    """The number of the GPU that must be the current one."""
+    """The number of the GPU that must be the current GPU."""
     config: Any
     instead: Callable[[Arguments], object] | None
     """A function that is called instead of the kernel where a result or an argument is empty."""
@@ -259,15 +259,15 @@ def kernel(
     with `config` chosen.  It need not return the results.  A launcher without results in its arguments returns the
     tensors that it made, and with `**others` it gets all of the op's arguments.
 
-    `options` are the fields of `Takes`, which say what it takes, and the other fields of `Kernel`; `unsupported` says
-    what else it does not take.  `aligned` names tensors whose address counts for `unsupported` or `bind`, as then does
-    that of `out`; `bind` is called once for a layout with arguments and results, and its value comes as `bound`.
-    `empty` computes results that are not empty where an argument is.  `packed` describes the weight that `prepare`
-    makes.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its own, as a
-    call of torch is fastest.  A C++ kernel checks itself what `bounds` of the contract checks.  `traffic` finds the
-    launch's config in `inputs.config`; without it the calls of torch in an op's folder are `counted`.  A kernel named
-    `naive` or `library` has that role, others are `optimized`.  Raises `TypeError` and `ValueError` as
-    `registry.register` does.
+    `options` are the fields of `Takes`, which list the calls that it takes, and the other fields of `Kernel`;
+    `unsupported` gives further reasons to refuse.  `aligned` names tensors whose address matters to `unsupported` or
+    `bind`; the address of `out` then matters too; `bind` is called once for a layout with arguments and results, and
+    its value comes as `bound`.  `empty` computes results that are not empty where an argument is.  `packed` describes
+    the weight that `prepare` makes.  A kernel that `allocates` gets None for a result that the caller did not pass, and
+    returns its own, as a call of torch is fastest.  A C++ kernel itself makes the checks of the contract's `bounds`.
+    `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
+    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  Raises `TypeError` and
+    `ValueError` as `registry.register` does.
     """
 
     def decorate(fn: Function) -> Function:

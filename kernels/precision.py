@@ -1,4 +1,4 @@
-"""Exact torch matmuls in every process that checks, times or serves."""
+"""Sets torch's matmuls to exact arithmetic in every process that checks, times or serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one registry of every op and kernel, of this package and of others.
+"""The registry of all ops and kernels, of this package and of other packages.
 
 It finds modules by listing folders, so a new op or kernel needs no entry in a list.  Code from elsewhere comes as a
 file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers itself in the same way.
@@ -42,7 +42,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of an op."""
+    """One implementation of an op, with all that the registry knows about it."""
 
     op: str
     name: str
@@ -72,18 +72,18 @@ class Kernel:
     takes the result as `plan`; with None it plans in the call.  The bench does not time the plan, and gives it real
     integer tensors but other tensors on `meta`."""
     fenced_since: str | None = None
-    """The first Triton, such as `3.7`, that puts a `fence.proxy.async` between its `cp.async` and wgmma: without it,
-    PTX's rules call it a race (the emulator reports it)."""
+    """The first Triton version, such as `3.7`, that puts a `fence.proxy.async` between the kernel's `cp.async` and
+    wgmma: without the fence, PTX's rules call the code a race (the emulator reports it)."""
     over: str | None = None
     """The name of the rung below this rung."""
     shows: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The facts that the code shows, by case: `loop.tma == 2 > below.loop.tma; threads == 384` (`tests/shown.py`)."""
     tuning: Tuning | None = None
-    """The configs of a tunable kernel."""
+    """The configs of a tunable kernel; None for other kernels."""
     config: Any = None
     """The fixed config of the kernel (`with_config`), or None."""
     file: Path | None = None
-    """The file that registered it, if `load_file` read it."""
+    """The file that registered the kernel, if `load_file` read the file."""
 
     @cached_property
     def accepted(self) -> frozenset[str]:
@@ -232,8 +232,8 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
     """Registers the decorated function as a kernel of `op` and returns it; a Triton kernel runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    (plus those in `OWN`) or a tunable kernel lacks a part; `ValueError` on a name that is taken, or an unknown role,
-    backend or op.
+    (plus `OWN`) or a tunable kernel lacks a part; `ValueError` on a name that is taken, or an unknown role, backend or
+    op.
     """
     spec = get_op(op)
 

@@ -19,7 +19,7 @@ from rooflab.reference.contract import Contract, Given
 from rooflab.reference.spec import Arguments
 
 OWN = ("out", "config", "plan")
-"""Arguments that a kernel may have in addition to those of the reference."""
+"""The arguments that a kernel may have besides the reference's arguments."""
 HALVES = (torch.float16, torch.bfloat16)
 OF_FIRST = ("itemsize", "device")
 """Names in `holds` besides the op's names: the bytes of an element, and the kind of device, of the first tensor."""
@@ -43,7 +43,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Takes:
-    """The calls that a rung takes; each field is empty where the rung takes what the op takes."""
+    """The calls that a rung takes; an empty field means that the rung takes all that the op takes."""
 
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
     """The dtypes that the rung takes, by the names of tensors."""

@@ -25,7 +25,7 @@ from rooflab.roofline.model import Traffic
 MOST = 2**18
 """The most elements of an integer tensor whose values are kept: kernels read lengths and slots."""
 VALUES = (torch.int32, torch.int64, torch.bool)
-"""The dtypes of tensors that kernels read as values."""
+"""The dtypes of tensors whose values kernels read."""
 TAKES = ("index", "index_select", "gather", "embedding")
 """Calls that read some rows of their first operand."""
 PUTS = ("index_put_", "index_copy_", "scatter_")

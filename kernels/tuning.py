@@ -22,7 +22,7 @@ from rooflab.reference.spec import Case, Scalar, Scheme, get_scheme
 from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD, MAX_THREADS_PER_CTA, occupancy
 
 BF16 = get_scheme("bf16")
-"""The default scheme of a GPU."""
+"""The scheme bf16, the default on a GPU."""
 
 
 class LaunchConfig:
@@ -71,7 +71,7 @@ class Defaults:
     """The `heuristic` of a `Tuning` as a table: the first row that holds for a case and has a legal config.
 
     A row is `({"M": 64, "itemsize": 2}, config)`: it holds where each of these sizes is at most the number.  The sizes
-    are those of the case, `itemsize` (bytes of an activation), and what `sizes(case, scheme)` works out.
+    are the sizes in the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`.
     """
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]

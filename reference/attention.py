@@ -333,13 +333,13 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Makes every query large in column 0, and every key zero there."""
+    """Makes every query large in column 0, and every key zero in column 0."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at `where` outweigh all others: its score is 24 above theirs, and its value is unlike theirs."""
+    """Makes the key at `where` outweigh all others: its score is 24 above theirs, and its value differs from theirs."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 

@@ -101,7 +101,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that an op takes."""
+    """A tensor argument of an op, and its requirements."""
 
     shape: str
     """The dimensions of the tensor, or `...` if `rules` checks them."""
@@ -128,7 +128,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that an op returns."""
+    """A tensor that an op returns, and its requirements."""
 
     shape: str
     dtype: torch.dtype | str | Callable[[Given], torch.dtype]
@@ -164,10 +164,10 @@ class Contract:
     """The results in the order of the op's outputs; empty for an op that changes its arguments.  A call of such an op
     is empty if its first tensor is empty."""
     rules: Callable[[Given, Dims], None] | None = None
-    """Raises `ValueError` where shapes and options do not go together."""
+    """Raises `ValueError` where shapes and options do not fit together."""
     bounds: Callable[[Given, Dims], None] | None = None
-    """Raises `ValueError` on lengths, offsets or tables that lead out of memory; called at every launch on a CPU, where
-    reading them costs little, and with `ROOFLAB_CHECK_VALUES` on a GPU."""
+    """Raises `ValueError` on lengths, offsets or tables that point outside memory; called at every launch on a CPU,
+    where reading them costs little, and with `ROOFLAB_CHECK_VALUES` on a GPU."""
     values: Callable[[Given, Dims], None] | None = None
     """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
     scheme: Callable[[Given], str] | None = None

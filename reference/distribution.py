@@ -1,4 +1,4 @@
-"""Does a sampler draw from the right distribution?  Pearson's chi-square test, with its power stated."""
+"""Tests whether a sampler draws from the right distribution, by Pearson's chi-square test with its stated power."""
 
 from __future__ import annotations
 

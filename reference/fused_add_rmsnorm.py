@@ -1,4 +1,4 @@
-"""fused_add_rmsnorm: the residual add and the norm after it, which a decoder layer has twice."""
+"""fused_add_rmsnorm: the residual add and the norm after it, which a decoder layer computes twice."""
 
 from __future__ import annotations
 

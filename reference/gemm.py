@@ -102,7 +102,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     u_acc = 2**-24 is fp32's unit roundoff, because every scheme here accumulates in fp32. K rounding errors of random
     sign, each relative to a partial sum, add up as sqrt(K); c = 4 leaves room for an unlucky walk. In 16 bits the size
     is the largest possible one, |A| |B|, because tensor cores truncate: these errors all have one sign. In fp32, where
-    TF32 must fail, the size is that of a random walk: |ref| + sqrt((A*A) (B*B)).
+    TF32 must fail, the size of a random walk counts: |ref| + sqrt((A*A) (B*B)).
 
     In tf32 the rounding of the operands dominates: the relative error of a product lies in [0, 2 u], u = 2**-10, with a
     mean below u and a standard deviation of 0.3 u. The factor 2.5 u is eight standard deviations. Operands rounded to

@@ -1,4 +1,4 @@
-"""kv_cache_write: new keys and values go to their slots of the paged cache.
+"""kv_cache_write: writes new keys and values to their slots of the paged cache.
 
 Pages as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023.
 """

@@ -137,7 +137,7 @@ VALUES: dict[str, Axis] = {
     # The options are mostly off: a kernel without an option refuses a case with it.
     **{"weight_offset": (*[0.0] * 4, 1.0), "round_first": (*[False] * 4, True)},
 }
-"""The sizes and options of norms."""
+"""The axes of the domains of norms: sizes and options."""
 EDGES = (
     *cases(1e-6, (1, 1), (1, 576), (3, 33), (5, 1025), (17, 128), (0, 64)),
     *cases(1e-6, (2, 1128), weight_offset=1.0),

@@ -106,7 +106,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal of the output, for each value.
+    """The tolerance: 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal of the output, for each value.
 
     Two products and a sum in fp32 err by at most 3 u_32 (|first cos| + |second sin|), then the dtype rounds once.
     """

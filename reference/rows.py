@@ -20,9 +20,9 @@ PLANTED_COLUMNS = (0, 7, 8, 31, 32, 127, 128, 511, 512, 1023, 1024)
 FP8_MAX = 448.0
 """The largest value of e4m3."""
 LARGEST = {"int8": float(INT8_MAX), "fp8_e4m3": FP8_MAX}
-"""The value that the largest magnitude of a row becomes, by the name of the dtype."""
+"""The value to which the largest magnitude of a row is scaled, by the name of the dtype."""
 LEAST_SCALE = 2.0**-126
-"""fp32's least normal number: below it a scale loses bits, and one over it overflows."""
+"""The least normal fp32 number: a scale below it loses bits, and 1 / scale overflows."""
 
 
 QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
@@ -97,7 +97,7 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` (T, N) is that of the values.
+    """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` (T, N) is the error of the values.
 
     A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.  A row
     whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros; a row of zeros

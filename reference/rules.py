@@ -1,4 +1,4 @@
-"""Rules of arguments that references and kernels share; an error names the argument, what was expected and what came.
+"""Rules of arguments that references and kernels share; an error names the argument, the expected and the given value.
 
 A reference checks all rules.  A launcher checks values only where it may read them (`kernels/_checks.py`).
 """

@@ -61,7 +61,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """(8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
+    """Allows (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
 
     exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative |gate| u_32; twice that is allowed, because
     log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32 each. A sigmoid

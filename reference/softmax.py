@@ -33,10 +33,10 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """(c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
+    """Allows (c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
 
-    gap = max - x: its product with log2(e) is rounded, which costs a relative gap u_32 after the exp, and the sum has
-    terms with such errors too. A result below 2**-126 may be flushed to 0.
+    gap = max - x: its product with log2(e) is rounded, which costs a relative gap u_32 after the exp, and the terms of
+    the sum have the same error. A result below 2**-126 may be flushed to 0.
     """
     x = inputs["x"].double()
     gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x

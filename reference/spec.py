@@ -1,4 +1,4 @@
-"""The definition of an op: its arguments, its formula, its least work, its cases, and how a result is judged."""
+"""The definition of an op: its arguments, its formula, its least work, its cases, and the judgement of a result."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.names import values_by_name
 
 CONTRACT = 5
-"""The version of the interface that `kernels`, `reference` and `roofline` have for `bench`.  An A/B measures both of
-its trees with one `bench`, so it refuses a tree with another number.  The number grows when a field, a function or a
-meaning that `bench` uses changes."""
+"""The version of the interface that `kernels`, `reference` and `roofline` have for `bench`.  An A/B comparison measures
+both of its trees with one `bench`, so it refuses a tree with another number.  The number grows when a field, a function
+or a meaning that `bench` uses changes."""
 Scalar = bool | int | float | str
 Inputs = dict[str, Any]
 Outputs = tuple[torch.Tensor, ...]
@@ -132,7 +132,7 @@ SCHEMES = {
     },
 }
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""For each dtype, the scheme in which every tensor has that dtype."""
+"""The name of the scheme in which every tensor has this dtype, for each dtype."""
 FP32_ROUNDOFF = 2.0**-24
 DEFAULT_SUITES = ("smollm2_135m", "llama3_8b")
 """The suites that commands use without `--suite`.  An op of another package may lack them."""
@@ -165,7 +165,7 @@ that the kernel mistakes for the real ones."""
 
 @dataclass(frozen=True)
 class OpSpec:
-    """An op's definition.  `tests/contracts/test_registry.py` holds every spec to it."""
+    """An op's definition.  `tests/contracts/test_registry.py` checks every definition."""
 
     name: str
     reference: Callable[..., torch.Tensor | Outputs]
@@ -211,7 +211,7 @@ class OpSpec:
     contract: Contract | None = None
     """The contract of the op's tensors; None for an op whose kernels check their arguments themselves."""
     domain: Domain | None = None
-    """All cases that the op may have; None if only those of `cases` are known."""
+    """All cases that the op may have; None if only the cases in `cases` are known."""
     no_library: str | None = None
     """The reason why torch has no call for this op; None if torch has one."""
     parameters: tuple[inspect.Parameter, ...] = field(init=False, repr=False)
@@ -259,7 +259,7 @@ class OpSpec:
         return Traffic(cost.read_bytes, cost.write_bytes)
 
     def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-        """Yields the adversarial inputs of the op, and those that every op with a contract has."""
+        """Yields the adversarial inputs of the op, and the inputs that every op with a contract has."""
         if self.planted is not None:
             yield from self.planted(case, scheme, device, seed)
         if self.contract is not None:

@@ -3,7 +3,7 @@ transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318
 
 Draft token x with number i is accepted if u < p(x) / q(x), p being the target's and q the draft's law. The first token
 that is not accepted is replaced by a draw from max(p - q, 0), and after the last one comes a draw from the target: so
-every token follows the target's law. The random numbers are those of `sample` in streams of their own: u is the first
+every token follows the target's law. The random numbers are made as in `sample`, in separate streams: u is the first
 word of the counter (position + i, 0, 1, 0), and the race of position + i in stream 2 draws the replacement of draft i.
 In stream 0 `sample` may have drawn that draft, and a draw by the same numbers would depend on it. The token after the
 last draft comes from stream 0, as from `sample` without a draft.

@@ -111,7 +111,7 @@ class Architecture:
     qk_norm: bool = False
     """Whether each head of q and k has an RMSNorm before the rotation (Qwen3)."""
     attention_bias: bool = False
-    """Whether q, k and v have a bias; the output projection has none (Qwen2)."""
+    """Whether q, k and v have a bias; the output projection has no bias (Qwen2)."""
     window: int | None = None
     """The number of keys that a query sees, its own included; None means all keys up to its own."""
     activation: Activation = "silu"
@@ -369,7 +369,7 @@ PRESETS: Mapping[str, Architecture] = {
         Architecture("smollm2-135m", 576, 1536, 30, 9, 3, 64, 49_152, True, 8192, 100_000.0, rms_norm_eps=1e-5),
     )
 }
-"""Published configurations by name."""
+"""The published configurations by name."""
 ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
 
 

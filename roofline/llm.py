@@ -108,7 +108,7 @@ class Estimate:
     most_tokens_per_s: float
     """The most tokens per second: `batch` tokens over the least ITL."""
     published_prefill: StepTime | None
-    """The time of the same prefill from published kernel times; None if none are published for this GPU."""
+    """The time of the same prefill from published kernel times; None if nobody published times for this GPU."""
     published_decode: StepTime | None
     """The time of the same decode step from published kernel times."""
 

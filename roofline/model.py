@@ -1,4 +1,4 @@
-"""The roofline model: what a piece of work costs, and the least time a device needs for it.
+"""The roofline model: the cost of a piece of work, and the least time that a device needs for it.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009. Units: FLOP, bytes,
 seconds; GB = 1e9 bytes.
@@ -30,9 +30,9 @@ class Cost:
     """
 
     read_bytes: float
-    """Bytes that must come from HBM."""
+    """The bytes that must come from HBM."""
     write_bytes: float
-    """Bytes that must go to HBM."""
+    """The bytes that must go to HBM."""
     tensor_flops: Mapping[str, float] = field(default_factory=dict)
     """FLOPs of products that tensor cores can compute, by operand dtype (`bf16`, `fp16`, `fp32`, `fp8_e4m3`); a
     multiply-add counts as two."""

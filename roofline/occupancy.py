@@ -1,8 +1,8 @@
-"""How many CTAs an SM holds at once, what limits them, and how a grid fills the GPU: waves and tail.
+"""The number of CTAs that an SM holds at once, the limiting resource, and how a grid fills the GPU: waves and tail.
 
 Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the shared-memory sections of
-each capability.  The allocation rules are those of NVIDIA's occupancy calculator: registers are allocated by warp, in
-four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/predict/test_occupancy.py`
+each capability.  The allocation rules are the rules of NVIDIA's occupancy calculator: registers are allocated by warp,
+in four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/predict/test_occupancy.py`
 compiles that calculator and compares.
 """
 
@@ -82,7 +82,7 @@ class Occupancy:
     """The resource that limits `ctas_per_sm`; if several resources do, the resource that a kernel can change least."""
     warps_per_sm: int
     fraction: float
-    """`warps_per_sm` over the largest number of warps of the SM."""
+    """The occupancy: `warps_per_sm` over the largest number of warps of the SM."""
     ctas_by_resource: Mapping[Resource, int]
     """The number of CTAs that each resource alone would allow."""
     carveout_bytes: int

@@ -205,10 +205,10 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's bandwidth diagonals and flat roofs.  Their names are above the diagonal, where no kernel can
-    be.
+    """Draws each device's bandwidth diagonals and flat roofs, with their names above the diagonal, where no kernel
+    lies.
 
-    Returns the texts of the flat roofs, and small boxes along the slanted texts, whose whole boxes would cover kernels.
+    Returns the texts of the flat roofs, and small boxes along slanted texts, because a whole box would cover kernels.
     """
     (left, right), texts, boxes = axes.get_xlim(), [], []
     text: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}

@@ -23,7 +23,7 @@ NEAR_RADIUS = 13
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel on one case."""
+    """One kernel on one case, as a point of the figure."""
 
     label: str
     """The kernel's name."""

@@ -65,13 +65,13 @@ class Table:
     framework: str
     version: str
     copies: int
-    """The number of sets of weights that the source uses in turn; with 1, a call finds in L2 what the call before left
-    there."""
+    """The number of sets of weights that the source uses in turn; with 1, a call finds in L2 the data that the previous
+    call left there."""
     rows: int
     timing: str
     """The source's method of timing."""
     includes: tuple[str, ...]
-    """Other ops whose work is in the time."""
+    """The other ops whose work is in the time."""
     note: str
     """Remarks on the time or its inputs."""
     source: str

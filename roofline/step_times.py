@@ -34,7 +34,7 @@ class OpTime:
     source: str
     """The library and its kernel; for a bound, the reason why the table has no time; empty if the op is in no table."""
     includes: tuple[str, ...] = ()
-    """Other ops whose work is in the time."""
+    """The other ops whose work is in the time."""
 
 
 @dataclass(frozen=True)

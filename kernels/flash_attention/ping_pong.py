@@ -116,7 +116,7 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """The producer's work: for each tile, from the last block of keys to the first, the keys of a block, then the
+    """Does the producer's work: for each tile, from the last block of keys to the first, the keys of a block, then the
     values of the block loaded before it, in the order in which the products need them.  The queries come second,
     because their slot becomes free only after the last tile's scores."""
     q, k, v, group, order, memory = loads
@@ -164,8 +164,8 @@ def _step(
     q_tile, memory, state, first, begin, row, order, scales,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
-    """The scores of the block at `first`, the value product of the last block, whose weights are known, and the softmax
-    of this block.  Also waits for the next step's keys.
+    """Computes the scores of the block at `first`, the value product of the last block, whose weights are known, and
+    the softmax of this block.  Also waits for the next step's keys.
 
     With two consumers, one computes this softmax while its value product runs, then waits for its next turn.  With
     three there are no turns.  A consumer waits for both products before its softmax, so it keeps one set of weights and
@@ -215,7 +215,7 @@ def _step(
 
 @gluon.jit
 def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
-    """Divides by the sum, including the head's sink, and stores by TMA, which leaves out rows past the sequence."""
+    """Divides by the sum, including the head's sink, and stores by TMA, which omits rows past the sequence's end."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride = results
     sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
@@ -230,7 +230,7 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 
 @gluon.jit
 def _consume(given, CAUSAL: gl.constexpr, NTH: gl.constexpr):
-    """A warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
+    """Does a consumer's work: 64 rows of each tile, from the last block of keys to the first."""
     results, order, scales, memory, staged = given
     T, S, H, heads, tiles_m, _, window = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = memory

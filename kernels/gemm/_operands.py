@@ -72,7 +72,7 @@ class Stored(NamedTuple):
     stride: int
     """The number of elements from one row to the next."""
     transposed: bool
-    """Whether these rows are the operand's columns."""
+    """Whether the rows in memory are the operand's columns."""
 
     def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
         """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's maps of this dtype."""

@@ -26,7 +26,7 @@ WGMMA_ROWS = 64
 
 @dataclass(frozen=True)
 class StreamTile(LaunchConfig):
-    """A tile, and the depth of its pipeline."""
+    """A config: a tile, and the depth of its pipeline."""
 
     block_m: int
     block_n: int
@@ -37,7 +37,7 @@ class StreamTile(LaunchConfig):
 
 @dataclass(frozen=True)
 class Config(StreamTile):
-    """A tile, its pipeline, and the order of tiles."""
+    """A config: a tile, its pipeline, and the order of tiles."""
 
     group_m: int = 8
     """The number of row panels of tiles that share their columns of B in L2."""

@@ -50,7 +50,7 @@ DEEP_K = 2048
 
 @dataclass(frozen=True)
 class Ring(LaunchConfig):
-    """A tile of two consumers, and the ring that a producer fills."""
+    """A config: a tile of two consumers, and the ring that a producer fills."""
 
     block_m: int
     """The rows of a tile; each consumer takes half."""
@@ -162,7 +162,7 @@ def _fetch(residual, staged, landed, row, column):
 
 @gluon.jit
 def _await(landed, landing, HAS_RESIDUAL: gl.constexpr):
-    """Waits for the residual in the staged memory, or else until TMA has read what was stored from there."""
+    """Waits for the residual in the staged memory, or else until TMA has read the data stored from there."""
     if HAS_RESIDUAL:
         mbarrier.wait(landed, landing)
     else:

@@ -9,7 +9,8 @@ At HBM's rate of an H100 (14.5 bytes a clock and SM) its loop takes 20% of the i
 four (230 and 487 instructions for 4 KB of the weight), so up to four rows cost as much as one row.
 
 Within `pdl()` a warp asks for its first `rows * unroll` vectors, up to 17 MB on all SMs, before it waits for the kernel
-before; `swap_ab` says what that can hide.  The loads do not use `ld.global.nc`, which ptxas moves behind the wait.
+before; `swap_ab` says which latency this can hide.  The loads do not use `ld.global.nc`, which ptxas moves behind the
+wait.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SOURCE = Path(__file__).with_suffix(".cu").read_text()
 MOST_ROWS = 4
 """The most rows of a: each row costs one FMA per weight; with more rows tensor cores are cheaper."""
 WARPS, WARP = 8, 32
-"""Warps of a CTA, and threads of a warp."""
+"""The number of warps of a CTA, and the number of threads of a warp."""
 WARPS_PER_SM = 24
 """The warps per SM at which the default aims: with 8 vectors of 512 bytes each, 96 KB are in flight."""
 
@@ -59,7 +60,7 @@ def pieces(K: int, scheme: Scheme) -> int:
 
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers for the vectors in flight and the sums; shared memory for one sum per warp, row and row of a."""
+    """Needs of a CTA: registers for vectors in flight and sums; shared memory for a sum per warp, row and row of a."""
     sums = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,

@@ -12,7 +12,7 @@ TAKES = {
     "residual is None or bias is None": "None beside a bias, because torch has no call that adds both before it rounds",
     "precision == 'ieee' or device != 'cpu'": "ieee, because torch has no TF32 on a CPU",
 }
-"""The conditions, `holds`, of torch's products."""
+"""The conditions (`holds`) on the arguments of torch's products."""
 
 
 def product(

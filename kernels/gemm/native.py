@@ -27,7 +27,7 @@ PANEL = 32
 class Panels(Packed):
     """A (K, N) weight in panels of 32 columns, or codes with a scale for each column.
 
-    `tensor`: (N / 32 rounded up, K, 32), zeros behind the last column.
+    `tensor`: (N / 32 rounded up, K, 32), zeros after the last column.
     """
 
     scales: Tensor | None = None

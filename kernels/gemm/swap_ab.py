@@ -31,7 +31,7 @@ SOURCE = Path(__file__).with_suffix(".cu").read_text()
 LOADERS = 128 + 32
 """The threads that load the weight (128) and a (32); for each 64 rows of the weight 128 more threads multiply."""
 PIECE_BYTES = 128
-"""Bytes of a row along K: the widest swizzle."""
+"""Bytes along K of one piece of a row: the widest swizzle."""
 COLUMNS = (8, 16, 32, 64)
 """The possible numbers of rows of a per tile; each further tile of rows reads the weight again."""
 RING_BYTES = 112 * 1024
@@ -41,7 +41,7 @@ LEAST_CTAS = 9 * HOPPER_SMS // 10
 
 @dataclass(frozen=True)
 class SwapAbConfig:
-    """A tile, the depth of its ring, and the split of K."""
+    """A config: a tile, the depth of its ring, and the split of K."""
 
     block_m: int
     """The number of rows of a: the N of wgmma."""

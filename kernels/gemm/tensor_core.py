@@ -7,9 +7,9 @@ The kernel `pipelined`, over tensor_core: the same code with two or more stages,
 travel to shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into cp.async, which
 keeps num_stages - 1 tiles on their way, without registers.  cp.async copies 4 bytes or more: in 16 bits a load stays a
 plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.  The PTX ISA requires a proxy fence
-between cp.async and a wgmma that reads its data.  Triton 3.7 puts one into the loop, Triton 3.6 does not (read in the
-PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on: an engine does not use a rung whose
-`fenced_since` is newer than its Triton.
+between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the loop, Triton 3.6 does not (read in
+the PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on: an engine does not use a rung
+whose `fenced_since` is newer than its Triton.
 """
 
 from __future__ import annotations

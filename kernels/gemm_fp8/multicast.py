@@ -26,7 +26,7 @@ BLOCK_N = 128
 """The number of columns of a tile: the columns of one block scale."""
 _TWO, _THREE = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
 DEFAULTS = Defaults((({"M": 2048}, _TWO), ({"N": 2112}, _THREE), ({"N": 7168}, _TWO), ({}, _THREE)))
-"""Three consumers request a tenth less from L2; two are better where their tiles fill the last wave better."""
+"""The default tiles: three consumers request a tenth less from L2; two fill the last wave better in some cases."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)), DEFAULTS, shared.footprint)
 
 

@@ -45,7 +45,7 @@ SUM_REGISTERS = 16
 
 @dataclass(frozen=True)
 class ConsumerTile:
-    """Tile sizes and depth of the ring; the tile's K is 128, and each 64 rows belong to a consumer."""
+    """A config: tile sizes and depth of the ring; the tile's K is 128, and each 64 rows belong to a consumer."""
 
     block_m: int
     block_n: int

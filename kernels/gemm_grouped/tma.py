@@ -1,7 +1,7 @@
 """The kernel `tma`, over grouped: TMA loads whole tiles, through a map of A and a three-dimensional map of B.
 
 A tile of A runs on into the rows of the next expert, and these products are not used.  The result is stored through
-pointers, because a map knows the edges of the whole result, not of a group.  What TMA saves and costs: see gemm/tma.py.
+pointers, because a map knows the edges of the whole result, not of a group.  Gains and costs of TMA: see gemm/tma.py.
 """
 
 from __future__ import annotations

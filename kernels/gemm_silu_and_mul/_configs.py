@@ -14,7 +14,7 @@ from rooflab.reference.spec import Case, Scheme
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """Tile sizes and launch options."""
+    """A config: tile sizes and launch options."""
 
     block_m: int
     block_i: int

@@ -38,7 +38,7 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 @dataclass(frozen=True)
 class PairRing(LaunchConfig):
-    """A tile and the ring."""
+    """A config: a tile of gate and up, and the ring."""
 
     block_m: int
     """The rows of a tile; each consumer takes half."""

@@ -1,7 +1,7 @@
 """The kernel `tma`, over fused: TMA loads whole tiles, both halves of B in one box of three dimensions.
 
 The map describes the (2 I, K) weight as (2, I, K); a box of (2, columns, K) lies in shared memory as the one operand
-that wgmma reads.  What TMA saves and costs: see gemm/tma.py.
+that wgmma reads.  For the gains and costs of TMA see gemm/tma.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each 32 codes along K (16 bytes) are four words of eight codes.  Word t holds lane t's codes of a quad for two steps of
 an mma of 16 along K, k = 16 s + 8 h + 2 t + e, in its four bits number 2 s + h + 4 e.  So the mask 0x000f000f, applied
 to a word shifted by 0, 4, 8 and 12, gives two neighbours in the order of a bf16x2 register; and Triton, which
-multiplies from registers in the same layout (`dequant_dot`), moves no code between lanes.  Codes behind K are 0.
+multiplies from registers in the same layout (`dequant_dot`), moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations

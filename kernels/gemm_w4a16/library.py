@@ -34,7 +34,7 @@ HOLDS = {"G > 0 and K % G == 0 and K // G in (32, 64, 128)": "whole groups of 32
 
 @dataclass(frozen=True)
 class TinygemmWeight(Packed):
-    """Codes (N, K/2) in torch's layout for one device."""
+    """A weight's codes (N, K/2) in torch's layout for one device, with scales and offsets."""
 
     pairs: Tensor
     """The scales and offsets, (K / group, N, 2) bf16."""

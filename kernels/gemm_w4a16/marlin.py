@@ -28,7 +28,7 @@ SCALE_TILE = 8
 
 @dataclass(frozen=True)
 class MarlinWeight(Packed):
-    """Codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace of zeros, which a call leaves zero."""
+    """A weight's codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace of zeros, which stays zero."""
 
     scales: Tensor
     """The scales (K / 128, N) fp16, in Marlin's order."""

@@ -3,7 +3,7 @@
 Each 16 codes along K (16 bytes) are four words.  Word t holds the codes that lane t of a quad gives to an mma of 16
 along K, k = 8 h + 2 t + e, in byte h + 2 e.  So the mask 0x00ff00ff, applied to a word as it is and shifted by 8, gives
 two neighbours in the order of a bf16x2 register; and Triton, which multiplies from registers in the same layout
-(`dequant_dot`), moves no code between lanes.  Codes behind K are 0.
+(`dequant_dot`), moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations

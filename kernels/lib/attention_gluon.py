@@ -80,8 +80,8 @@ def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
 
 @triton.jit
 def nth_tile(turn, cta, ctas):
-    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
-    tile of one round has the shortest of the next."""
+    """Returns the tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the
+    longest tile of one round has the shortest of the next."""
     return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
 
 
@@ -95,8 +95,8 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Row of a tile (in tiles) and its head.  In the last section long tiles come first, in the one before it short
-    ones, and so on, so lengths change slowly."""
+    """Returns row of a tile (in tiles) and its head. In the last section long tiles come first, in the section before
+    it short tiles, and so on, so lengths change slowly."""
     index = tile // (section * tiles_m)
     first = index * section
     size = min(heads - first, section)
@@ -116,8 +116,8 @@ def product_layout(columns):
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Counts the blocks from `begin` to `end`, without the last one: those that the diagonal cuts, those without a
-    mask, and those that the far end of the window cuts.  The first row sees keys up to `first`, the last one up to
+    """Counts the blocks from `begin` to `end`, without the last block: blocks that the diagonal cuts, blocks without a
+    mask, and blocks that the far end of the window cuts. The first row sees keys up to `first`, the last row up to
     `last`."""
     whole = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
     in_window = begin

@@ -29,7 +29,7 @@ ADDRESS_REGISTERS = 24
 
 @dataclass(frozen=True)
 class ClusterTile:
-    """Tile sizes, the ring, and the cluster."""
+    """A config: tile sizes, the ring, and the cluster."""
 
     consumers: int
     """The number of consumer warpgroups, of 64 rows each."""

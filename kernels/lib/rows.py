@@ -43,7 +43,7 @@ MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
 MOST_PAIRED = 8
 """The most vectors that a thread holds of each of two inputs."""
 PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
-"""The most bytes of a row of each of two inputs that the registers of a cluster hold."""
+"""The most bytes per row, for each of two inputs, that the registers of a cluster hold."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def tuning(op: str) -> Tuning:
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
     """Registers the decorated launcher as the rung `cluster` of `op`; `takes` are further fields of `kernel`.
 
-    `over_fused` compares its code with that of `fused`; `wide` is a case in which a cluster shares a row.
+    `over_fused` compares the code with the code of `fused`; `wide` is a case in which a cluster shares a row.
     """
     shows = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:

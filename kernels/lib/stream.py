@@ -23,7 +23,7 @@ WARP = 32
 ROWS = 16
 """The number of rows of the weight per warp: the M of mma.m16n8k16."""
 COLUMNS = 8
-"""The N of mma.m16n8k16."""
+"""The number of columns of a tile: the N of mma.m16n8k16."""
 MOST_COLUMNS = 16
 """The most columns: two mma per 16 x 16 codes; with more, activations would take the registers of the stream."""
 MOST_M = 8

@@ -20,7 +20,7 @@ from rooflab.kernels.mla_decode.split_kv import latents_once
 from rooflab.reference.spec import Arguments
 
 LATENT, ROTARY = 512, 64
-"""The sizes of DeepSeek-V2, the only ones that FlashInfer's kernels are built for."""
+"""The sizes of DeepSeek-V2, for which alone FlashInfer's kernels are built."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:

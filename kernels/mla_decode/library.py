@@ -17,7 +17,7 @@ from rooflab.kernels.launcher import kernel
 def library(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float
 ) -> Tensor:  # fmt: skip
-    """Does not read the lengths: it gathers and masks the whole table.  torch allocates the result."""
+    """Gathers and masks the whole table, without reading the lengths; torch allocates the result."""
     B, _, D = q.shape
     slots = block_table.shape[1] * kv_cache.shape[1]
     unseen = torch.arange(slots, device=q.device) >= seq_lens[:, None]  # (B, slots)

@@ -56,8 +56,8 @@ def packed_rows(H: int, H_kv: int) -> int:
 
 
 def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns tiles of up to 16 rows per warp, with pipelines of several depths; 8 warps from 64 rows on.  In fp32 8
-    warps from 32 keys on for a wide head: 4 warps spill 0.5 to 1.2 KB per thread (read in the compiled kernels)."""
+    """Tiles of up to 16 rows per warp, with pipelines of several depths, and 8 warps from 64 rows on.  In fp32, wide
+    heads with 32 keys or more have 8 warps: 4 warps spill 0.5 to 1.2 KB per thread (read in the compiled kernels)."""
     if scheme.activation == torch.float32:
         narrow = int(case["D"]) <= 64
         return tuple(c for c in FMA_TILES(case) if narrow or (c.block_n, c.num_warps) != (32, 4))

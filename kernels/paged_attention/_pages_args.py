@@ -1,4 +1,4 @@
-"""The inputs of `tma_pages`: its configs, the caches that it refuses, and the tensor maps of those that it loads."""
+"""The inputs of `tma_pages`: its configs, the caches that it refuses, and the tensor maps of the loaded caches."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
 
 
 def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Fills ids and log-probabilities (B, 1 + n): a threshold leaves few tokens to sort, with all ties at it."""
+    """Fills ids and log-probabilities (B, 1 + n): a threshold leaves few tokens to sort, its ties included."""
     n = ids.shape[1] - 1
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):

@@ -51,7 +51,7 @@ def fused(x: Tensor, out: Tensor) -> None:
 
 
 def launch(x: Tensor, out: Tensor, gelu: bool) -> None:
-    """Runs silu_and_mul or gelu_and_mul."""
+    """Launches silu_and_mul, or gelu_and_mul if `gelu`."""
     T, I = out.shape
     block_i = min(next_power_of_2(I), MOST_COLUMNS)
     gated[(T, cdiv(I, block_i))](
