@@ -1,4 +1,4 @@
-"""Configs of attention's tiles of queries and keys, what a CTA with such tiles holds, and rungs that load by pointers.
+"""Configs of attention's tiles of queries and keys, a CTA's needs, and rungs that load by pointers.
 
 Under a causal mask programs have different amounts of work, so no footprint gives `tensor_flops`.
 """

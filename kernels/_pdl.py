@@ -44,13 +44,13 @@ def pdl_arguments() -> dict[str, bool]:
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute of cuda.h; the value is a union of 64 bytes."""
+    """The struct CUlaunchAttribute of cuda.h; its value is a union of 64 bytes."""
 
     _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig of cuda.h."""
+    """The struct CUlaunchConfig of cuda.h."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),

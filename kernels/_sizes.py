@@ -1,4 +1,4 @@
-"""Integers for launchers.  Triton's own functions of these names take 3 us a call on the host, ours 0.1 to 0.2."""
+"""Integer functions for launchers: Triton's functions of these names take 3 us a call on the host, ours 0.1 to 0.2."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 BYTES, ALIGNMENT = 128, 64
-"""Bytes of a CUtensorMap, and the alignment of its address."""
+"""The size of a CUtensorMap, and the alignment of its address, in bytes."""
 BOX_ROWS, ROW_BYTES = 64, 128
-"""Rows of a box, and bytes of a row: 128 bytes are the widest swizzle."""
+"""The number of rows of a box, and of bytes of a row: 128 bytes are the widest swizzle."""
 ELEMENTS = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torch.bfloat16: ("bf16", 9)}
 """For each dtype, its name in PTX, and its number in CUtensorMapDataType (cuda.h)."""
 LIBRARY = "libcuda.so.1"

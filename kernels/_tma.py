@@ -13,7 +13,7 @@ MapMaker = Callable[[torch.Tensor], Any]
 ALIGNMENT = 16
 """The divisor, in bytes, of a tensor map's address and strides (CUDA driver API, cuTensorMapEncodeTiled)."""
 STRIDE_LIMIT = 2**40
-"""Strides are smaller than this many bytes (same source)."""
+"""The limit of a tensor map's strides: they are smaller than this many bytes (same source)."""
 BARRIER_BYTES = 8
 """The size of an mbarrier in bytes; each stage of a ring buffer that TMA fills has at least one."""
 

@@ -58,7 +58,7 @@ class Kernel:
     nondeterministic: str | None = None
     """The reason why two runs may differ; None if they give the same result."""
     unsupported: Unsupported = lambda inputs: None
-    """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
+    """`unsupported(inputs)`: returns why the kernel cannot take these inputs, or None."""
     takes: Takes = field(default_factory=Takes, compare=False)
     """The part of `unsupported` that is written as data."""
     traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None
@@ -69,8 +69,8 @@ class Kernel:
     arguments that the op's `prepared_with` names."""
     plan: Callable[[Arguments], Any] | None = None
     """`plan(inputs)`: work that an engine does once per step for all layers, and that waits for the device.  The kernel
-    takes the result as `plan`; with None it plans in the call.  The bench does not time the plan, and gives it real
-    integer tensors but other tensors on `meta`."""
+    takes the result as `plan`; with None the kernel plans in the call.  The bench does not time the plan, and gives it
+    real integer tensors but other tensors on `meta`."""
     fenced_since: str | None = None
     """The first Triton version, such as `3.7`, that puts a `fence.proxy.async` between the kernel's `cp.async` and
     wgmma: without the fence, PTX's rules call the code a race (the emulator reports it)."""

@@ -95,13 +95,13 @@ class Tuning:
     config_type: type
     """The flat frozen dataclass of the kernel's `config`."""
     configs: Callable[..., tuple[Any, ...]]
-    """`configs(case, scheme=BF16)`: configs worth a try; some may be illegal."""
+    """`configs(case, scheme=BF16)`: returns configs worth a try; some may be illegal."""
     heuristic: Callable[..., Any]
-    """`heuristic(case, scheme=BF16)`: the config without tuning; a `Defaults` table can be this function."""
+    """`heuristic(case, scheme=BF16)`: returns the config without tuning; a `Defaults` table can be this function."""
     footprint: Callable[..., Footprint] | None = None
-    """`footprint(config, case, scheme=BF16)`: the needs of a launch; None if arithmetic cannot tell them."""
+    """`footprint(config, case, scheme=BF16)`: returns the needs of a launch; None if arithmetic cannot tell them."""
     rule: Callable[..., bool] | None = None
-    """`rule(config, case, scheme=BF16)`: a further condition of a config that can run."""
+    """`rule(config, case, scheme=BF16)`: returns whether a further condition of a config that can run holds."""
 
     def __post_init__(self) -> None:
         name = self.config_type.__name__

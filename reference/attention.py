@@ -44,7 +44,7 @@ from rooflab.roofline.model import Cost
 WALK = 4.0
 """The constant c of the tolerance: the random walk of rounding errors may reach this number of standard deviations."""
 FP8_ACCUMULATION = 2.0**-13
-"""u_acc where both factors are fp8: the accumulator has 13 bits behind the leading bit, and cuts, not rounds."""
+"""u_acc where both factors are fp8: the accumulator cuts to 13 bits behind the leading bit and does not round."""
 FLUSHED = 2.0**-126
 """The least normal fp32 number: smaller results may become 0."""
 HELD_SCORES = {"cuda": 2**26}
@@ -53,7 +53,7 @@ HELD_ELSEWHERE = 2**18
 """Scores held at once on other devices: 128 queries of a head over 2048 keys stay in a CPU's caches, while 2048 queries
 take 2.5 times as long."""
 LEAST_ROWS = 64
-"""If the scores of this number of queries of all heads can be held, all heads are computed at once."""
+"""The least queries per piece: if the scores of this many queries of all heads can be held, a piece has all heads."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 

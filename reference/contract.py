@@ -29,7 +29,7 @@ Dims = dict[str, int]
 class Dim:
     """One dimension: a number, or an expression `times * name / over + plus`.
 
-    A quotient is rounded down, but up in a product (`4K/16`: four for each 16 of K that are begun).
+    A quotient is rounded down, but in a product up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str

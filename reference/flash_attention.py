@@ -57,7 +57,7 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """softmax(q k^T * softmax_scale) v in fp64; head h of q reads head h // (H / H_kv) of k and v.
+    """Returns softmax(q k^T * softmax_scale) v in fp64; head h of q reads head h // (H / H_kv) of k and v.
 
     q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) too.
     `causal` is bottom-right aligned: query i sees keys j <= i + S - T, with `window` only the newest `window` of these

@@ -29,7 +29,7 @@ PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 PLANT = 16.0
 ACCUMULATION_FACTOR = 4.0
 CUT = 2.0**-13
-"""Hopper's fp8 accumulation cuts each addend by up to this part of the largest addend (MMA-Sim, arXiv 2511.10909)."""
+"""The largest part of the largest addend that Hopper's fp8 accumulation cuts from each (MMA-Sim, arXiv 2511.10909)."""
 CUTS_PER_INSTRUCTION = 3.0
 INSTRUCTION_K = 32
 PROMOTED_K = 128
@@ -57,7 +57,7 @@ def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple
 
 
 def dequantize_fp8(values: torch.Tensor, scale: torch.Tensor, group: tuple[int, int]) -> torch.Tensor:
-    """Values times scales in fp64: (R, C).  scale: one element, or (ceil(R / rows), ceil(C / columns)) for `group`."""
+    """Returns values times scales in fp64, (R, C).  scale: one element, or (ceil(R / rows), ceil(C / columns))."""
     if scale.ndim < 2:
         return values.double() * scale.double()
     rows, columns = values.shape
@@ -195,7 +195,7 @@ SMOLLM2_135M = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 QWEN3_0_6B = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 DEEPSEEK_V3 = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
-"""(N, K) of the dense products of DeepSeek-V3 for which DeepGEMM publishes figures."""
+"""The sizes (N, K) of the dense products of DeepSeek-V3 for which DeepGEMM publishes figures."""
 
 CONTRACT = Contract(
     {

@@ -161,7 +161,7 @@ def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
 
 MIXTRAL = ((28672, 4096), (4096, 14336))
 QWEN3_30B = ((1536, 2048), (2048, 768))
-"""(N, K) of Qwen3-30B's products: gate|up in one product, and down."""
+"""The sizes (N, K) of Qwen3-30B's products: gate|up in one product, and down."""
 
 
 def _first_rows_before(of: Arguments) -> Inputs:

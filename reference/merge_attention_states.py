@@ -51,7 +51,7 @@ def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
+    """Allows c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
 
     Here u = 2**-24, c = 4: a weight errs by a few u, and by the rounding of its exponent, the difference of two
     log-sum-exps in base 2; P weights are summed. Half a subnormal of the output is added.

@@ -78,7 +78,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """(c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; for codes, `quantized_limits`.
+    """Allows (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; for codes, `quantized_limits`.
 
     The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), and the root halves it.
     The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings to the dtype
@@ -147,7 +147,7 @@ EDGES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """Takes the mean over a row padded to a power of two, a mistake; `eps` takes the difference."""
+    """Takes the mean over a row padded to a power of two (a mistake); `eps` corrects for the difference."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 

@@ -138,9 +138,9 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tens
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows q and the written keys the error of a rotation in fp32 and one rounding; all else must be equal.
 
-    4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype and scale.
-    Values that are not rotated are rounded only in an e4m3 cache, or after a norm. The division by a scale errs too,
-    and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
+    The error is 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype
+    and scale. Values that are not rotated are rounded only in an e4m3 cache, or after a norm. The division by a scale
+    errs too, and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
     """
     R = 2 * inputs["cos"].shape[1]
     slots = inputs["slot_mapping"]

@@ -75,7 +75,7 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
 
 
 def _first(scores: torch.Tensor, ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Which tokens (V,) are the first `count` by score descending, then index ascending; `ordered` has the scores."""
+    """Marks the first `count` tokens, (V,), by score descending, then index ascending; `ordered` has the scores."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
     above, ties = scores > ordered[count - 1], scores == ordered[count - 1]
@@ -132,8 +132,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """`compare` for a kernel with its own random stream: a drawn token must be in the support, or as likely as a token
-    in the support, because such kernels may cut by value."""
+    """Compares like `compare`, for a kernel with its own random stream: a drawn token must be in the support, or as
+    likely as a token in the support, because such kernels may cut by value."""
     return _compare(actual, oracle, inputs, wins=False)
 
 

@@ -26,8 +26,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: x is read once, the result is written once; an exp and four FLOPs an element, and a reciprocal a
-    row."""
+    """The cost: x is read and the result written once; an exp and four FLOPs an element, and a reciprocal a row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x), nbytes(args.x), vector_flops=4.0 * T * H, sfu_ops=float(T * H + T))
 

@@ -122,7 +122,7 @@ def _is_law(probs: torch.Tensor) -> torch.Tensor:
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Tokens and number of accepted ones must be the oracle's, except where fp32 may decide otherwise.
+    """Tokens and the number of accepted tokens must equal the oracle's, except where fp32 may decide otherwise.
 
     fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both, and where the drawn token's score
     is below the best score by at most `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) of both.

@@ -248,7 +248,7 @@ def _device(name: str) -> Device:
 
 
 DEVICES: Mapping[str, Device] = {name: _device(name) for name in _CHIPS}
-"""Every device by its name."""
+"""All devices by name."""
 
 _ALIASES = {"h100": "h100-sxm", "h200-sxm": "h200", "gh200-96gb": "gh200", "a100": "a100-80gb", "rtx4090": "rtx-4090"}
 # Names as torch.cuda and NVML print them. A name must match as a whole: a MIG slice, a laptop part, an H20 or an

@@ -1,5 +1,4 @@
-"""Whether a model fits on a GPU, how many sequences fit beside the weights, and the least TTFT and ITL of the model
-there.
+"""Whether a model fits on a GPU, the number of sequences that fit beside its weights, and its least TTFT and ITL.
 
 Everything here is arithmetic on published figures: a bound, never a measurement.
 """

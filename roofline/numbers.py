@@ -8,7 +8,7 @@ from typing import Any
 
 
 def digits(value: float, count: int = 3) -> str:
-    """`count` significant digits, zeros too, but all digits before the point, and no exponent from 1e-4 to 1e7."""
+    """Writes `count` significant digits, zeros too, all digits before the point, and no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:

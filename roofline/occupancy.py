@@ -139,7 +139,7 @@ def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
 
 @dataclass(frozen=True)
 class Waves:
-    """How a grid fills a GPU, if all CTAs take the same time."""
+    """The waves in which a grid fills a GPU, if all CTAs take the same time."""
 
     waves: float
     """The number of waves: CTAs of the grid over the CTAs that run at once."""

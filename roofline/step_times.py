@@ -23,7 +23,7 @@ _FRAMEWORKS = ("vllm", "nccl")
 
 @dataclass(frozen=True)
 class OpTime:
-    """All calls of one op at one place in a step."""
+    """All calls of one op at one place in a step, and their time."""
 
     op: str
     site: str

@@ -60,8 +60,7 @@ def gemm_cost(M: int, N: int, K: int, weight: str, activation: str, bias: bool =
 
 
 def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str) -> Cost:
-    """The cost of causal attention of `B` prompts of `context` tokens; only visible pairs count.  `window` 0: no
-    window."""
+    """The cost of causal attention of `B` prompts of `context` tokens; only visible pairs count.  `window` 0: none."""
     seen = min(context, window or context)
     pairs = B * H * (seen * (seen + 1) // 2 + (context - seen) * seen)
     row = B * context * D * ITEM_BYTES[dtype]
@@ -71,7 +70,7 @@ def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, wind
 def decode_attention_cost(
     B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str, kv_dtype: str
 ) -> Cost:
-    """One query for each of `B` sequences of `context` cached tokens, its own included.  `window` 0: no window."""
+    """The cost of a query for each of `B` sequences of `context` cached tokens, its own included.  `window` 0: none."""
     context = min(context, window or context)
     kv_bytes = B * context * 2 * H_kv * D * ITEM_BYTES[kv_dtype]
     table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES

@@ -28,7 +28,7 @@ ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Configs; 128 rows have four warps only for a head_dim up to 64: wider ones spill (read in the kernels)."""
+    """Returns configs; 128 rows have four warps only for a head_dim up to 64: wider ones spill (read in the SASS)."""
     narrow = padded(int(case["D"])) <= 64
     return tuple(config for config in TILES(case) if narrow or (config.block_m, config.num_warps) != (128, 4))
 

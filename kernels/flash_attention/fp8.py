@@ -44,8 +44,8 @@ def values_in_fp8(columns: bool, head_dim: int) -> bool:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns configs: one warpgroup per 64 rows, or per 128 of a narrow head, pipelines of several depths; for a wide
-    head 64 keys, because more keys spill (read in the SASS)."""
+    """Returns configs: one warpgroup per 64 rows (128 for a narrow head), and pipelines of several depths.  A wide head
+    has 64 keys per tile, because more keys spill (read in the SASS)."""
     width = padded(int(case["D"]))
     shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
     keys = (64, 128, 256) if width <= WIDEST else (64,)

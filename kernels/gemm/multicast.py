@@ -32,7 +32,7 @@ DEFAULTS = Defaults(
     (({"narrow_tiles": HOPPER_SMS}, ClusterTile(2, 128, 6, 16, 2)), ({}, ClusterTile(2, 256, 4, 16, 2))),
     sizes=lambda case, scheme: {"narrow_tiles": cdiv(int(case["M"]), 128) * cdiv(int(case["N"]), 128)},
 )
-"""Narrow tiles where one wave holds all tiles, else wide tiles; the deepest ring that fits beside two staged boxes."""
+"""The default tiles: narrow where one wave holds all, else wide; the deepest ring that fits beside two staged boxes."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2,), block_n=(128, 256)), DEFAULTS, shared.footprint)
 
 

@@ -54,7 +54,7 @@ TUNING = Tuning(
     few_rows(StreamTile, 128, (7, 6, 8), 8), streamed,
 )  # fmt: skip
 """Configs for one CTA per SM, which has all of the SM's memory.  The number of tiles need not fit the SMs, so tiles are
-wide: the loop then computes the place of fewer steps."""
+wide: the loop then computes the place of fewer of them."""
 
 
 @triton.jit

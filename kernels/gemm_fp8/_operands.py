@@ -41,7 +41,7 @@ def why_no_tma(inputs: Arguments) -> str | None:
 
 
 def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """As `why_no_tma`, but None for empty operands, which no kernel reads; with `stores` TMA also stores a result."""
+    """Returns what `why_no_tma` returns, but None for empty operands; with `stores` TMA also stores a result."""
     a, b = inputs.a, inputs.b
     if not a.numel() or not b.numel():
         return None

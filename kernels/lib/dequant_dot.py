@@ -34,7 +34,7 @@ REDUCED = 1024
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """Tile sizes and launch options; the tile's K is a group, or 128 with eight bits."""
+    """A config: tile sizes and launch options; the tile's K is a group, or 128 with eight bits."""
 
     block_m: int
     """The number of rows of a."""

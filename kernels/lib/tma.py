@@ -19,13 +19,13 @@ async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 """Copies from shared to global memory; `tma.store_wait` waits."""
 reinterpret = getattr(shared_memory_descriptor, "reinterpret", None) or shared_memory_descriptor._reinterpret
-"""Views the same shared memory with another dtype, shape and layout."""
+"""Returns the same shared memory with another dtype, shape and layout."""
 
 # Making a layout takes 9 us on the host, so each layout is made once.
 HEADS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 """The layout of 64 columns of 16 bits in four dimensions, as attention loads them."""
 PAGES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
-"""The same layout in five dimensions, as attention loads pages."""
+"""The layout of 64 columns of 16 bits in five dimensions, as attention loads pages."""
 
 
 @cache

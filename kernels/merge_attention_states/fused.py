@@ -100,6 +100,6 @@ def without_values(of: Arguments) -> None:
     )},
 )  # fmt: skip
 def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor, bound: Any) -> None:
-    """Merges in one pass over the parts, four at once."""
+    """Merges the parts in one pass, four parts at once."""
     programs, numbers, constants = bound
     fused_kernel[(programs,)](outs, lses, out, lse, *numbers, **constants)

@@ -135,7 +135,7 @@ def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, co
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Unfinished parts: for each segment (a sequence's keys for a set of heads) that is cut, its number of shares."""
+    """Counts parts of unfinished results: the sum, over all cut segments, of the shares that cut each segment."""
     units = [-(-length // UNIT) for length in lengths]
     total = sum(units) * sets
     shares = max(min(ctas, total // least), 1)

@@ -20,7 +20,7 @@ def cluster(
     x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,
     eps: float, weight_offset: float, round_first: bool, quantize: str | None, config: Config,
 ) -> None:  # fmt: skip
-    """x / rms(x) * (weight + weight_offset) in fp32, rounded once; with `round_first`, x / rms is rounded too."""
+    """Norms: x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
     launch(
         "rmsnorm", x, out, weight=weight, scale=scale, eps=eps, weight_offset=weight_offset,
         round_first=round_first, config=config,

@@ -97,6 +97,6 @@ def fused(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
     interleaved: bool, bound: Any,
 ) -> None:  # fmt: skip
-    """Rotates in fp32, rounded once; a position outside the tables gives zeros, because a kernel cannot raise."""
+    """Rotates q and k in fp32, rounded once; a position outside the tables gives zeros, as a kernel cannot raise."""
     grid, numbers, constants = bound
     _rope[grid](q, k, cos, sin, positions, q_out, k_out, *numbers, **constants)

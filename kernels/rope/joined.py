@@ -21,7 +21,7 @@ from rooflab.kernels.launcher import kernel
 def joined(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """Rotates in fp32; both results are views of one tensor; a position outside the tables raises torch's error."""
+    """Rotates in fp32 to two views of one tensor; a position outside the tables raises torch's error."""
     return turned(q, k, cos, sin, positions, interleaved)
 
 

@@ -66,7 +66,7 @@ def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footp
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """As few CTAs as hold the row and leave room for other rows; more, while SMs are idle and a CTA has much to do."""
+    """Chooses as few CTAs as hold the row and leave room for other rows; more, while SMs are idle and work is large."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (

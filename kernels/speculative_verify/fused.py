@@ -100,7 +100,7 @@ def fused(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
     num_accepted: Tensor, *, draft_probs: Tensor | None,
 ) -> None:  # fmt: skip
-    """Verifies in one launch; tokens are padded with -1."""
+    """Verifies the drafts in one launch; tokens are padded with -1."""
     (B, K), V = draft_tokens.shape, target_probs.shape[2]
     law = target_probs if draft_probs is None else draft_probs
     fused_kernel[(B,)](

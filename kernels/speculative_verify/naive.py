@@ -15,7 +15,7 @@ def naive(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
     num_accepted: Tensor, *, draft_probs: Tensor | None,
 ) -> None:  # fmt: skip
-    """Accepts and draws by torch's calls; tokens are padded with -1."""
+    """Accepts drafts and draws a token by torch's calls; tokens are padded with -1."""
     B, K = draft_tokens.shape
     V = target_probs.shape[2]
     place = torch.arange(K, device=seed.device)
