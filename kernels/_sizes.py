@@ -1,4 +1,4 @@
-"""Integer functions for launchers: Triton's functions of these names take 3 us a call on the host, ours 0.1 to 0.2."""
+"""Integer functions for launchers: Triton's own take 3 us a call on the host, these take 0.1 to 0.2 us."""
 
 from __future__ import annotations
 

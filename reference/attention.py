@@ -148,8 +148,7 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """Yields the pieces of all scores of a sequence.  A GPU takes pieces of 2**26: smaller ones would wait for the
-    host."""
+    """Yields the pieces of all scores of a sequence.  On a GPU a piece has 2**26: smaller ones wait for the host."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
     held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
     together = H_kv if H * S * min(T, LEAST_ROWS) <= held else 1

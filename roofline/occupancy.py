@@ -156,8 +156,8 @@ class Waves:
 
 
 def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
-    """Computes how `ctas` CTAs run on `sms` SMs that hold `ctas_per_sm` each.  Raises `ValueError` unless all are at
-    least 1."""
+    """The waves of `ctas` CTAs on `sms` SMs that hold `ctas_per_sm` each.  Raises `ValueError` unless all are
+    positive."""
     for name, value in (("ctas", ctas), ("ctas_per_sm", ctas_per_sm), ("sms", sms)):
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")

@@ -36,7 +36,7 @@ LEAST_STEPS = 4
 
 @dataclass(frozen=True)
 class SplitTile(StreamTile):
-    """A tile, and the number of CTAs that share its K."""
+    """A config: a tile, and the number of CTAs that share its K."""
 
     split: int = 1
 

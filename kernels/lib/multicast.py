@@ -59,7 +59,7 @@ class ClusterTile:
 
 
 tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged=(1, 2))
-"""Returns tiles of these consumers and columns, with rings of several depths."""
+"""Makes the space of configs for given consumers and columns: rings of three to six slots, one or two staged boxes."""
 
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:

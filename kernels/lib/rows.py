@@ -122,7 +122,7 @@ def tuning(op: str) -> Tuning:
         )
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Few rows: as many threads and CTAs as a row has vectors, for low latency.  Many rows: 64 bytes a thread."""
+        """Chooses, for few rows, as many threads and CTAs as a row has vectors; for many rows, 64 bytes a thread."""
         T, needed = int(case["T"]), vectors_of(case, scheme)
         many, cluster = T > HOPPER_SMS, 1
         vectors = min(VECTORS // inputs if many else 1, next_power_of_2(needed))

@@ -52,8 +52,7 @@ def flashinfer(
     plan: int | Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Returns token ids (B,) int64; `seed` and `position` are not used.  A call without a plan waits for the device to
-    read settings, and raises `ValueError` on rows that it cannot take.  There is no `out`, because FlashInfer writes
-    int32.
+    read settings, and raises `ValueError` on rows that it cannot take.  FlashInfer writes int32, so there is no `out`.
     """
     if plan is None:
         inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
