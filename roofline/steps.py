@@ -171,7 +171,7 @@ class Link(NamedTuple):
 
     name: str
     bytes_per_s: float
-    """Bytes per second in one direction."""
+    """Bytes per second over the link in one direction."""
     adds: bool
     """Whether the switches of the link add the values that the GPUs send."""
 

@@ -177,7 +177,7 @@ def fp8(
     q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
     bound: Any,
 ) -> None:  # fmt: skip
-    """Multiplies in e4m3; values that are contiguous along their keys are multiplied in e4m3, other values in fp16."""
+    """Multiplies q and k in e4m3; multiplies values in e4m3 if they are contiguous along their keys, else in fp16."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](
         q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *numbers, **constants

@@ -21,11 +21,11 @@ def compiled(x: Tensor) -> Tensor:
 
 @peer(limits=LIGER, contiguous=("x",))
 def liger(x: Tensor) -> Any:
-    """Calls the softmax behind Liger's autograd function."""
+    """Calls Liger's softmax through its autograd function."""
     return _liger(x)[0]
 
 
 @peer(contiguous=("x",))
 def quack(x: Tensor) -> Any:
-    """Calls the softmax behind QuACK's autograd function."""
+    """Calls QuACK's softmax through its autograd function."""
     return _quack(x)
