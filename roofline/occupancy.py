@@ -156,8 +156,7 @@ class Waves:
 
 
 def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
-    """The waves of `ctas` CTAs on `sms` SMs that hold `ctas_per_sm` each.  Raises `ValueError` unless all are
-    positive."""
+    """The waves of `ctas` CTAs on `sms` SMs that hold `ctas_per_sm` each.  Raises `ValueError` on a number below 1."""
     for name, value in (("ctas", ctas), ("ctas_per_sm", ctas_per_sm), ("sms", sms)):
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
