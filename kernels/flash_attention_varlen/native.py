@@ -1,4 +1,4 @@
-"""The kernel `native`, for the CPU, in C++: tiles stay in registers and cache; masked tiles are skipped."""
+"""The kernel `native`, for the CPU, in C++: FlashAttention's tiles in registers and cache; masked tiles are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The kernel `one_thread`, like naive, in CUDA C++: one output per thread, two loads per product.
+"""The kernel `one_thread`, like naive, in CUDA C++: one output per thread, two loads per product, as in first CUDA
+lessons.
 
 A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B; if B is a transposed
 weight, it reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.

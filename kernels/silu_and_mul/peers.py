@@ -1,4 +1,4 @@
-"""Peers: torch.compile (`kernels/_peers.py`).  Liger's kernel needs gate and up as two tensors, so it is not here."""
+"""Peers: torch.compile (`kernels/_peers.py`).  Liger takes gate and up as two tensors with rows one after another."""
 
 from __future__ import annotations
 
