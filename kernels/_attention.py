@@ -1,4 +1,4 @@
-"""What all attention launchers share: bytes moved, results, strides, and the softmax scale with its options."""
+"""Helpers of all attention launchers: bytes moved, results, strides, and the softmax scale with its options."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LN2 = math.log(2)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Of dense and ragged attention: each operand once, because L2, or a CPU's cache, keeps a sequence's keys for its
-    queries.  In a dense batch keys before every window are not read.  The result of fp8 is bf16."""
+    """Counts each operand of dense and ragged attention once, as L2 or a CPU's cache keeps a sequence's keys for its
+    queries.  In a dense batch, keys before every window are not read.  The result of fp8 is bf16."""
     q, k, seen = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         seen = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
@@ -30,41 +30,41 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
-    """The result of queries (..., D) that see no key: zeros, and with `return_lse` the log-sum-exp -inf."""
+    """Returns the result of queries (..., D) that see no key: zeros, and with `return_lse` the log-sum-exp -inf."""
     out = torch.zeros_like(q)
     return (out, torch.full(q.shape[:-1], -math.inf, device=q.device)) if return_lse else out
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result without keys, for which no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
+    """Writes the result without keys, where no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
 
 
 def strides_of(x: torch.Tensor | None, rank: int) -> tuple[int, ...]:
-    """The strides of a tensor that may be None; then zeros."""
+    """Returns the strides of a tensor; zeros if the tensor is None."""
     return (0,) * rank if x is None else x.stride()
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """`softmax_scale`, or head_dim**-0.5 if that is None."""
+    """Returns `softmax_scale`, or head_dim**-0.5 if `softmax_scale` is None."""
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else float(softmax_scale)
 
 
 SMALLEST_SCALE = 2.0**-100
-"""Replaces a scale of 0, with which a masked score of -inf would become NaN; every weight is still 1."""
+"""The scale that replaces 0, because 0 would turn a masked score of -inf into NaN; every weight is still 1."""
 
 
 def never_zero(softmax_scale: float | None) -> float | None:
-    """`softmax_scale` for torch, which multiplies a mask's -inf by it."""
+    """Returns a `softmax_scale` that is not 0, because torch multiplies a mask's -inf by it."""
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """What a Triton kernel gets of a call's options: `window`, `scale`, `factor` and `cap` for `lib.attention.weigh`;
-    the strides of `out`, `lse` and `sinks`; and constants.  The factor is never negative.  keys: the most keys of a
-    sequence.
+    """Returns the arguments that a Triton kernel gets for a call's options: `window`, `scale`, `factor` and `cap` for
+    `lib.attention.weigh`; the strides of `out`, `lse` and `sinks`; and constants.  The factor is never negative.
+    `keys` is the number of keys of the longest sequence.
     """
     D, scale, capped = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     windowed = of.window is not None and of.window < keys  # a wider window hides nothing

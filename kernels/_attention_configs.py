@@ -1,6 +1,6 @@
-"""Configs of attention's tiles of queries and keys, what a CTA with such tiles holds, and rungs that load by pointers.
+"""Configs of attention's tiles of queries and keys, a CTA's needs, and rungs that load by pointers.
 
-A causal mask makes programs differ in their work, so no footprint gives `tensor_flops`.
+Under a causal mask programs have different amounts of work, so no footprint gives `tensor_flops`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuni
 from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 24
-"""For pointers, masks and the running maximum and sum, in addition to accumulator and scores."""
+"""Registers per thread for pointers, masks and the running maximum and sum, besides accumulator and scores."""
 FMA_OUTPUTS = 38
-"""fp32 values of accumulator and scores per thread; FMAs hold their operands in registers too: with more, at a head_dim
-of 128, nearly all tiles spill 0.5 to 13 KB per thread (read in the compiled kernels)."""
+"""The most fp32 values of accumulator and scores per thread with FMAs, which hold their operands in registers too: with
+more, at a head_dim of 128, nearly all tiles spill 0.5 to 13 KB per thread (read in the compiled kernels)."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ FMA_TILES = space(Config, block_m=(16, 32, 64), block_n=(16, 32, 64), num_warps=
 
 
 def padded(head_dim: int) -> int:
-    """Columns of a tile: those past head_dim are zeros and are multiplied too."""
+    """Returns the columns of a tile: columns past head_dim are zeros and are multiplied too."""
     return int(next_power_of_2(head_dim))
 
 
 def staged_tiles(config: Config, scheme: Scheme) -> int:
-    """Tiles of keys and values that a pipeline by pointers holds, as Triton allocates them (read in the compiled
-    kernels; tests/contracts/test_configs.py compares them)."""
+    """Counts the tiles of keys and values that a pipeline by pointers holds, as Triton allocates them (read in the
+    compiled kernels; tests/contracts/test_configs.py compares them)."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1
@@ -49,7 +49,7 @@ def staged_tiles(config: Config, scheme: Scheme) -> int:
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
-    """Per thread: the fp32 accumulator, a tile of scores, their `weights` rounded to 16 bits, and `others`."""
+    """Registers per thread: fp32 accumulator, a tile of scores, their `weights` rounded to 16 bits, and `others`."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
@@ -57,7 +57,7 @@ def registers(config: Config, head_dim: int, weights: bool = False, others: int 
 def pointers_footprint(
     config: Config, case: Case, scheme: Scheme, ctas: int, weights: bool, others: int = ADDRESS_REGISTERS
 ) -> Footprint:
-    """Of a rung that loads by pointers: in shared memory the queries, and staged keys and values."""
+    """The footprint of a rung that loads by pointers: shared memory holds the queries, and staged keys and values."""
     D, size = padded(int(case["D"])), scheme.activation.itemsize
     staged = staged_tiles(config, scheme) * config.block_n * scheme.weight.itemsize
     return Footprint(
@@ -69,8 +69,8 @@ def pointers_footprint(
 
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
-    """The tuning of a rung that loads by pointers; `weights` and `others` are those of `registers`, `widest` is for the
-    widest heads of fp32."""
+    """The tuning of a rung that loads by pointers; `weights` and `others` are passed to `registers`, `widest` is for
+    the widest heads of fp32."""
     defaults = Defaults((
         ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
         ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),

@@ -1,4 +1,4 @@
-"""A card for files that ask for one when they are imported, on a machine that has none."""
+"""A pretended GPU for files that ask for one when they are imported, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 pretended: Callable[[], AbstractContextManager[object]] | None = None
-"""Pretends one.  A process that compiles or emulates kernels, or asks others to, sets it (`bench/cli/app.py`)."""
+"""Makes a context that pretends a GPU; a process that compiles or emulates kernels sets it (`bench/cli/app.py`)."""

@@ -1,8 +1,8 @@
 """CUDA C++ kernels: NVRTC compiles them to a cubin without a GPU; CuPy launches them on torch's tensors and stream.
 
-A kernel's source is one file, which includes what several ops share from `kernels/lib/`: `#include "hopper.h"`.  A
-cubin is kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers: it
-cannot compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
+A kernel's source is one file, which includes shared headers from `kernels/lib/`: `#include "hopper.h"`.  A cubin is
+kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers: it cannot
+compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
 `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
 """
 
@@ -28,20 +28,20 @@ from rooflab.kernels._pdl import launch_dependent
 from rooflab.kernels._tensor_map import CudaMap
 
 LIB = Path(__file__).parent / "lib"
-"""The folder of the headers and sources that several ops share."""
+"""The folder of headers and sources that several ops share."""
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""The number by which the sources know a dtype: their macro ELEMENT."""
+"""The number that stands for a dtype in the sources: their macro ELEMENT."""
 STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
-"""Static and dynamic shared memory that a launch may use without a request (CUDA C++ Programming Guide, "Shared
-Memory")."""
+"""Bytes of static and dynamic shared memory that a launch may use without a request (CUDA C++ Programming Guide,
+"Shared Memory")."""
 ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 # The same header differs between toolkits, so the first folder in this order that has a header must win.
 HEADER_PACKAGES = ("cccl", "cudart", "nvcc")
 
 
 class CudaCompileError(RuntimeError):
-    """NVRTC rejected a source; `log` is NVRTC's text."""
+    """The error of a source that NVRTC rejects; `log` is NVRTC's text."""
 
     def __init__(self, log: str):
         super().__init__(f"NVRTC: {log}")
@@ -58,10 +58,10 @@ def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...]
 
 
 def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> Path:
-    """The cubin's file in the cache folder; compiles it if it is not there.
+    """Returns the cubin's file in the cache folder; compiles the cubin if the file is not there.
 
     Its name is a hash of source, options, architecture, NVRTC's version, the text of our headers and the folders of
-    CUDA's; what a folder of the caller's holds is not in it, so `options` must name none.
+    CUDA's; it does not cover other folders, so `options` must not name one.
     """
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
@@ -111,7 +111,7 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """The cubin with its last byte, a zero that CuPy 14 cuts off as the end of a text; cuobjdump needs it.
+    """Returns the cubin with its last byte, a zero that CuPy 14 cuts off as the end of a text; cuobjdump needs it.
 
     The program headers are at the end of this ELF file, so their offset, size and count give the file's size.
     """
@@ -121,7 +121,7 @@ def _whole(cubin: bytes) -> bytes:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """NVRTC's version, (13, 0) for CUDA 13.0.  Raises `ValueError` if NVRTC is not installed."""
+    """Returns NVRTC's version, (13, 0) for CUDA 13.0.  Raises `ValueError` if NVRTC is not installed."""
     major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
@@ -153,7 +153,7 @@ def _nvrtc() -> Any:
 
 @cache
 def include_folders() -> tuple[str, ...]:
-    """`kernels/lib`, then the folders of CUDA's headers in search order, if they are installed.
+    """Returns `kernels/lib`, then the folders of CUDA's headers in search order, if they are installed.
 
     NVIDIA's pathfinder, with which CuPy finds NVRTC too, searches wheels, conda, the system and `CUDA_PATH`.
     """
@@ -167,21 +167,21 @@ def include_folders() -> tuple[str, ...]:
 
 
 def architecture(device: torch.device | int | None = None) -> str:
-    """The `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Needs a GPU."""
+    """Returns the `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Needs a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{10 * major + minor}" + ("a" if major >= 9 else "")
 
 
 def macros(**values: str | int | bool) -> tuple[str, ...]:
-    """NVRTC's options that define these macros; a bool is 1 or 0."""
+    """Returns NVRTC's options that define these macros; a bool is 1 or 0."""
     return tuple(f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in values.items())
 
 
 @cache
 def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bool = False) -> CudaKernel:
-    """The kernel `name` of `source`, declared `extern "C"`; its first launch on a GPU compiles and loads it.
+    """Returns the kernel `name` of `source`, declared `extern "C"`; its first launch on a GPU compiles and loads it.
 
-    With `dependent` it starts before the kernel before it ends, for which its source includes `pdl.h`.
+    With `dependent` the kernel may start before the previous kernel ends; its source then includes `pdl.h`.
     """
     return CudaKernel(source, name, options, dependent)
 
@@ -204,14 +204,15 @@ class CudaKernel:
         self.dependent = dependent
         self._raw: dict[int, Any] = {}
         self._shared_bytes: dict[int, int] = {}
-        """Dynamic shared memory per launch that was requested so far, by device."""
+        """Bytes of dynamic shared memory per launch that were requested so far, by device."""
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Launches.  Raises `ValueError` on an argument of another type, or on tensors on more than one GPU."""
+        """Launches the kernel.  Raises `ValueError` on an argument of another type, or on tensors on more than one
+        GPU."""
         device = _device(arguments)
         checked = [_value(index, argument) for index, argument in enumerate(arguments)]
         maps = {id(value): value for value in checked if isinstance(value, CudaMap)}
-        encoded = {key: value.encoded() for key, value in maps.items()}  # each once
+        encoded = {key: value.encoded() for key, value in maps.items()}  # each map once
         values = tuple(encoded.get(id(value), value) for value in checked)
         with torch.cuda.device(device):
             raw = self.raw(device)
@@ -225,7 +226,7 @@ class CudaKernel:
                 raw(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=_stream(stream))
 
     def raw(self, device: int) -> Any:
-        """CuPy's kernel for GPU number `device`; its `attributes` hold registers and spilled bytes."""
+        """Returns CuPy's kernel for GPU number `device`; its `attributes` hold registers and spilled bytes."""
         if device not in self._raw:
             with torch.cuda.device(device):
                 file = cubin_file(self.source, arch=architecture(device), options=self.options)
@@ -238,7 +239,7 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class _TorchStream:
-    """A stream by its address, in the form that CuPy 14 accepts."""
+    """A stream given by its address, in the form that CuPy 14 accepts."""
 
     address: int
 

@@ -1,4 +1,4 @@
-"""What launchers need to know of the GPU that they launch on."""
+"""Facts about the GPU on which a launcher launches."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import torch
 
 HOPPER_SMS = 132
-"""SMs of an H100 or H200 SXM: the assumed GPU for compilation and emulation without a GPU."""
+"""The number of SMs of an H100 or H200 SXM, the assumed GPU for compilation and emulation without a GPU."""
 few_sms: int | None = None
-"""What `sm_count` answers instead of the truth, if it is a number: a check sets it (`bench/core/trial.py`)."""
+"""A number of SMs that `sm_count` returns instead of the real number; a check sets it (`bench/core/trial.py`)."""
 emulated = False
 """Whether every launch of this process runs in the emulator, on CPU tensors, as on sm90 (`bench/emulate/ours.py`)."""
 
 counted: str | None = None
-"""The kind of device whose traffic is being counted on `meta` tensors (`kernels/traffic.py`)."""
+"""The kind of device for which traffic is being counted on `meta` tensors (`kernels/traffic.py`)."""
 
 
 def kind_of(x: torch.Tensor) -> str:
-    """The kind of device that `x` is on; of a `meta` tensor whose traffic is counted, the kind that it stands for."""
+    """The kind of device that `x` is on; for a `meta` tensor whose traffic is counted, the kind it stands for."""
     return counted or x.device.type
 
 
 def sm_count(device: torch.device) -> int:
-    """Streaming multiprocessors (SMs) of a GPU; 132 (an H100 SXM) for the CPU and `meta`."""
+    """Returns the number of streaming multiprocessors (SMs) of a GPU; 132 (an H100 SXM) for the CPU and `meta`."""
     return few_sms or _sm_count(device)
 
 
@@ -37,7 +37,7 @@ def _sm_count(device: torch.device) -> int:
 
 
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """`launcher`, called with the GPU of its first tensor as the current GPU, because Triton launches on that one.
+    """Wraps `launcher`: the GPU of its first tensor is the current GPU in a call, because Triton launches on that.
 
     Host time: 0.4 to 0.7 us for tensors on a CPU; not measured with a GPU, where the current GPU is also looked up.
     """

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is there whole or not at all."""
+"""Atomic writes: a file is on disk whole, or not at all."""
 
 from __future__ import annotations
 

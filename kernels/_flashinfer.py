@@ -3,10 +3,10 @@
 FlashInfer compiles its code with nvcc at the first use of a dtype, head_dim and set of options, unless its package of
 compiled kernels is installed.  This takes seconds; a time measured after a warm-up does not contain it.
 
-FlashInfer divides a batch on the host: `plan` reads the lengths, `run` launches.  An engine plans once per step for
-all layers; the bench does the same with the kernel's `plan`, so it times `run` alone.  A call without a plan makes
-one: it waits for the device, and a CUDA graph cannot capture it.  No plan is kept for the next call, because a kernel
-may change the lengths in place, which the host cannot see without a wait.
+FlashInfer divides a batch on the host: `plan` reads the lengths, `run` launches.  An engine plans once per step for all
+layers; the bench does the same with the kernel's `plan`, so it times `run` alone.  A call without a plan makes a plan:
+it waits for the device, and a CUDA graph cannot capture it.  No plan is kept for the next call, because a kernel may
+change the lengths in place, which the host cannot see without a wait.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rooflab.roofline.model import Traffic
 
 PACKAGE = "flashinfer"
 HEAD_DIMS = (64, 128, 256)
-"""Head dims of its kernels for Hopper and of those for CUDA cores (`utils.cuh`, 0.6.18 and 0.7.2)."""
+"""The head dims of FlashInfer's kernels for Hopper and for CUDA cores (`utils.cuh`, 0.6.18 and 0.7.2)."""
 WORKSPACE_BYTES = 512 * 2**20
-"""For partial results where it splits keys: FlashInfer recommends a quarter of this, and raises if it is too small."""
+"""Bytes for partial results of split keys: FlashInfer recommends a quarter of this, and raises if it is too small."""
 
 
 def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:
-    """`model`, and with `return_lse` one more launch, which changes the base of the log-sum-exp of q (..., D)."""
+    """Wraps `model`: with `return_lse` it adds one launch that changes the base of the log-sum-exp of q (..., D)."""
 
     def traffic(inputs: Arguments) -> Traffic:
         moved, lse = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
@@ -47,26 +47,26 @@ def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], 
 def make_wrapper(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, *layout: str, **options: Any
 ) -> Any:
-    """A new wrapper of the class `name` with its own workspace; `layout` is NHD for classes that take a layout.  It
-    serves one dtype and head_dim, because its first plan fixes its backend."""
+    """Makes a wrapper of the class `name` with its own workspace; `layout` is NHD for classes that take a layout.  A
+    wrapper serves one dtype and head_dim, because its first plan fixes its backend."""
     # Zeros, because the first launch reads counters there.
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     return getattr(import_module(PACKAGE), name)(workspace, *layout, **options)
 
 
 kept_wrapper = lru_cache(maxsize=4)(make_wrapper)
-"""The wrapper of all calls without a plan; each call plans again, as an engine does in each step.  Reading the lengths
-waits for the copies of the plan before, so a plan never overwrites data that is still being copied."""
+"""Returns the wrapper of all calls without a plan; each call plans again, as an engine does in each step.  Reading the
+lengths waits for the copies of the previous plan, so a plan never overwrites data that is still being copied."""
 
 
 @dataclass(frozen=True)
 class FlashInferPlan:
-    """What a call runs, made by `plan`."""
+    """The plan of a call, made by `plan`."""
 
     wrapper: Any = None
-    """It has a plan; None if no query sees a key."""
+    """The FlashInfer wrapper that holds the plan; None if no query sees a key."""
     unseeing: torch.Tensor | None = None
-    """Indices of the queries that see no key."""
+    """The indices of the queries that see no key."""
 
 
 def plan_options(inputs: Arguments) -> dict[str, Any]:
@@ -86,17 +86,17 @@ class Pages:
     """A block table in FlashInfer's form: the pages in use, sequence after sequence."""
 
     indptr: torch.Tensor
-    """(B + 1,) int32 on the CPU: where each sequence's pages begin and end in `indices`."""
+    """The start and end of each sequence's pages in `indices`, (B + 1,) int32 on the CPU."""
     indices: torch.Tensor
-    """(pages,) int32 on the table's device."""
+    """The numbers of the pages in use, (pages,) int32 on the table's device."""
     last_page_len: torch.Tensor
-    """(B,) int32 on the CPU: 1 to block_size, and 0 for an empty sequence."""
+    """The tokens in each sequence's last page, (B,) int32 on the CPU: 1 to block_size, 0 for an empty sequence."""
     lengths: torch.Tensor
-    """(B,) int32 on the CPU."""
+    """The lengths of the sequences, (B,) int32 on the CPU."""
 
 
 def read_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: int) -> Pages:
-    """The pages of block_table (B, max_blocks) that seq_lens (B,) need; waits for the device."""
+    """Reads the pages of block_table (B, max_blocks) that seq_lens (B,) need; waits for the device."""
     lengths = seq_lens.cpu()
     counts = (lengths + block_size - 1) // block_size
     indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
@@ -108,7 +108,7 @@ def read_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: in
 def unseeing_rows(
     bounds: torch.Tensor, lengths: torch.Tensor, causal: bool, device: torch.device
 ) -> torch.Tensor | None:
-    """The indices (n,) of the queries that see no key, or None if every query sees one.
+    """Returns the indices (n,) of the queries that see no key, or None if every query sees one.
 
     bounds: (B + 1,), where each sequence's queries begin and end; lengths: (B,), its keys; both on the CPU.
     """
@@ -119,7 +119,7 @@ def unseeing_rows(
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """`bounds` with each sequence as two: first its queries that see no key under a causal mask, then the others.
+    """Splits each sequence of `bounds` in two: first its queries that see no key under a causal mask, then the others.
 
     With more queries than keys, FlashInfer's kernels for Ampere reject a single sequence, and they do not mask a tile
     of a batch that begins with a query that sees no key.  The first sequence of each pair has no keys.
@@ -131,7 +131,7 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Offsets of keys or pages (B + 1,) for the sequences that `seeing_apart` makes."""
+    """Returns offsets of keys or pages (B + 1,) for the sequences that `seeing_apart` makes."""
     return offsets.repeat_interleave(2)[:-1]
 
 
@@ -145,7 +145,7 @@ def plan_ragged(
 ) -> FlashInferPlan:
     """Plans `wrapper` for sequences one after another.
 
-    bounds: of queries and of keys, int32 on the CPU; heads: H, H_kv and D.
+    bounds: the offsets of queries and of keys, int32 on the CPU; heads: H, H_kv and D.
     """
     queries, keys = bounds
     unseeing = unseeing_rows(queries, keys.diff(), causal, device)
@@ -156,7 +156,7 @@ def plan_ragged(
 
 
 def finished(result: Returned, unseeing: torch.Tensor | None) -> Returned:
-    """The result of `run` with a natural log-sum-exp (FlashInfer's has base 2), and 0 and -inf in the rows `unseeing`.
+    """Converts the result of `run`: log-sum-exp to base e (FlashInfer's has base 2), 0 and -inf in the rows `unseeing`.
 
     FlashInfer gives rows that see no key a large finite log-sum-exp.  result[0]: (T, H, D), result[1]: (T, H).
     """

@@ -1,4 +1,4 @@
-// What the C++ kernels for the CPU share: the three dtypes as fp32 values, and an exponential that compilers vectorise.
+// Helpers of the C++ kernels for the CPU: the three dtypes as fp32 values, and an exponential that vectorises.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ static inline float to_float(bf16 x) {
 }
 
 template <class T> static inline T rounded(float x) { return T(x); }
-template <> inline bf16 rounded<bf16>(float x) {  // to nearest even; a NaN stays one
+template <> inline bf16 rounded<bf16>(float x) {  // to nearest even; a NaN stays NaN
     std::uint32_t bits;
     std::memcpy(&bits, &x, 4);
     std::uint32_t nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -53,7 +53,7 @@ static inline float exponential(float x) {
     return sum * a * b;
 }
 
-// Returns FUNCTION<T>(...) for the dtype that `_native.py` names by a number; 0 if FUNCTION returns nothing.
+// Returns FUNCTION<T>(...) for the dtype with `_native.py`'s number; 0 if FUNCTION returns nothing.
 #define FOR_DTYPE(dtype, FUNCTION, ...)                         \
     switch (dtype) {                                            \
         case 0: return (FUNCTION<float>(__VA_ARGS__), 0);       \

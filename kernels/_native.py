@@ -26,19 +26,19 @@ from rooflab.kernels._folders import cache_folder, check_writable
 HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The number by which a C++ function knows a dtype."""
+"""The number that stands for a dtype in a C++ function."""
 TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
 
 @cache
 def compiler() -> str | None:
-    """The path of `$CXX`, g++ or clang++; None if none is there."""
+    """Returns the path of `$CXX`, g++ or clang++; None if none is found."""
     names = (os.environ.get("CXX"), "g++", "clang++")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def why_no_compiler() -> str | None:
-    """Why C++ kernels cannot be built here, or None."""
+    """Returns why C++ kernels cannot be built here, or None."""
     if not Path("/proc/self/maps").is_file():
         return "needs Linux"
     path = compiler()
@@ -47,7 +47,7 @@ def why_no_compiler() -> str | None:
 
 @cache
 def _why_too_old(path: str) -> str | None:
-    """Why a compiler does not understand the headers, or None; asked once for a compiler, and then kept."""
+    """Returns why a compiler does not understand the headers, or None; asks once for each compiler."""
     texts = (_version(path), *(header.read_text() for header in HEADERS), *OPTIONS)
     known = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
     if known.is_file():
@@ -77,7 +77,7 @@ def _first_error(text: str) -> str:
 
 @cache
 def built(source: Path, types: str) -> Callable[..., int]:
-    """The function `run` of a C++ file, whose arguments are `types`: i (int), n (int64), f (float), p (pointer).
+    """The function `run` of a C++ file, with arguments `types`: i (int), n (int64), f (float), p (pointer).
 
     Raises `ValueError` with the compiler's first error.
     """
@@ -87,12 +87,12 @@ def built(source: Path, types: str) -> Callable[..., int]:
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    """A struct of 64-bit integers, to be passed as a pointer."""
+    """Packs 64-bit integers into a struct, to be passed as a pointer."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def library(source: Path) -> Path:
-    """The built library of a C++ file.  Raises `ValueError` with the compiler's first error."""
+    """Returns the built library of a C++ file.  Raises `ValueError` with the compiler's first error."""
     path = compiler()
     if path is None:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
@@ -120,12 +120,12 @@ def _run(command: list[str], source: Path) -> None:
 
 
 def _openmp_of_torch() -> str:
-    """The OpenMP library that this process has loaded with torch."""
+    """Returns the path of the OpenMP library that this process has loaded with torch."""
     mapped = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
     return next((path for path in mapped if "/torch/" in path), mapped[0] if mapped else "-lgomp")
 
 
 def processor() -> str:
-    """The processor's model and features: a library for another one may have instructions that this one lacks."""
+    """The processor's model and features: a library for another processor may have instructions that this lacks."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(("model name", "flags")))

@@ -1,4 +1,4 @@
-// Attention on the CPU for the dense and the paged op, which differ only in where a key lies.
+// Attention on the CPU for the dense and the paged op, which differ only in the place of a key.
 //
 // As FlashAttention-2 (Dao, 2023): a tile of queries meets the keys tile by tile, with a running maximum and sum per
 // row.  The query heads of a key's head are rows of one tile, so a key is converted once for all of them.  The keys of
@@ -13,14 +13,14 @@
 #include "_native_multiply.h"
 
 constexpr int FEW = 12, KEYS = 64, QUERIES = 64, AHEAD = 8;
-constexpr i64 PART = 256;  // least keys for which another thread is worth its start
+constexpr i64 PART = 256;  // the least keys that are worth the start of another thread
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 struct Shape {
     i64 B, H, H_kv, D, threads;
     i64 q_token, q_head, out_token, out_head, k_token, k_head, v_token, v_head;  // strides
-    i64 k_page, v_page, block_size, table;                                       // of the paged cache
-    i64 causal, window;  // the number of keys that a query sees, its own among them; 0: all
+    i64 k_page, v_page, block_size, table;                                       // strides of the paged cache
+    i64 causal, window;  // the number of keys that a query sees, its own included; 0: all
 };
 
 struct Where {
@@ -68,7 +68,7 @@ static inline void weighted(const float* scores, const T* const* values, i64 cou
     }
 }
 
-// Calls FUNCTION<R>(row) for bands of 4 rows and of those that are left.
+// Calls FUNCTION<R>(row) for bands of 4 rows and of the rows that are left.
 #define FOR_BANDS(rows, r, R, BODY)                      \
     for (i64 r = 0; r < rows;) switch (std::min<i64>(rows - r, 4)) { \
             case 4: { constexpr int R = 4; BODY; r += 4; break; }     \
@@ -77,9 +77,9 @@ static inline void weighted(const float* scores, const T* const* values, i64 cou
             default: { constexpr int R = 1; BODY; r += 1; }           \
         }
 
-// The running state of a tile of rows, and its buffers.
+// The running maximum and sum of a tile of rows, and its buffers.
 struct Tile {
-    i64 width;  // D up to a multiple of LANES
+    i64 width;  // D rounded up to a multiple of LANES
     std::vector<float> q, scores, out, keys, turned, values, most, sum;
 
     Tile(i64 rows, i64 D) : width((D + LANES - 1) / LANES * LANES) {
@@ -98,7 +98,7 @@ struct Attention {
     i64 first_query(i64 b) const { return at.q_bounds ? at.q_bounds[b] : b; }
     i64 queries(i64 b) const { return at.q_bounds ? at.q_bounds[b + 1] - at.q_bounds[b] : 1; }
     i64 keys(i64 b) const { return at.lengths ? at.lengths[b] : at.k_bounds[b + 1] - at.k_bounds[b]; }
-    // Where `count` keys and values of head h lie, from `key` on.
+    // Finds `count` keys and values of head h, from `key` on.
     void find(i64 b, i64 h, i64 key, i64 count, const T** keys, const T** values) const {
         i64 page = key / s.block_size, token = key % s.block_size;
         for (i64 j = 0; j < count; ++j) {
@@ -114,7 +114,7 @@ struct Attention {
     }
     i64 begin(i64 b, i64 query) const { return s.window ? std::max<i64>(0, end(b, query) - s.window) : 0; }
 
-    // Queries [from, to) of sequence b and head h over the keys [low, high) that they see.
+    // Computes queries [from, to) of sequence b and head h over the keys [low, high) that they see.
     void attend(i64 b, i64 h, i64 from, i64 to, i64 low, i64 high, Tile& tile) const {
         const i64 group = s.H / s.H_kv, rows = (to - from) * group, D = s.D, width = tile.width;
         for (i64 r = 0; r < rows; ++r) {
@@ -166,7 +166,7 @@ struct Attention {
         float *scores = &tile.scores[r * KEYS], most = tile.most[r], sum = 0;
 #pragma omp simd reduction(max : most)
         for (i64 j = begin; j < end; ++j) most = scores[j] > most ? scores[j] : most;
-        if (most == NEVER)  // the maximum leaves out a NaN
+        if (most == NEVER)  // the maximum ignores a NaN
             for (i64 j = begin; j < end; ++j) most = scores[j] != scores[j] ? scores[j] : most;
         std::fill(scores, scores + begin, 0.0f);
         std::fill(scores + end, scores + count, 0.0f);

@@ -1,12 +1,12 @@
 """Programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, for Hopper and later (CUDA C++ Programming Guide,
 section "Programmatic Dependent Launch and Synchronization").
 
-A kernel that is launched this way may start before the previous kernel of its stream ends.  It prefetches what no
+A kernel that is launched this way may start before the previous kernel of its stream ends.  It prefetches data that no
 kernel of a step writes (weights, tables), waits until the previous kernel is complete, and only then reads or writes
 anything else.  The previous kernel says when the next one may start: here at once, because the kernels are small and
-leave room on the SMs.  If it does not say so, the next one starts when it ends.  The order holds through a chain of
-kernels, because every one of them waits: none is complete before all those before it are.  CUDA C++ waits by
-`lib/pdl.h`, Triton's kernels by `tl.extra`.
+leave room on the SMs.  Without such a signal the next kernel starts when the previous kernel ends.  The order holds
+through a chain of kernels, because every kernel waits: it is complete only after all earlier kernels are.  CUDA C++
+waits by `lib/pdl.h`, Triton's kernels by `tl.extra`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _on = ContextVar("pdl", default=False)
 
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
-    """Within it, kernels that can be launched so are; it needs compute capability 9.0, and weights that no kernel
-    still writes."""
+    """Within this context, kernels that support PDL are launched with it; PDL needs compute capability 9.0, and weights
+    that no kernel still writes."""
     token = _on.set(on)
     try:
         yield
@@ -34,23 +34,23 @@ def pdl(on: bool = True) -> Iterator[None]:
 
 
 def pdl_is_on() -> bool:
-    """Whether this is within `pdl`."""
+    """Returns whether the caller is within `pdl`."""
     return _on.get()
 
 
 def pdl_arguments() -> dict[str, bool]:
-    """Arguments of a Triton launch: PDL of the kernel, and if it is on, the launcher's option."""
+    """Returns arguments of a Triton launch: the kernel's PDL flag, and if PDL is on, the launcher's option."""
     return {"PDL": True, "launch_pdl": True} if _on.get() else {"PDL": False}
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute of cuda.h; the value is a union of 64 bytes."""
+    """The struct CUlaunchAttribute of cuda.h; its value is a union of 64 bytes."""
 
     _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig of cuda.h."""
+    """The struct CUlaunchConfig of cuda.h."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -63,7 +63,7 @@ class _Config(ctypes.Structure):
 
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = ctypes.pointer(_Attribute(6, 1))
-"""The attribute by its number in cuda.h, switched on."""
+"""The launch attribute for PDL, given by its number in cuda.h, switched on."""
 
 
 @cache
@@ -74,7 +74,7 @@ def _driver() -> Any:
 def launch_dependent(
     function: int, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int, stream: int
 ) -> None:
-    """Launches the CUfunction `function` of the current context so, with `values` of NumPy as arguments.
+    """Launches the CUfunction `function` of the current context with PDL; `values` are NumPy arguments.
 
     CuPy's launch takes no attributes, so ctypes calls the driver.  Raises `RuntimeError` with the driver's error.
     """

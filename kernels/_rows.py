@@ -1,17 +1,17 @@
-"""Outputs in eight bits of the kernels over rows."""
+"""8-bit outputs of the kernels over rows."""
 
 from __future__ import annotations
 
 import torch
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The value that the largest magnitude of a row becomes, by dtype."""
+"""The value to which the largest magnitude of a row is scaled, by dtype."""
 LEAST_SCALE = 2.0**-126
-"""fp32's least normal number: one over a smaller scale would overflow."""
+"""The least normal fp32 number: 1 / scale would overflow for a smaller scale."""
 
 
 def write_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Writes fp32 `values` (T, N) to `out`, or with `scale` (T,) their codes and scales, in torch steps."""
+    """Writes fp32 `values` (T, N) to `out`, or with `scale` (T,) their codes and scales, by torch's calls."""
     if scale is None:
         out.copy_(values)
         return

@@ -11,31 +11,31 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 MAX_HIDDEN = 16384
-"""512 threads then hold 32 fp32 values each; with 64 each, ptxas spills."""
+"""The widest row: 512 threads then hold 32 fp32 values each; with 64 each, ptxas spills."""
 ADDRESS_REGISTERS = 16
-"""For pointers, masks and the scale, in addition to the rows."""
+"""Registers per thread for pointers, masks and the scale, besides the rows."""
 SHORT = 2048
-"""Values of a program that has several rows."""
+"""The most values in a program that has several rows."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """One way to launch the kernel."""
+    """One way to launch the kernel: rows per program, and warps."""
 
     block_t: int
-    """Rows per program."""
+    """The number of rows per program."""
     num_warps: int
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every number of warps that a CTA can have, and several rows per program where they are short."""
+    """Returns every number of warps that a CTA can have, and several rows per program where rows are short."""
     row = int(next_power_of_2(int(case["H"])))
     blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT]
     return tuple(Config(*values) for values in itertools.product(blocks, (1, 2, 4, 8, 16, 32)))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The rows in fp32 registers, without the weight."""
+    """Returns the footprint: the rows in fp32 registers, without the weight."""
     threads = 32 * config.num_warps
     values = config.block_t * int(next_power_of_2(int(case["H"])))
     registers = cdiv(values, threads) + ADDRESS_REGISTERS
@@ -43,8 +43,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps; twice as many where there are more
-    rows than SMs, and then short rows share a program."""
+    """Returns a config with eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps; twice as many
+    where there are more rows than SMs, and then short rows share a program."""
     row, many = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
     block_t = max(1, SHORT // row) if many else 1
     per_thread = 16 if many else 8
@@ -53,4 +53,4 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 TUNING = Tuning(Config, configs, heuristic, footprint)
 LIMITS = {"H": MAX_HIDDEN}
-"""The widest row that registers hold."""
+"""The limit of H: the widest row that registers hold."""

@@ -1,4 +1,4 @@
-"""Tensor maps for CUDA C++ kernels, encoded by the driver at each launch; Triton makes those of its own kernels."""
+"""Tensor maps for CUDA C++ kernels, encoded by the driver at each launch; Triton makes maps for its own kernels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 BYTES, ALIGNMENT = 128, 64
-"""Size of a CUtensorMap, and the alignment of its address."""
+"""The size of a CUtensorMap, and the alignment of its address, in bytes."""
 BOX_ROWS, ROW_BYTES = 64, 128
-"""A box has 64 rows of 128 bytes, the widest swizzle."""
+"""The number of rows of a box, and of bytes of a row: 128 bytes are the widest swizzle."""
 ELEMENTS = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torch.bfloat16: ("bf16", 9)}
-"""By dtype: the name in PTX, and the number in CUtensorMapDataType (cuda.h)."""
+"""For each dtype, its name in PTX, and its number in CUtensorMapDataType (cuda.h)."""
 LIBRARY = "libcuda.so.1"
-"""The driver."""
+"""The file name of CUDA's driver."""
 NO_INTERLEAVE, SWIZZLE_128, PROMOTE_TO_128, FILL_ZERO = 0, 3, 2, 0
 """Values of the driver's enumerations for the layout in memory, the swizzle, the size of L2's requests, and values out
 of bounds."""
@@ -28,19 +28,19 @@ class CudaMap:
     """A matrix as rows of contiguous elements, of which a copy moves boxes of 64 rows by 128 bytes, swizzled."""
 
     base: torch.Tensor
-    """Its address, dtype and device are the map's."""
+    """The tensor whose address, dtype and device the map has."""
     rows: int
     columns: int
     stride: int
-    """Elements from row to row; whole 16 bytes."""
+    """The number of elements from row to row; in bytes, a multiple of 16."""
 
     @property
     def box(self) -> tuple[int, int]:
-        """Elements of a box along a row, and its rows."""
+        """Returns the elements of a box along a row, and its rows."""
         return ROW_BYTES // self.base.element_size(), BOX_ROWS
 
     def encoded(self) -> Any:
-        """The 128 bytes that a kernel takes by value, as a NumPy array of one element.
+        """Returns the 128 bytes that a kernel takes by value, as a NumPy array of one element.
 
         Raises `ValueError` where there is no driver, and where the driver refuses the map.
         """

@@ -1,4 +1,4 @@
-"""What a TMA tensor map requires of memory."""
+"""The requirements of a TMA tensor map on memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 import torch
 
 MapMaker = Callable[[torch.Tensor], Any]
-"""Makes the tensor maps of tensors of one layout: `map_maker` of `lib/tma.py`."""
+"""A function that makes the tensor maps of tensors of one layout: `map_maker` of `lib/tma.py`."""
 
 ALIGNMENT = 16
-"""The address and the strides of a tensor map are multiples of this many bytes (CUDA driver API,
-cuTensorMapEncodeTiled)."""
+"""The divisor, in bytes, of a tensor map's address and strides (CUDA driver API, cuTensorMapEncodeTiled)."""
 STRIDE_LIMIT = 2**40
-"""Strides are smaller than this many bytes (same source)."""
+"""The limit of a tensor map's strides: they are smaller than this many bytes (same source)."""
 BARRIER_BYTES = 8
-"""Size of an mbarrier; each stage of a ring buffer that TMA fills has at least one."""
+"""The size of an mbarrier in bytes; each stage of a ring buffer that TMA fills has at least one."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """The address of the first element; for a meta tensor the offset in its storage."""
+    """Returns the address of the first element; for a meta tensor the offset in its storage."""
     if tensor.device.type == "meta":
         return int(tensor.storage_offset()) * tensor.element_size()
     return int(tensor.data_ptr())

@@ -1,4 +1,4 @@
-"""Defects of torch's CPU products on some processors; one probing call per process finds each.
+"""Defects of torch's CPU products on some processors; a test call finds each defect, once per process.
 
 torch 2.13.0 (oneDNN) computes two layouts wrongly on Intel CPUs with AMX.  Both are right on an AMD EPYC with
 AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  A kernel that would meet a defect
@@ -14,16 +14,16 @@ import torch
 from rooflab.reference.spec import Arguments
 
 MOST_ROWS_READ_RIGHT = 16
-"""Rows of `a`: products with 17 or more rows use AMX tiles."""
+"""The most rows of `a` that torch reads correctly: products with 17 or more rows use AMX tiles."""
 TILE_K = 32
-"""16-bit values per tile row; the last tile is read in full even if K does not fill it."""
+"""The number of 16-bit values per row of an AMX tile; the last tile is read in full even if K does not fill it."""
 
 
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
-    """Why torch's CPU products compute `a` (M, K) wrongly, or None.
+    """Returns why torch's CPU products compute `a` (M, K) wrongly, or None.
 
-    They read behind the end of each row, up to the next multiple of 32, and multiply these values by 0; a NaN there
-    makes the result NaN.  Rows without padding are safe, because only values of `a` follow.  Column strides are free.
+    They read past the end of each row, up to the next multiple of 32, and multiply these values by 0; a NaN there makes
+    the result NaN.  Rows without padding are safe, because only values of `a` follow.  Column strides are free.
     """
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
@@ -37,7 +37,7 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """`unsupported` for a kernel that passes its argument `a` unchanged to torch's products."""
+    """The `unsupported` of a kernel that passes its argument `a` unchanged to torch's products."""
     reason = why_not_padded_rows(inputs.a)
     return f"a: {reason}" if reason else None
 
@@ -51,7 +51,7 @@ def check_rows(a: torch.Tensor) -> None:
 
 @cache
 def reads_behind_rows(dtype: torch.dtype) -> bool:
-    """Whether `torch.mm` on this CPU reads the padding between rows of its first operand."""
+    """Returns whether `torch.mm` on this CPU reads the padding between rows of its first operand."""
     M, N, K = 33, 65, 33
     padded = torch.full((M, K + 7), torch.nan, dtype=dtype)
     padded[:, :K] = 1
@@ -61,7 +61,7 @@ def reads_behind_rows(dtype: torch.dtype) -> bool:
 
 @cache
 def scaled_mm_writes_between_rows() -> bool:
-    """Whether `torch._scaled_mm` on this CPU writes to a padded `out` as if its rows had no padding."""
+    """Returns whether `torch._scaled_mm` on this CPU writes to a padded `out` as if its rows had no padding."""
     M, N, K, mark = 32, 48, 64, 7.0
     a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
     one = torch.ones(())

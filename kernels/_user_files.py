@@ -1,4 +1,4 @@
-"""Imports a user's file by its path: it finds the files beside it, as a script does, and those of its package."""
+"""Imports a user's file by its path; it can import the files beside it, as a script can, and its package."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ IMPORT_ERRORS = (
     *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
     *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
 )
-"""What the import of code from elsewhere may raise."""
+"""The errors that the import of other people's code may raise."""
 USER_FILES = "rooflab_files_"
-"""How the names of their modules begin."""
+"""The prefix of the module names of users' files."""
 _folders: set[Path] = set()
 """The folders of the files imported so far; they are on `sys.path`."""
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a Python file as a new module and returns it.  What the file raises comes through.
+    """Runs a Python file as a new module and returns it.  Errors of the file are not caught.
 
     Its name in `sys.modules` begins with a package for the folder above all `__init__.py`, so relative imports work and
     two users' `mine.py` do not collide.
@@ -53,7 +53,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Puts a folder first on `sys.path`; forgets modules of other such folders whose names this one has too."""
+    """Puts a folder first on `sys.path`; forgets modules of other users' folders if this folder has the same names."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
@@ -71,5 +71,5 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an error, and the first line of its text."""
+    """Returns the kind of an error, and the first line of its text."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,4 +1,4 @@
-"""How long this process's threads waited for a core: times of a busy machine are not those of a quiet one."""
+"""The time that this process's threads waited for a core: a busy machine gives other times than a quiet one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import psutil
 
 BUSY_SHARE = 0.1
-"""A thread took part in work if it ran for more than this share of the time of the thread that it is compared with."""
+"""A thread took part in the work if it ran for more than this fraction of the compared thread's time."""
 _TASKS = Path("/proc/self/task")
 
 
 def run_times() -> dict[int, tuple[int, int]]:
-    """Nanoseconds on a processor and waiting for one, by thread; threads that have ended are left out, and all of them
-    if the system does not tell."""
+    """Returns nanoseconds on a processor and waiting for a processor, by thread; threads that have ended are left out,
+    and all threads if the system has no such counts."""
     times = {}
     for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
         with suppress(OSError):
@@ -27,8 +27,8 @@ def run_times() -> dict[int, tuple[int, int]]:
 
 
 def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
-    """The time that this process's working threads waited for a processor since `began`, which is of `run_times`, over
-    the time that they ran; None if the system does not tell.
+    """Returns waiting time over running time of this process's working threads since `began`, a result of `run_times`;
+    None if the system has no such counts.
 
     A thread that hardly ran did not work: a library's helper waits for as long as the others use all cores.
     """
@@ -39,15 +39,15 @@ def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
 
 
 def processor_time() -> tuple[float, float, float]:
-    """Seconds that all processors worked, seconds that they were there, and seconds of this process.  Time that another
-    guest of the host took counts as work."""
+    """Returns seconds that all processors worked, seconds that they existed, and seconds of this process.  Time that
+    another guest of the host took counts as work."""
     now = psutil.cpu_times()
     there = sum(now[:8])  # those of the host's guests, which follow, are in `user` too
     return there - now.idle - getattr(now, "iowait", 0.0), there, time.process_time()
 
 
 def others_since(began: tuple[float, float, float]) -> float | None:
-    """The share of all processors' time that other processes took since `began`, which is of `processor_time`; None if
-    no time has passed on its clock."""
+    """Returns the share of all processors' time that other processes took since `began`, a result of `processor_time`;
+    None if no time has passed on its clock."""
     worked, there, own = np.subtract(processor_time(), began)
     return max(0.0, float((worked - own) / there)) if there > 0 else None

@@ -1,4 +1,4 @@
-"""A function that launches becomes a kernel with the op's own arguments: checked, with outputs and a config.
+"""Makes a kernel with the op's own arguments of a launching function: it adds checks, outputs and a config.
 
 A launcher names the arguments and results that it wants, without defaults:
 
@@ -29,34 +29,34 @@ from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent,
 from rooflab.roofline.model import Traffic
 
 MOST_LAYOUTS = 4096
-"""Layouts that a kernel remembers: enough for the row counts of a serving engine; an entry takes about 1 KB."""
+"""The most layouts that a kernel remembers: enough for a serving engine's row counts; one takes about 1 KB."""
 
 
 @dataclass(slots=True)
 class BoundCall:
-    """What was worked out for one layout."""
+    """The results of the checks and the binding for one layout."""
 
     dims: Dims
     made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
-    """Shapes, strides and dtypes of the results that the kernel writes, by name; empty if it makes its own."""
+    """Shapes, strides and dtypes of the results that the kernel writes, by name; empty if it allocates results."""
     absent: dict[str, None]
-    """The other results, which are None for it."""
+    """The other results, which this kernel gets as None."""
     apart: list[tuple[str, int, str, int, bool, str]]
-    """What may not overlap: an output of the caller and its bytes, an input or another output and its bytes, whether
-    the output may be that input, and the error."""
+    """The pairs that may not overlap: an output of the caller and its bytes, an input or another output and its bytes,
+    whether the output may be that input, and the error."""
     device: torch.device
     gpu: int | None
-    """The number of the GPU that must be the current one."""
+    """The number of the GPU that must be the current GPU."""
     config: Any
     instead: Callable[[Arguments], object] | None
-    """What is called instead of the kernel, where a result or an argument is empty."""
+    """A function that is called instead of the kernel where a result or an argument is empty."""
     more: Any = None
-    """What the kernel's own `bind` worked out."""
+    """The result of the kernel's own `bind`."""
 
 
 @dataclass(eq=False)
 class Launcher:
-    """One kernel's launches, and what is known of the layouts so far."""
+    """One kernel's launches, and the layouts that it has seen."""
 
     spec: OpSpec
     contract: Contract
@@ -83,7 +83,7 @@ class Launcher:
         self._known: dict[Any, BoundCall] = {}
 
     def _signature(self, own: Mapping[str, inspect.Parameter]) -> inspect.Signature:
-        """The op's own arguments that the launcher takes, then `out`, `plan` and `config`."""
+        """Returns the signature: the op's own arguments that the launcher takes, then `out`, `plan` and `config`."""
         everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
         parameters = [parameter for parameter in self.spec.parameters if everything or parameter.name in own]
         if self.results:
@@ -93,7 +93,7 @@ class Launcher:
         return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        """Launches with the op's arguments."""
+        """Launches the kernel with the op's arguments."""
         named = dict(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional) or (given and not given.keys().isdisjoint(named)):
             self.signature.bind(*args, **given)
@@ -133,7 +133,7 @@ class Launcher:
         return result if bound.made else returned
 
     def bound(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
-        """What is known for the layout of these arguments; checks them if it is new.  Raises `ValueError`."""
+        """Returns the `BoundCall` of these arguments' layout; checks them if it is new.  Raises `ValueError`."""
         key: tuple[Any, ...] | None
         try:
             tensors = self._tensors_of(given) if outs is None else (*self._tensors_of(given), None, *outs)
@@ -160,7 +160,7 @@ class Launcher:
         return found
 
     def _check_values(self, given: Given, dims: Dims) -> None:
-        """Raises `ValueError` on wrong values of integers, where they are read."""
+        """Raises `ValueError` on wrong values of integer tensors, where they are read."""
         first = given[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first):
             self.contract.bounds(given, dims)
@@ -168,7 +168,7 @@ class Launcher:
             self.contract.values(given, dims)
 
     def _bind(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
-        """Raises `ValueError` on arguments that the op or this kernel does not take."""
+        """Binds a new layout.  Raises `ValueError` on arguments that the op or this kernel does not take."""
         dims = self.contract.check(given)
         tensors = {name: given[name] for name in self.tensors if given[name] is not None}
         device = given[self.tensors[0]].device
@@ -200,7 +200,7 @@ class Launcher:
         return BoundCall(dims, made, absent, apart, device, gpu, config, other)
 
     def _apart(self, inputs: Given, outs: Given) -> list[tuple[str, int, str, int, bool, str]]:
-        """Each of the caller's outputs with the inputs, and with the outputs before it."""
+        """The pairs that may not overlap: each of the caller's outputs with the inputs and with earlier outputs."""
         spans = {
             name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
@@ -217,7 +217,7 @@ class Launcher:
         return apart
 
     def default_config(self, given: Given, dims: Dims) -> Any:
-        """The config of a launch with these arguments that is given none."""
+        """Returns the config of a launch with these arguments if the caller gives no config."""
         contract, first = self.contract, given[self.tensors[0]]
         name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(given)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
@@ -225,14 +225,14 @@ class Launcher:
         return self.kernel.config_for(Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
-        """`traffic` of these inputs with the config of their launch."""
+        """Returns `traffic` of these inputs with the config of their launch."""
         if self.kernel.tuning is not None and inputs.config is None:
             inputs = inputs.but(config=self.default_config(vars(inputs), self.contract.sizes(vars(inputs))))
         return traffic(inputs)
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """The values of these names; by one call of C, if there are several."""
+    """Returns a function that gets the values of these names; by one call of C, if there are several."""
     every = tuple(names)
     if len(every) > 1:
         return itemgetter(*every)
@@ -256,18 +256,18 @@ def kernel(
     """Registers a launcher: the decorated function under its own name, as a kernel of the op of its folder.
 
     It is called with all arguments that it names, checked; with its results (of the contract's names) allocated; and
-    with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made, and with
-    `**others` it gets all of the op's arguments.
+    with `config` chosen.  It need not return the results.  A launcher without results in its arguments returns the
+    tensors that it made, and with `**others` it gets all of the op's arguments.
 
-    `options` are the fields of `Takes`, which say what it takes, and the other fields of `Kernel`; `unsupported` says
-    what else it does not take.  `aligned` names tensors whose address counts for `unsupported` or
-    `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
-    `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
-    of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
-    own, as a call of torch is fastest.  A C++ kernel checks itself what `bounds` of the contract checks.
+    `options` are the fields of `Takes`, which list the calls that it takes, and the other fields of `Kernel`;
+    `unsupported` gives further reasons to refuse.  `aligned` names tensors whose address matters to `unsupported` or
+    `bind`; the address of `out` then matters too; `bind` is called once for a layout with arguments and results, and
+    its value comes as `bound`.  `empty` computes results that are not empty where an argument is.  `packed` describes
+    the weight that `prepare` makes.  A kernel that `allocates` gets None for a result that the caller did not pass, and
+    returns its own, as a call of torch is fastest.  A C++ kernel itself makes the checks of the contract's `bounds`.
     `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
-    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.
-    Raises `TypeError` and `ValueError` as `registry.register` does.
+    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  Raises `TypeError` and
+    `ValueError` as `registry.register` does.
     """
 
     def decorate(fn: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Exact torch matmuls in every process that checks, times or serves."""
+"""Sets torch's matmuls to exact arithmetic in every process that checks, times or serves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pin_matmul_precision() -> None:
 
 
 def matmul_precision() -> str:
-    """The precision in force, for a record: `highest`, plus `+16-bit reductions` where they are allowed."""
+    """Returns the precision in force, for a record: `highest`, plus `+16-bit reductions` where they are allowed."""
     allowed = (
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
         or torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction

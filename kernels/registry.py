@@ -1,4 +1,4 @@
-"""The one registry of every op and kernel, of this package and of others.
+"""The registry of all ops and kernels, of this package and of other packages.
 
 It finds modules by listing folders, so a new op or kernel needs no entry in a list.  Code from elsewhere comes as a
 file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers itself in the same way.
@@ -36,13 +36,13 @@ from rooflab.roofline.names import check_name
 Role = Literal["naive", "library", "optimized", "peer"]
 Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
 CPU_BACKENDS = ("torch", "cpp")
-"""Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
+"""Backends whose kernels run directly on a CPU; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of an op."""
+    """One implementation of an op, with all that the registry knows about it."""
 
     op: str
     name: str
@@ -50,53 +50,54 @@ class Kernel:
     backend: Backend
     fn: Callable[..., Any]
     min_sm: int | None = None
-    """Least compute capability, 90 for Hopper; None: any."""
+    """The least compute capability, such as 90 for Hopper; None means any."""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    """Device types that it runs on; on the CPU a Triton kernel needs the interpreter."""
+    """The device types on which the kernel runs; on the CPU a Triton kernel needs the interpreter."""
     requires: tuple[str, ...] = ()
-    """Packages that must be importable."""
+    """The packages that must be importable."""
     nondeterministic: str | None = None
-    """Why two runs may differ; None: they give the same result."""
+    """The reason why two runs may differ; None if they give the same result."""
     unsupported: Unsupported = lambda inputs: None
-    """`unsupported(inputs)`: why the kernel cannot take these inputs, or None."""
+    """`unsupported(inputs)`: returns why the kernel cannot take these inputs, or None."""
     takes: Takes = field(default_factory=Takes, compare=False)
-    """The part of `unsupported` that is data."""
+    """The part of `unsupported` that is written as data."""
     traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None
-    """`traffic(inputs)`: what a call moves, by shapes and real integers; `counted`: by torch's calls (`traffic.py`)."""
+    """`traffic(inputs)`: the bytes of a call, by shapes and real integers; `counted`: by torch's calls
+    (`traffic.py`)."""
     prepare: Callable[..., Any] | None = None
     """Packs the op's weight once at load; the kernel then takes the packed form instead.  After the weight it may take
     arguments that the op's `prepared_with` names."""
     plan: Callable[[Arguments], Any] | None = None
     """`plan(inputs)`: work that an engine does once per step for all layers, and that waits for the device.  The kernel
-    takes the result as `plan`; with None it plans in the call.  The bench does not time the plan, and gives it real
-    integer tensors but other tensors on `meta`."""
+    takes the result as `plan`; with None the kernel plans in the call.  The bench does not time the plan, and gives it
+    real integer tensors but other tensors on `meta`."""
     fenced_since: str | None = None
-    """The first Triton, such as `3.7`, that puts a `fence.proxy.async` between its `cp.async` and wgmma: without it,
-    PTX's rules call it a race (the emulator reports it)."""
+    """The first Triton version, such as `3.7`, that puts a `fence.proxy.async` between the kernel's `cp.async` and
+    wgmma: without the fence, PTX's rules call the code a race (the emulator reports it)."""
     over: str | None = None
-    """The rung below it."""
+    """The name of the rung below this rung."""
     shows: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """What its code shows, by case: `loop.tma == 2 > below.loop.tma; threads == 384` (`tests/shown.py`)."""
+    """The facts that the code shows, by case: `loop.tma == 2 > below.loop.tma; threads == 384` (`tests/shown.py`)."""
     tuning: Tuning | None = None
-    """The configs of a tunable kernel."""
+    """The configs of a tunable kernel; None for other kernels."""
     config: Any = None
-    """The fixed config of the kernel (`with_config`)."""
+    """The fixed config of the kernel (`with_config`), or None."""
     file: Path | None = None
-    """The file that registered it, if `load_file` read it."""
+    """The file that registered the kernel, if `load_file` read the file."""
 
     @cached_property
     def accepted(self) -> frozenset[str]:
-        """Names of the arguments that it takes, `out` and `config` included."""
+        """Returns the names of the arguments that the kernel takes, `out` and `config` included."""
         return frozenset(inspect.signature(self.fn).parameters)
 
     @property
     def id(self) -> str:
-        """`gemm/tiled`."""
+        """Returns op and name, such as `gemm/tiled`."""
         return f"{self.op}/{self.name}"
 
     @property
     def has_code(self) -> bool:
-        """Whether its code is compiled here, so that it can be emulated; a package brings CUDA code of its own."""
+        """Returns whether the kernel's code is compiled here and can be emulated; a package has its own CUDA code."""
         return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
 
     def __call__(self, **inputs: Any) -> Any:
@@ -106,7 +107,7 @@ class Kernel:
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
 
     def why_not_here(self, device: torch.device) -> Refusal | None:
-        """Why this kernel cannot run on `device` in this process, or None."""
+        """Returns why this kernel cannot run on `device` in this process, or None."""
         if (reason := excluded().get(self.id)) is not None:
             return Refusal("UNAVAILABLE", f"excluded: {reason}")
         for package in self.requires:
@@ -143,8 +144,8 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Why the kernel cannot take these arguments, and which one does, or None.  With `spec`, which an unregistered
-        op needs, no other kernel is looked for."""
+        """Returns why the kernel cannot take these arguments, and the kernel that can, or None.  With `spec`, which an
+        unregistered op needs, no other kernel is looked for."""
         defaults = {each.name: each.default for each in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
@@ -153,14 +154,14 @@ class Kernel:
 
     @property
     def tunable(self) -> Tuning:
-        """Its `tuning`.  Raises `ValueError` if it takes no config."""
+        """Returns the kernel's `tuning`.  Raises `ValueError` if the kernel takes no config."""
         if self.tuning is None:
             raise ValueError(f"kernel: expected a tunable one, got {self.id}, which takes no config")
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """The config for a launch on `device` that is given none: the device's own choice if that is legal for this
-        case, or else the default; None if the kernel takes no config.  A case without rows has no choice."""
+        """The config for a launch on `device` without a config: the device's recorded choice if that is legal for this
+        case, or else the default; None if the kernel takes no config.  A case without rows has no recorded choice."""
         if self.tuning is None:
             return None
         rows, card = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -177,7 +178,7 @@ class Kernel:
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
 
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
-        """The kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it does not tell."""
+        """Returns the kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it is unknown."""
         if self.traffic == "counted":
             return counted(self, inputs, device)
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
@@ -194,13 +195,13 @@ _loading = threading.RLock()
 
 
 def interpreting() -> bool:
-    """Whether this process runs Triton kernels in the interpreter."""
+    """Returns whether this process runs Triton kernels in the interpreter."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def excluded() -> Mapping[str, str]:
-    """Kernels that must not run in this process, by id with the reason: those that broke another process of a run, in
-    the file of JSON that `ROOFLAB_EXCLUDE` names."""
+    """Returns kernels that must not run in this process, with the reason by id: they broke another process of the run,
+    and the JSON file that `ROOFLAB_EXCLUDE` names lists them."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
     return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
@@ -213,7 +214,7 @@ def add_op(op: OpSpec) -> OpSpec:
 
 
 def get_op(name: str) -> OpSpec:
-    """The op called `name`.  Raises `ValueError` that lists the known ops."""
+    """Returns the op called `name`.  Raises `ValueError` that lists the known ops."""
     if name not in _ops and name in _folders():
         add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
     known = _ops if name in _ops else ops()
@@ -223,7 +224,7 @@ def get_op(name: str) -> OpSpec:
 
 
 def _unknown(text: str) -> ValueError:
-    """The error on an unknown name, which may be one of a plug-in that could not be imported."""
+    """Returns the error on an unknown name, which may belong to a plug-in that could not be imported."""
     return ValueError("; ".join([text, *map(str, broken_plugins.values())]))
 
 
@@ -231,8 +232,8 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
     """Registers the decorated function as a kernel of `op` and returns it; a Triton kernel runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    (plus those in `OWN`) or a tunable kernel lacks a part; `ValueError` on a name that is taken, or an unknown role,
-    backend or op.
+    (plus `OWN`) or a tunable kernel lacks a part; `ValueError` on a name that is taken, or an unknown role, backend or
+    op.
     """
     spec = get_op(op)
 
@@ -261,8 +262,8 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
-    """Raises `TypeError` unless the kernel takes the reference's arguments in their order, but perhaps not those that
-    are keyword-only, and has `config` and `plan` if and only if it is registered with what makes them."""
+    """Raises `TypeError` unless the kernel takes the reference's arguments in their order (keyword-only ones may be
+    missing), and has `config` and `plan` if and only if it is registered with the functions that make them."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
     own = {name: parameters.pop(name, None) for name in OWN}
     wanted = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
@@ -282,7 +283,7 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
 
 
 def ops() -> dict[str, OpSpec]:
-    """Every op by name, in alphabetical order."""
+    """Returns every op by name, in alphabetical order."""
     for name in _folders():
         get_op(name)
     load_plugins()
@@ -290,7 +291,7 @@ def ops() -> dict[str, OpSpec]:
 
 
 def kernels(op: str) -> dict[str, Kernel]:
-    """The kernels of `op` by name, in the order of `Role`.  Raises `ValueError` on an unknown op."""
+    """Returns the kernels of `op` by name, in the order of `Role`.  Raises `ValueError` on an unknown op."""
     get_op(op)
     _load(op)
     load_plugins()
@@ -300,12 +301,12 @@ def kernels(op: str) -> dict[str, Kernel]:
 
 
 def every_kernel() -> list[Kernel]:
-    """The kernels of every op, of the tree and of entry points."""
+    """Returns the kernels of every op, of this repository and of entry points."""
     return [kernel for op in ops() for kernel in kernels(op).values()]
 
 
 def get_kernel(op: str, name: str) -> Kernel:
-    """One kernel.  Raises `ValueError` that lists the known kernels."""
+    """Returns one kernel.  Raises `ValueError` that lists the known kernels."""
     get_op(op)
     if op in _folders() and name.isidentifier() and (Path(__file__).parent / op / f"{name}.py").is_file():
         importlib.import_module(f"rooflab.kernels.{op}.{name}")  # alone: all modules of an op take 1.5 s
@@ -315,7 +316,7 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """`; gemm/tma takes it`: the nearest rung below a kernel that takes these arguments, or else torch's, or naive."""
+    """Text such as `; gemm/tma takes it`: the nearest rung below that takes these arguments, else torch's, or naive."""
     spec, known, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
     while below in known and below not in (*names, "naive"):
         names.append(below)
@@ -327,13 +328,13 @@ def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
 
 @cache
 def _folders() -> tuple[str, ...]:
-    """The ops of the tree: a folder of kernels and a reference, each by the op's name."""
+    """Returns the ops of the repository: each has a folder of kernels and a reference, named like the op."""
     return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
 
 
 @cache
 def _load(op: str) -> None:
-    """Imports the kernels that the tree has of an op; of no other op but what they import."""
+    """Imports the kernels of one op of the repository, and other ops' kernels only where they import these."""
     with _loading:
         for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")) if op in _folders() else ():
             importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
@@ -341,7 +342,7 @@ def _load(op: str) -> None:
 
 @cache
 def load_plugins() -> None:
-    """Imports every entry point, of which some may be broken; each may add a kernel to any op of the tree."""
+    """Imports every entry point; some may be broken, and each may add a kernel to any op of the repository."""
     points = entry_points(group="rooflab.kernels")
     for op in _folders() if points else ():
         _load(op)
@@ -352,7 +353,7 @@ def load_plugins() -> None:
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Why code from elsewhere cannot be imported, and then nothing of it stays registered; or None."""
+    """Imports code of another package; returns why that failed, and then nothing stays registered, or None."""
     before: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()

@@ -1,6 +1,6 @@
-"""What a rung takes of its op's calls, as data: dtypes, sizes, options, and how tensors lie in memory; and `Refusal`.
+"""The calls that a rung takes, as data: dtypes, sizes, options, and layouts of tensors in memory; and `Refusal`.
 
-`kernel(...)` of `kernels/launcher.py` has these fields; the sentence of a refusal is made here.
+`kernel(...)` of `kernels/launcher.py` has these fields; this file writes the sentence of a refusal.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rooflab.reference.contract import Contract, Given
 from rooflab.reference.spec import Arguments
 
 OWN = ("out", "config", "plan")
-"""Arguments that a kernel may have in addition to those of the reference."""
+"""The arguments that a kernel may have besides the reference's arguments."""
 HALVES = (torch.float16, torch.bfloat16)
 OF_FIRST = ("itemsize", "device")
-"""Names in `holds` beside those of the op: the bytes of an element, and the kind of device, of the first tensor."""
+"""Names in `holds` besides the op's names: the bytes of an element, and the kind of device, of the first tensor."""
 Unsupported = Callable[[Arguments], str | None]
 Limit = int | range | tuple[int, ...]
-"""The most that a size may be; a range, whose step is what it must be a multiple of; or its only values."""
+"""A limit of a size: the largest value; a range, whose step must divide the size; or the only values."""
 Inner = int | tuple[int, ...]
-"""The dimension of a tensor, or one of several, that is innermost in memory."""
+"""The dimension, or the possible dimensions, of a tensor that must be innermost in memory."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a kernel cannot run; as text `UNSUPPORTED: needs sm90, found sm80`."""
+    """The reason why a kernel cannot run; as text `UNSUPPORTED: needs sm90, found sm80`."""
 
     status: Literal["UNSUPPORTED", "UNAVAILABLE"]
     reason: str
@@ -43,23 +43,23 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Takes:
-    """The calls that a rung takes; each field is empty where the rung takes what the op takes."""
+    """The calls that a rung takes; an empty field means that the rung takes all that the op takes."""
 
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
-    """Of tensors by name."""
+    """The dtypes that the rung takes, by the names of tensors."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """Of dimensions of the op's contract and of integer options, by name."""
+    """The limits of dimensions of the op's contract and of integer options, by name."""
     off: Mapping[str, str] = field(default_factory=dict)
-    """Arguments that must be None, with the reason."""
+    """The arguments that must be None, each with the reason."""
     holds: Mapping[str, str] = field(default_factory=dict)
-    """What must be true, in Python, and in words what that asks for: `{"D == rotary": "heads that are rotated whole"}`.
-    Names are dimensions, options, and tensors, which stand for their strides; the first one is what is refused."""
+    """Conditions in Python, each with its meaning in words: `{"D == rotary": "heads that are rotated whole"}`.  Names
+    are dimensions, options, and tensors, which stand for their strides; a refusal names the first name."""
     contiguous: tuple[str, ...] = ()
-    """Tensors that must be contiguous."""
+    """The tensors that must be contiguous."""
     whole: Mapping[str, Inner] = field(default_factory=dict)
-    """Tensors whose address and strides, but for the innermost, must be whole 16 bytes."""
+    """The tensors whose address and strides, except the innermost stride, must be multiples of 16 bytes."""
     mapped: Mapping[str, Inner] = field(default_factory=dict)
-    """The same for TMA, which makes a map of the tensor: the innermost stride must be 1, the others not 0."""
+    """The same for tensors with a TMA map: the innermost stride must be 1, and other strides not 0."""
 
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
         """Raises `TypeError` on a name that the op does not have."""
@@ -71,12 +71,12 @@ class Takes:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
-        """Why a call with these arguments is refused, by this data or else by `rest`, or None."""
+        """Returns why a call with these arguments is refused, by this data or else by `rest`, or None."""
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
     def _refused(self, given: Given, contract: Contract) -> Iterator[str]:
-        """A sentence for each thing that is refused."""
+        """Yields a sentence for each reason to refuse."""
         tensors = {name: x for name in contract.arguments if (x := given.get(name)) is not None}
         for name, dtypes in self.dtypes.items():
             if name in tensors and tensors[name].dtype not in dtypes:
@@ -113,7 +113,7 @@ def _compiled(text: str) -> CodeType:
 
 
 def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str | None:
-    """Why TMA cannot make a map of x, or without `tma` why copies of 16 bytes do not fit, or None."""
+    """Returns why TMA cannot make a map of x, or without `tma` why copies of 16 bytes do not fit, or None."""
     dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
     for inner in dims:
@@ -129,7 +129,7 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
 
 
 def _argument(contract: Contract, name: str) -> str:
-    """The first tensor that has the dimension `name`; another name is that of an argument."""
+    """Returns the first tensor that has the dimension `name`; any other name is an argument's name."""
     tensors = contract.arguments.items()
     return next((each for each, x in tensors if name in [dim.name for dim in x.dims]), name)
 

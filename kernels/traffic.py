@@ -1,9 +1,9 @@
 """The bytes that torch's calls move, counted on `meta` tensors: nothing is computed.
 
 Each call reads its operands once and writes its results, as if L2 were empty at its start: torch's kernels do this for
-tensors larger than L2.  A view and an allocation move nothing.  Of a broadcast operand its distinct elements count; of
-a tensor that is indexed, the rows that are taken or put.  A call whose inside nobody sees, such as a sort or a fused
-attention, counts as one that reads its operands once.
+tensors larger than L2.  A view and an allocation move nothing.  Of a broadcast operand, the distinct elements count; of
+an indexed tensor, the rows that are read or written.  A call whose inside is unknown, such as a sort or a fused
+attention, counts as a single read of its operands.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from rooflab.kernels import _device
 from rooflab.roofline.model import Traffic
 
 MOST = 2**18
-"""Elements of a tensor of integers up to which it keeps its values: kernels read lengths and slots."""
+"""The most elements of an integer tensor whose values are kept: kernels read lengths and slots."""
 VALUES = (torch.int32, torch.int64, torch.bool)
-"""The dtypes of tensors that kernels read as values."""
+"""The dtypes of tensors whose values kernels read."""
 TAKES = ("index", "index_select", "gather", "embedding")
 """Calls that read some rows of their first operand."""
 PUTS = ("index_put_", "index_copy_", "scatter_")
 """Calls that write some rows of their first operand."""
 OVERWRITES = ("copy_", "fill_", "zero_", *PUTS)
-"""Calls that do not read what they change."""
+"""Calls that overwrite their first operand without reading it."""
 ELEMENTWISE = (
     "masked_fill", "masked_fill_", "where", "copy_", "clone", "_to_copy", "floor_divide", "cumsum", "cumprod",
 )  # fmt: skip
-"""Elementwise calls in addition to those that torch tags as pointwise."""
+"""Elementwise calls besides the calls that torch tags as pointwise."""
 ALLOCATES = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted", "new_empty_strided")
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class TorchCall:
-    """One call of torch that moves data: tensors of the size of what it reads and writes."""
+    """One call of torch that moves data: tensors of the sizes that it reads and writes."""
 
     name: str
-    """`mm`, without namespace and overload."""
+    """The name of the call, such as `mm`, without namespace and overload."""
     elementwise: bool
     """Whether a result has the shape to which the operands are broadcast."""
     read: tuple[torch.Tensor, ...]
@@ -53,15 +53,15 @@ class TorchCall:
 
 
 def steps(*moves: tuple[float, float]) -> Traffic:
-    """Traffic of launches one after another; `moves` holds the bytes that each reads and writes."""
+    """Returns the traffic of launches one after another; `moves` holds the bytes that each launch reads and writes."""
     return Traffic(
         read_bytes=sum(read for read, _ in moves), write_bytes=sum(written for _, written in moves), launches=len(moves)
     )
 
 
 def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) -> Traffic | None:
-    """The traffic of torch's calls in `kernel` with these real or `meta` inputs, as on `device` (cpu or cuda); None if
-    the kernel refuses them, with a `ValueError`."""
+    """Returns the traffic of torch's calls in `kernel` with these real or `meta` inputs, as on `device` (cpu or cuda);
+    None if the kernel refuses them, with a `ValueError`."""
     with torch.inference_mode(False):
         given = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         try:
@@ -72,7 +72,7 @@ def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) 
 
 
 def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]:
-    """The calls in `run` that move data, in order, as on `device` (cpu or cuda)."""
+    """Returns the calls in `run` that move data, in order, as on `device` (cpu or cuda)."""
     calls: list[TorchCall] = []
     before, _device.counted = _device.counted, device
     try:
@@ -84,17 +84,17 @@ def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]
 
 
 def is_elementwise(func: Any, name: str) -> bool:
-    """Whether a result of the call has the shape to which its operands are broadcast."""
+    """Returns whether a result of the call has the shape to which its operands are broadcast."""
     return name in ELEMENTWISE or torch.Tag.pointwise in getattr(func, "tags", ())
 
 
 def held(x: torch.Tensor) -> int:
-    """Bytes of the distinct elements in memory."""
+    """Counts the bytes of the distinct elements in memory."""
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.itemsize
 
 
 class _Whole(TorchFunctionMode):
-    """Notes the calls that are one kernel on a GPU, and several calls on `meta`."""
+    """Notes calls of torch that are one kernel on a GPU, but several calls on `meta`."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         self.calls = calls
@@ -111,7 +111,7 @@ class _Whole(TorchFunctionMode):
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every other call."""
+    """Notes every other call of torch."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """With True, torch imports its compiler here, which takes 1 s."""
+        """Returns True, because torch otherwise imports its compiler here, which takes 1 s."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,7 +144,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
-    """The calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp); each call is one kernel."""
+    """Makes the calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp); each call is one kernel."""
     if not x.numel():
         empty: torch.Tensor = aten.sum(x.exp(), dim, keepdim)
         return empty.log_()
@@ -160,7 +160,7 @@ COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {
     aten.stack.default: lambda tensors, dim=0: aten.cat([x.unsqueeze(dim) for x in tensors], dim),
     aten.mean.dim: lambda x, dim, keepdim=False, **dtype: aten.sum(x, dim, keepdim, **dtype),
 }
-"""What is called in place of a call: its parts, or one that moves as much."""
+"""The function that replaces a call: the call's parts, or a call that moves as much."""
 SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
     "addmm": lambda addend, a, b, **options: (a.shape[0], b.shape[1]),
     "any": lambda x, dim: [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()],
@@ -169,11 +169,11 @@ SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
         for axis, size in enumerate(tensors[0].shape)
     ],
 }
-"""The shapes of results that torch would find in Python on `meta`: it would first import its compiler, 1 s."""
+"""The shapes of results that torch would compute in Python on `meta`, after an import of its compiler (1 s)."""
 
 
 def _without_data(x: torch.Tensor) -> torch.Tensor:
-    """`x` on `meta`; a copy on the CPU of integers whose values a kernel may read."""
+    """Returns `x` on `meta`; a copy on the CPU of integers whose values a kernel may read."""
     if not x.is_meta and x.dtype in VALUES and x.numel() <= MOST:
         return x.cpu().clone()
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -182,7 +182,7 @@ def _without_data(x: torch.Tensor) -> torch.Tensor:
 def _operands(
     func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Tensors that the call reads, and those that it changes."""
+    """Returns the tensors that the call reads, and the tensors that it changes."""
     read, changed = list[torch.Tensor](), list[torch.Tensor]()
     named = {argument.name: argument for argument in func._schema.arguments}
     for argument, value in [*zip(named.values(), args, strict=False), *((named[key], kwargs[key]) for key in kwargs)]:
@@ -196,7 +196,7 @@ def _operands(
 
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]) -> Any:
-    """What the call returns: values where all operands have them and are small, else tensors on `meta`."""
+    """Returns the call's result: values where all operands have them and are small, else tensors on `meta`."""
     given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
     shape = torch.broadcast_shapes(*(x.shape for x in given)) if elementwise else ()  # type: ignore[no-untyped-call]
@@ -228,7 +228,7 @@ def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
-    """The elements that a call puts into its first operand."""
+    """Returns the elements that a call writes into its first operand."""
     target = _meta(args[0])
     if name == "index_put_":
         found: torch.Tensor = aten.index.Tensor(target, args[1])

@@ -1,10 +1,10 @@
-"""What a tunable kernel declares: the type of its configs, configs worth a try, legal configs, and the default.
+"""The declarations of a tunable kernel: the type of its configs, configs worth a try, legal configs, and the default.
 
 A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config takes the best one by a committed
 record for this device and bucket, or else the default; it never tunes.  `bench` writes these choices to
-`kernels/<op>/choices.json`, which maps device to bucket to kernel and the record that proves the choice:
-`{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `configs` has them
-by kernel, and `scheme` names their dtypes.
+`kernels/<op>/choices.json`, which maps device to bucket to kernel and the record that proves the choice: `{"NVIDIA
+H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `configs` holds them by
+kernel, and `scheme` names their dtypes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rooflab.reference.spec import Case, Scalar, Scheme, get_scheme
 from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD, MAX_THREADS_PER_CTA, occupancy
 
 BF16 = get_scheme("bf16")
-"""The default scheme of a GPU."""
+"""The scheme bf16, the default on a GPU."""
 
 
 class LaunchConfig:
-    """A config that makes its launch arguments; base class for Triton and Gluon kernels."""
+    """The base class of configs that make their launch arguments, for Triton and Gluon kernels."""
 
     @cached_property
     def launch_arguments(self) -> Mapping[str, Any]:
@@ -37,27 +37,27 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one CTA needs at least, and the number of CTAs; computed from a config without compilation."""
+    """The least needs of one CTA, and the number of CTAs; computed from a config without compilation."""
 
     threads: int
     registers: int
-    """Per thread, at least: accumulators and operands that live at the same time."""
+    """The least registers per thread: accumulators and operands that live at the same time."""
     shared_bytes: int
-    """Tiles that are in shared memory at the same time."""
+    """Bytes of the tiles that are in shared memory at the same time."""
     ctas: int
     tensor_flops: float = 0.0
-    """Per CTA, with padding; 0 if the footprint does not give them."""
+    """FLOPs of tensor cores per CTA, with padding; 0 if the footprint does not give them."""
 
     @property
     def fits(self) -> bool:
-        """Whether a CTA can run on Hopper without spilling registers."""
+        """Returns whether a CTA can run on Hopper without spilling registers."""
         figures = self.threads, self.registers, self.shared_bytes
         possible = 0 < self.threads <= MAX_THREADS_PER_CTA and self.registers <= MAX_REGISTERS_PER_THREAD
         return possible and occupancy((9, 0), *figures).ctas_per_sm > 0
 
 
 def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-    """`configs` of a `Tuning`: every combination of these values of the fields."""
+    """Returns the function `configs` of a `Tuning`: every combination of these values of the fields."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         every = (zip(values, each, strict=True) for each in itertools.product(*values.values()))
@@ -68,17 +68,17 @@ def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any
 
 @dataclass(frozen=True)
 class Defaults:
-    """`heuristic` of a `Tuning` as a table: the first row that holds for a case and whose config is legal for it.
+    """The `heuristic` of a `Tuning` as a table: the first row that holds for a case and has a legal config.
 
     A row is `({"M": 64, "itemsize": 2}, config)`: it holds where each of these sizes is at most the number.  The sizes
-    are those of the case, `itemsize` (bytes of an activation), and what `sizes(case, scheme)` works out.
+    are the sizes in the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`.
     """
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None
 
     def __call__(self, case: Case, scheme: Scheme = BF16, *, is_legal: Callable[..., bool]) -> Any:
-        """The config.  Raises `ValueError` where no row has a legal one."""
+        """Returns the config of the first such row.  Raises `ValueError` where no row has a legal config."""
         sizes: dict[str, Any] = {"itemsize": scheme.activation.itemsize, **case}
         if self.sizes is not None:
             sizes |= self.sizes(case, scheme)
@@ -90,18 +90,18 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tunes a kernel.  Each function takes a scheme last, bf16 by default."""
+    """The functions that tune a kernel.  Each function takes a scheme last, bf16 by default."""
 
     config_type: type
     """The flat frozen dataclass of the kernel's `config`."""
     configs: Callable[..., tuple[Any, ...]]
-    """`configs(case, scheme=BF16)`: configs worth a try; some may be illegal."""
+    """`configs(case, scheme=BF16)`: returns configs worth a try; some may be illegal."""
     heuristic: Callable[..., Any]
-    """`heuristic(case, scheme=BF16)`: the config without tuning; `Defaults` makes it of a table."""
+    """`heuristic(case, scheme=BF16)`: returns the config without tuning; a `Defaults` table can be this function."""
     footprint: Callable[..., Footprint] | None = None
-    """`footprint(config, case, scheme=BF16)`: what a launch needs, if arithmetic can tell."""
+    """`footprint(config, case, scheme=BF16)`: returns the needs of a launch; None if arithmetic cannot tell them."""
     rule: Callable[..., bool] | None = None
-    """`rule(config, case, scheme=BF16)`: what else must be true of a config that can run."""
+    """`rule(config, case, scheme=BF16)`: returns whether a further condition of a config that can run holds."""
 
     def __post_init__(self) -> None:
         name = self.config_type.__name__
@@ -115,18 +115,18 @@ class Tuning:
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
 
     def is_legal(self, config: Any, case: Mapping[str, Any], scheme: Scheme = BF16) -> bool:
-        """Whether a config can run: its `footprint` fits, and its `rule` holds."""
+        """Returns whether a config can run: its `footprint` fits, and its `rule` holds."""
         fits = self.footprint is None or self.footprint(config, case, scheme).fits
         return fits and (self.rule is None or self.rule(config, case, scheme))
 
     def legal_configs(self, case: Case, scheme: Scheme) -> list[Any]:
-        """The legal configs for `case`, each once, the default first."""
+        """Returns the legal configs for `case`, each once, the default first."""
         offered = dict.fromkeys((self.heuristic(case, scheme), *self.configs(case, scheme)))
         return [config for config in offered if self.is_legal(config, case, scheme)]
 
     def make_config(self, values: Mapping[str, Any]) -> Any:
-        """The config with these `values` (from a record or `choices.json`); a field with a default may be missing, as
-        in a record from before it.  Raises `ValueError` on wrong fields."""
+        """Makes the config with these `values` (from a record or `choices.json`); a field with a default may be
+        missing, as in records that are older than the field.  Raises `ValueError` on wrong fields."""
         try:
             return self.config_type(**values)
         except TypeError as error:
@@ -135,21 +135,21 @@ class Tuning:
 
 
 BUCKETS = (1, 16, 64, 512, float("inf"))
-"""Upper ends of the buckets of a step's rows: GEMV, one MMA tile of rows, one wgmma tile, a chunk, compute bound."""
+"""The upper ends of the buckets of a step's rows: GEMV, an MMA tile of rows, a wgmma tile, a chunk, compute bound."""
 
 
 def bucket_of(rows: float) -> str:
-    """`rows:16` for a step of 2 to 16 rows; the last bucket is `rows:inf`."""
+    """Returns the bucket of a step, such as `rows:16` for 2 to 16 rows; the last bucket is `rows:inf`."""
     return f"rows:{next(limit for limit in BUCKETS if rows <= limit)}"
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """Rows of a step of this case: the first of M, T and B that it has; None without one, as of another package."""
+    """The rows of a step of this case: the first of M, T and B that it has; None without one, as in other packages."""
     return next((int(case[key]) for key in ("M", "T", "B") if key in case), None)
 
 
 def recorded_choice(op: str, card: str, bucket: str) -> Mapping[str, Any]:
-    """What `choices.json` of `op` says for the GPU of that name and `bucket`; nothing if it has no such entry."""
+    """Returns the entry of `choices.json` of `op` for the GPU of that name and `bucket`; empty if there is no entry."""
     return _load(Path(__file__).parent / op / "choices.json").get(card, {}).get(bucket, {})
 
 

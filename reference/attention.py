@@ -1,10 +1,10 @@
-"""The maths that every attention op shares: which keys a query sees, softmax(scores) V, and how far a kernel may err.
+"""The maths that every attention op shares: which keys a query sees, softmax(scores) V, and the tolerance.
 
 A score is q . k * softmax_scale; a soft cap c (Gemma 2, arXiv 2408.00118) makes it c * tanh(score / c).  With `causal`,
 query i of T sees the keys j <= i + S - T (bottom-right aligned); with a window (Mistral 7B, arXiv 2310.06825) only the
-newest `window` of them.  A head's sink (gpt-oss, arXiv 2508.10925) adds one score to the denominator, without a value.
-The log-sum-exp is the natural logarithm of the denominator.  A query that sees no key gives the output 0, and without a
-sink the log-sum-exp -inf.
+newest `window` of these keys.  A head's sink (gpt-oss, arXiv 2508.10925) adds one score to the denominator, without a
+value.  The log-sum-exp is the natural logarithm of the denominator.  A query that sees no key gives the output 0, and
+without a sink the log-sum-exp -inf.
 
 The tolerance of each element, with the exact softmax weights P, u_acc = 2**-24 for fp32 accumulation, the unit roundoff
 u_P of the dtype in which P enters the second product, and the unit roundoff u_out of the output:
@@ -42,17 +42,18 @@ from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, Sch
 from rooflab.roofline.model import Cost
 
 WALK = 4.0
-"""c of the tolerance: how many standard deviations of the rounding errors' random walk are allowed."""
+"""The constant c of the tolerance: the random walk of rounding errors may reach this number of standard deviations."""
 FP8_ACCUMULATION = 2.0**-13
-"""u_acc where both factors are fp8: 13 bits behind the leading one, cut off instead of rounded."""
+"""u_acc where both factors are fp8: the accumulator cuts to 13 bits behind the leading bit and does not round."""
 FLUSHED = 2.0**-126
-"""An fp32 number smaller than this may become 0."""
+"""The least normal fp32 number: smaller results may become 0."""
 HELD_SCORES = {"cuda": 2**26}
-"""Scores that are held at once, by device."""
+"""The number of scores that are held at once, by device."""
 HELD_ELSEWHERE = 2**18
-"""128 queries of a head over 2048 keys: they stay in a CPU's caches, and 2048 queries take 2.5 times as long."""
+"""Scores held at once on other devices: 128 queries of a head over 2048 keys stay in a CPU's caches, while 2048 queries
+take 2.5 times as long."""
 LEAST_ROWS = 64
-"""If this number of queries of all heads can be held, all heads are computed at once."""
+"""The least queries per piece: if the scores of this many queries of all heads can be held, a piece has all heads."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
@@ -61,14 +62,14 @@ HEADS: Mapping[str, Axis] = {
     **{"H_kv": Sizes(1, 16, model="kv_heads"), "group": Sizes(1, 130, model="group")},
     "D": (64, 128, 80, 96, 192, 256, 72, 112),
 }
-"""Axes of a domain: the heads of keys, the heads of queries for each of them, and the values of a head."""
+"""The axes of a domain: heads of keys, heads of queries for each head of keys, and values of a head."""
 OPTIONS: Mapping[str, Axis] = {
     **{"window": Sizes(0, 600), "softcap": (0.0, 20.0), "sinks": (False, True), "lse": (False, True)}
 }
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """The case of these values, with S = T where they are `equal`; None for a window without `causal`."""
+    """Makes the case of these values, with S = T if `equal`; None for a window without `causal`."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -76,7 +77,7 @@ def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Cas
 
 @dataclass(frozen=True)
 class Scores:
-    """How a product q . k becomes a score."""
+    """The options with which a product q . k becomes a score."""
 
     scale: float
     softcap: float | None = None
@@ -91,7 +92,7 @@ class KeyRange:
 
     @property
     def counts(self) -> torch.Tensor:
-        """(T,): the number of keys that each query sees."""
+        """Returns the number of keys that each query sees, (T,)."""
         return self.end - self.first
 
     def hide(self, x: torch.Tensor, rows: slice, keys: slice, value: float) -> torch.Tensor:
@@ -107,7 +108,7 @@ class KeyRange:
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRange:
-    """Which of S keys each of T queries sees.  Raises `ValueError` on a window without `causal`, or below 1."""
+    """The keys, of S, that each of T queries sees.  Raises `ValueError` on a window without `causal`, or below 1."""
     _check_window(window, causal)
     end = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
     first = torch.zeros_like(end) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
@@ -115,8 +116,8 @@ def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRan
 
 
 def option_rules(given: Given, dims: Dims, keys: str) -> None:
-    """The rules of an op of attention: heads of `keys` divide those of q, a window is causal and at least 1, a soft cap
-    is positive.  An op without the argument `causal` is causal."""
+    """Raises `ValueError` unless the heads of `keys` divide those of q, a window is causal and at least 1, and a soft
+    cap is positive.  An op without the argument `causal` is causal."""
     if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
     _check_window(given.get("window"), given.get("causal", True))
@@ -134,12 +135,12 @@ def _check_window(window: int | None, causal: bool) -> None:
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
-    """`softmax_scale`, or D**-0.5 for None."""
+    """Returns `softmax_scale`, or D**-0.5 for None."""
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else softmax_scale
 
 
 class Piece(NamedTuple):
-    """Heads of keys, queries, and keys whose scores are held at once; no query sees a key outside of them."""
+    """A part of the scores that is held at once: heads, queries, and all keys that these queries see."""
 
     heads: slice
     rows: slice
@@ -147,7 +148,7 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """All scores of a sequence, in pieces.  On a GPU a piece has 2**26: smaller ones would wait for the host."""
+    """Yields the pieces of all scores of a sequence.  On a GPU a piece has 2**26: smaller ones wait for the host."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
     held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
     together = H_kv if H * S * min(T, LEAST_ROWS) <= held else 1
@@ -160,14 +161,14 @@ def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]
 
 
 def _rows(x: torch.Tensor, piece: Piece, H_kv: int) -> torch.Tensor:
-    """The piece's queries of x (T, H, D) in fp64: (heads, group * rows, D)."""
+    """Returns the piece's queries of x (T, H, D) in fp64: (heads, group * rows, D)."""
     T, H, D = x.shape
     own = x.reshape(T, H_kv, H // H_kv, D)[piece.rows, piece.heads]
     return own.permute(1, 2, 0, 3).double().flatten(1, 2)
 
 
 def _columns(x: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The piece's keys or values of x (S, H_kv, D) in fp64: (heads, keys, D)."""
+    """Returns the piece's keys or values of x (S, H_kv, D) in fp64: (heads, keys, D)."""
     return x[piece.keys, piece.heads].transpose(0, 1).double()
 
 
@@ -181,7 +182,7 @@ def _spread(out: torch.Tensor, piece: Piece, values: torch.Tensor, H_kv: int) ->
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: KeyRange, scores: Scores, sinks: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence's attention in fp64: the output and the log-sum-exp.
+    """Computes one sequence's attention in fp64: the output and the log-sum-exp.
 
     q: (T, H, D); k: (S, H_kv, D); v: (S, H_kv, Dv); sinks: (H,); returns (T, H, Dv) and (T, H).
     """
@@ -199,7 +200,7 @@ def attend(
 def together(
     results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The results of the sequences of q (B, ..., D), of which there may be none: (B, ..., width) and (B, ...)."""
+    """Joins the results of the sequences of q (B, ..., D), also for B = 0: (B, ..., width) and (B, ...)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, found in enumerate(results):
@@ -216,9 +217,9 @@ def error_bounds(
     scheme: Scheme,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The module's tolerance for one sequence: (T, H, Dv) without u_out * |ref|, and (T, H) for the log-sum-exp.
+    """The tolerance above for one sequence: (T, H, Dv) without u_out * |ref|, and (T, H) for the log-sum-exp.
 
-    q, k and v as in `attend`; quantised ones are multiplied by their scales before.
+    q, k and v as in `attend`; quantised tensors were multiplied by their scales before.
     """
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     weight = scheme.activation
@@ -244,20 +245,20 @@ def error_bounds(
 
 
 def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | None:
-    """The piece's sinks in fp64, (heads, group, 1)."""
+    """Returns the piece's sinks in fp64, (heads, group, 1)."""
     return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """(heads, group, rows): the largest |q| . |k| of the keys that a query sees; 0 if it sees none."""
+    """Returns the largest |q| . |k| of the keys that each query sees, (heads, group, rows); 0 if it sees no key."""
     products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
     products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
     return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, scores: Scores, piece: Piece) -> torch.Tensor:
-    """The piece's scores, (heads, group, rows, keys) fp64; -inf where a query does not see a key."""
-    # The scale goes to the queries: scores are many more.
+    """Returns the piece's scores, (heads, group, rows, keys) fp64; -inf where a query does not see a key."""
+    # The queries are scaled, because there are many more scores.
     logits = (_rows(q, piece, k.shape[1]) * (scores.scale / (scores.softcap or 1.0))) @ _columns(k, piece).mT
     if scores.softcap is not None:
         logits.tanh_().mul_(scores.softcap)
@@ -272,8 +273,8 @@ def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
 def _averaged(
     scores: torch.Tensor, sink: torch.Tensor | None, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """softmax(scores) @ values (heads, keys, Dv), 0 for a query that sees no key; each row's largest score, and the log
-    of its denominator.  Overwrites the scores; sink: (heads, group, 1)."""
+    """Returns softmax(scores) @ values (heads, keys, Dv), 0 for a query that sees no key; each row's largest score; and
+    the log of its denominator.  Overwrites the scores; sink: (heads, group, 1)."""
     peak = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
     most = peak if sink is None else torch.maximum(peak, sink)
     shift = torch.where(most == -math.inf, 0.0, most)  # -inf - -inf would be NaN
@@ -286,7 +287,7 @@ def _averaged(
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """weights @ values, where an infinity or a NaN of the values counts for nothing under a weight of 0."""
+    """Returns weights @ values; an infinity or a NaN of the values does not count under a weight of 0."""
     if bool(values.isfinite().all()):
         return weights @ values
     sums, seen = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
@@ -297,7 +298,7 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """(heads, rows, Dv): the sum of magnitude (heads, keys, Dv) over the keys that a query sees."""
+    """Sums magnitude (heads, keys, Dv) over the keys that each query sees: (heads, rows, Dv)."""
     first, end = (
         (places[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
         for places in (seen.first, seen.end)
@@ -307,7 +308,8 @@ def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
-    """Scales that are not D**-0.5; then scores that are all below -10,000, where a mask of -10,000 is no mask."""
+    """Inputs with a scale other than D**-0.5; then with all scores below -10,000, where a mask of -10,000 hides
+    nothing."""
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
@@ -316,8 +318,8 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
-    """Inputs that reveal 16-bit intermediates: sums that do not cancel, and a large score that all keys share. Then
-    scores in the thousands, whose exponentials overflow unless the largest score is subtracted.
+    """Yields inputs that reveal 16-bit intermediates: sums that do not cancel, and a large score that all keys share.
+    Then scores in the thousands, whose exponentials overflow unless the largest score is subtracted.
 
     `q`, `k` and `v` name the arguments. On random data the rounding of the weights to 16 bits hides the first two.
     """
@@ -330,13 +332,13 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Makes every query large in column 0, and every key zero there."""
+    """Makes every query large in column 0, and every key zero in column 0."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at `where` outweigh all others: its score is 24 above theirs, and its value is unlike theirs."""
+    """Makes the key at `where` outweigh all others: its score is 24 above theirs, and its value differs from theirs."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 
@@ -344,9 +346,10 @@ def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> N
 def attention_cost(
     pairs: int, head_dim: int, q: torch.Tensor, read_bytes: float, *, value_dim: int | None = None, lse_rows: int = 0
 ) -> Cost:
-    """Cost of attention over `pairs` visible (query, key) pairs, summed over heads; the output has the shape of q.
+    """The cost of attention over `pairs` visible (query, key) pairs, summed over heads; the output has the shape of q.
 
-    `value_dim`: the width of a value, if it is not `head_dim`. `lse_rows`: how many log-sum-exps are written too.
+    `value_dim`: the width of a value, if it is not `head_dim`. `lse_rows`: the number of log-sum-exps that are written
+    too.
     """
     wide = head_dim if value_dim is None else value_dim
     name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")

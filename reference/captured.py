@@ -1,4 +1,4 @@
-"""A suite of cases in a file: the shapes that a program asked for, weighted by their time (`rooflab capture`)."""
+"""A suite of cases in a file: the shapes that a program called, weighted by their time (`rooflab capture`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ VERSION = 1
 
 
 def is_file(suite: str) -> bool:
-    """Whether the name of a suite is that of a file."""
+    """Returns whether the name of a suite is a file's name."""
     return suite.endswith(".json")
 
 
 def cases_of(op: str, suite: str) -> list[str]:
-    """The cases of an op in a file, those with most time first.  Raises `ValueError` if it is no such file."""
+    """Returns the cases of an op in a file, most time first.  Raises `ValueError` if the file is not such a suite."""
     return list(dict.fromkeys(row["case"] for row in read(suite)["ops"].get(op, ())))
 
 
 @cache
 def read(suite: str) -> Mapping[str, Any]:
-    """The file's content.  Raises `ValueError` if it is no such file."""
+    """Returns the content of the file.  Raises `ValueError` if the file is not a suite of `rooflab capture`."""
     try:
         found = json.loads(Path(suite).read_text(encoding="utf-8"))
         if found["rooflab_suite"] != VERSION or not all(row["case"] for rows in found["ops"].values() for row in rows):

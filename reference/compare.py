@@ -1,4 +1,4 @@
-"""Judging a result: NaN never passes, and every tolerance is per element."""
+"""Compares a result with the oracle: NaN never passes, and every element has its own tolerance."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import torch
 
 @dataclass(frozen=True)
 class ErrorStats:
-    """How one output differs from the oracle."""
+    """The differences between one output and the oracle."""
 
     output: str
     passed: bool
     max_abs_error: float
-    """Largest absolute error; NaN where the output has a NaN or a wrong infinity."""
+    """The largest absolute error; NaN where the output has a NaN or a wrong infinity."""
     max_error_over_tolerance: float
-    """Largest error as a multiple of its tolerance; at most 1 passes."""
+    """The largest error as a multiple of its tolerance; at most 1 passes."""
     mismatched: int
-    """Elements outside the tolerance."""
+    """The number of elements outside the tolerance."""
     total: int
     worst_index: tuple[int, ...] = ()
-    """Index of the worst element."""
+    """The index of the worst element."""
     note: str = ""
-    """What a reader should know beyond the numbers."""
+    """A remark that a reader needs beyond the numbers."""
 
     def describe(self) -> str:
-        """One line of text."""
+        """Describes the errors in one line of text."""
         if self.passed:
             return f"{self.output}: error at most {_ratio(self.max_error_over_tolerance)} of what is allowed"
         if self.note:
@@ -42,20 +42,21 @@ class ErrorStats:
 
 
 def _ratio(ratio: float) -> str:
-    """Two or three digits, and more of a ratio near 1, so that it is not read as 1."""
+    """Writes two or three digits, and more digits of a ratio near 1, so that no reader takes it for 1."""
     return f"{ratio:.6g}" if 0.99 < ratio < 1.01 else f"{ratio:.2g}" if ratio < 1 else f"{ratio:.3g}"
 
 
 PIECE = {"cpu": 2**15, "cuda": 2**26}
-"""Elements that are compared at once.  On a CPU they stay in L2, and torch starts no threads for so few: 7 ns an
-element (100 in one piece), also beside other work, where threads that waited for each other took 20 times as long."""
+"""The number of elements that are compared at once.  On a CPU they stay in L2, and torch starts no threads for so few:
+7 ns an element (100 in one piece), also beside other work, where threads that waited for each other took 20 times as
+long."""
 
 
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:
-    """Compares `actual` with `oracle` element by element, where the oracle is; `tolerance` is absolute and broadcasts.
+    """Compares `actual` with `oracle` by elements, on the oracle's device; `tolerance` is absolute and broadcasts.
 
     An element passes if its error is finite and `<=` its tolerance, or if both are the same infinity. NaN on either
-    side fails.  Worst is the first element with the largest error over its tolerance.
+    side fails.  The worst element is the first with the largest error over its tolerance.
     """
     if actual.shape != oracle.shape:
         note = f"expected shape {tuple(oracle.shape)}, got {tuple(actual.shape)}"
@@ -75,14 +76,14 @@ def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance
 
 
 def all_within(actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> bool:
-    """Whether every element passes `elementwise`; ends at the first piece with one that does not."""
+    """Returns whether every element passes `elementwise`; stops at the first piece with an element that does not."""
     return actual.shape == oracle.shape and all(
         not (_plain(*piece) or _careful(*piece)).wrong for _, *piece in _pieces(actual, oracle, tolerance)
     )
 
 
 class _Found(NamedTuple):
-    """What a piece shows."""
+    """The result of the comparison of one piece."""
 
     wrong: int
     largest: float
@@ -93,7 +94,7 @@ class _Found(NamedTuple):
 def _pieces(
     actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Begin, values, oracle and limits of each piece."""
+    """Yields begin, values, oracle and limits of each piece."""
     values, right = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
     limit = tolerance.detach().to(oracle.device)
     limit = limit.reshape(1).expand(len(right)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
@@ -104,7 +105,7 @@ def _pieces(
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _Found | None:
-    """Of numbers and positive limits; None if there is any other."""
+    """Compares a piece of finite numbers with positive limits; None if the piece has any other value."""
     error = (values - right).abs_()
     ratio = error / limit
     worst = int(ratio.argmax())
@@ -128,5 +129,5 @@ def _careful(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> 
 
 
 def exact(oracle: torch.Tensor) -> torch.Tensor:
-    """The tolerance of an op that only moves data: zero."""
+    """Returns the tolerance of an op that only moves data: zero."""
     return torch.zeros((), dtype=torch.float64).expand(oracle.shape)

@@ -1,7 +1,7 @@
-"""What an op asks of its tensors and what it returns, said once: every launcher is held to it (`kernels/launcher.py`).
+"""The contract of an op: what its tensors must be and what it returns.  `kernels/launcher.py` checks every call by it.
 
 A shape is a text of dimensions: `T H`.  A name stands for one number in all tensors of a call; `2I`, `K/2`, `B+1` are
-computed from one, and a name may be an integer argument of the op (`latent_dim`).
+computed from a name, and a name may be an integer argument of the op (`latent_dim`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Dims = dict[str, int]
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension: a number, or times * name / over + plus of a name.
+    """One dimension: a number, or an expression `times * name / over + plus`.
 
-    A quotient is rounded down, but up in a product (`4K/16`: four for each 16 of K that are begun).
+    A quotient is rounded down, but in a product up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str
@@ -40,7 +40,7 @@ class Dim:
 
     @classmethod
     def parse(cls, text: str) -> Dim:
-        """Raises `ValueError` on any other form."""
+        """Reads a dimension such as `2I` or `K/2`.  Raises `ValueError` on any other form."""
         found = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
         if found is None or not (found[1] or found[2]):
             raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
@@ -49,7 +49,7 @@ class Dim:
         return cls(text, name, int(times or 1), **more)
 
     def size(self, dims: Mapping[str, int]) -> int | None:
-        """The size where the name's number is known."""
+        """Returns the size if the name's number is known, else None."""
         if self.name is None:
             return self.times
         known = dims.get(self.name)
@@ -60,7 +60,7 @@ class Dim:
         )
 
     def solve(self, size: int) -> int | None:
-        """The number that the name must have for this size, or None if there is no such number."""
+        """Returns the number that the name must have for this size, or None if there is no such number."""
         number, rest = divmod((size - self.plus) * self.over, self.times)
         return None if rest or number < 0 else number
 
@@ -71,7 +71,7 @@ def _dims(shape: str) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight in a form of one kernel's own, which stands for the op's tensor in this kernel's arguments."""
+    """A weight that one kernel packed in its own form; this kernel takes it instead of the op's tensor."""
 
     tensor: torch.Tensor
     shape: tuple[int, ...]
@@ -81,46 +81,46 @@ class Packed:
 
     @property
     def device(self) -> torch.device:
-        """The device of the packed tensor."""
+        """Returns the device of the packed tensor."""
         return self.tensor.device
 
     @property
     def is_meta(self) -> bool:
-        """Whether it has no values."""
+        """Returns whether the packed tensor is on `meta`, without values."""
         return self.tensor.is_meta
 
     @property
     def ndim(self) -> int:
-        """Dimensions of the original weight."""
+        """Returns the number of dimensions of the original weight."""
         return len(self.shape)
 
     def stride(self) -> tuple[int, ...]:
-        """None: only the kernel knows the layout."""
+        """Returns no strides: only the kernel knows the layout."""
         return ()
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that an op takes."""
+    """A tensor argument of an op, and its requirements."""
 
     shape: str
-    """Its dimensions, or `...` if `rules` checks them."""
+    """The dimensions of the tensor, or `...` if `rules` checks them."""
     dtype: tuple[torch.dtype, ...] | str
-    """The dtypes that it may have, or the argument whose dtype it has."""
+    """The dtypes that the tensor may have, or the name of the argument with the same dtype."""
     layout: Literal["rows", "contiguous", "any"] = "rows"
-    """`rows`: stride 1 in the last dimension, and any other strides."""
+    """The layout that the tensor must have; `rows`: stride 1 in the last dimension, any other strides."""
     optional: bool = False
-    """Whether it may be None."""
+    """Whether the argument may be None."""
     packed: type | None = None
-    """If it is what the kernel's `prepare` made: its type."""
+    """The type of the packed weight if the kernel's `prepare` makes this argument, else None."""
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
-        """The dimensions of `shape`."""
+        """Returns the dimensions of `shape`."""
         return () if self.shape == ANY_SHAPE else _dims(self.shape)
 
     def may_be(self, dtype: torch.dtype) -> bool:
-        """Whether a reference takes a dtype that kernels do not."""
+        """Returns whether a reference takes a dtype that kernels do not take."""
         if isinstance(self.dtype, str):
             return False
         return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == DOUBLED
@@ -128,28 +128,28 @@ class Argument:
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that an op returns."""
+    """A tensor that an op returns, and its requirements."""
 
     shape: str
     dtype: torch.dtype | str | Callable[[Given], torch.dtype]
-    """Its dtype, the argument whose dtype it has, or what the arguments say."""
+    """The result's dtype, the name of the argument with the same dtype, or a function of the arguments."""
     when: str | None = None
-    """The option with which it is returned, if it is not always."""
+    """The option with which the result is returned; None if it is always returned."""
     layout: Literal["rows", "contiguous", "any"] = "rows"
-    """What the caller's `out` must be."""
+    """The layout that the caller's `out` must have."""
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
-        """The dimensions of `shape`."""
+        """Returns the dimensions of `shape`."""
         return _dims(self.shape)
 
     def wanted(self, given: Given) -> bool:
-        """Whether a call with these arguments returns it."""
+        """Returns whether a call with these arguments returns this result."""
         option = True if self.when is None else given.get(self.when)
         return option is not None and option is not False
 
     def dtype_of(self, given: Given) -> torch.dtype:
-        """Its dtype in a call with these arguments."""
+        """Returns the dtype of this result in a call with these arguments."""
         if isinstance(self.dtype, torch.dtype):
             return self.dtype
         return given[self.dtype].dtype if isinstance(self.dtype, str) else self.dtype(given)
@@ -157,35 +157,35 @@ class Result:
 
 @dataclass(frozen=True)
 class Contract:
-    """The tensors of an op.  An argument that is not named here is no tensor."""
+    """The tensors of an op.  An argument that is not named here is not a tensor."""
 
     arguments: Mapping[str, Argument]
     results: Mapping[str, Result]
-    """In the order of the op's outputs; empty for an op that changes its arguments, of which a call with nothing in its
-    first tensor is empty."""
+    """The results in the order of the op's outputs; empty for an op that changes its arguments.  A call of such an op
+    is empty if its first tensor is empty."""
     rules: Callable[[Given, Dims], None] | None = None
-    """Raises `ValueError` where shapes and options do not go together."""
+    """Raises `ValueError` where shapes and options do not fit together."""
     bounds: Callable[[Given, Dims], None] | None = None
-    """Raises `ValueError` on lengths, offsets or tables that lead out of memory; called at every launch on a CPU, where
-    reading them costs little, and with `ROOFLAB_CHECK_VALUES` on a GPU."""
+    """Raises `ValueError` on lengths, offsets or tables that point outside memory; called at every launch on a CPU,
+    where reading them costs little, and with `ROOFLAB_CHECK_VALUES` on a GPU."""
     values: Callable[[Given, Dims], None] | None = None
     """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
     scheme: Callable[[Given], str] | None = None
-    """The name of the scheme under which a config is looked up; by default that of the first tensor's dtype."""
+    """The name of the scheme under which a config is looked up; by default the scheme of the first tensor's dtype."""
     case: Callable[[Given], Mapping[str, bool | int]] | None = None
-    """Keys of a case on which a config depends and which no dimension tells: whether there is a residual."""
+    """Keys of a case on which a config depends and which no dimension shows, such as whether there is a residual."""
 
     def with_packed(self, name: str, packed: Argument | type[Packed]) -> Contract:
-        """The contract of a kernel whose `prepare` packs the argument `name`."""
+        """Returns the contract of a kernel whose `prepare` packs the argument `name`."""
         if not isinstance(packed, Argument):
             packed = replace(self.arguments[name], layout="any", packed=packed)
             return replace(self, arguments={**self.arguments, name: packed})
-        # Last, because its shape shows no dimensions of the op.
+        # The packed weight comes last, because its shape shows no dimensions of the op.
         others = {other: argument for other, argument in self.arguments.items() if other != name}
         return replace(self, arguments={**others, name: packed})
 
     def rows(self) -> list[tuple[str, str]]:
-        """Each argument and result with what it is, for people: `("weight", "(H) of x's dtype")`."""
+        """Describes each argument and result for people: `("weight", "(H) of x's dtype")`."""
         rows = []
         for name, argument in self.arguments.items():
             dtypes = f"{argument.dtype}'s dtype" if isinstance(argument.dtype, str) else _names(argument.dtype)
@@ -201,7 +201,7 @@ class Contract:
         return rows
 
     def sizes(self, given: Given) -> Dims:
-        """The dimensions that tensors and integers show, without a check."""
+        """Reads the dimensions from tensors and integers, without a check."""
         dims = {name: value for name, value in given.items() if type(value) is int}
         for name, argument in self.arguments.items():
             tensor = given.get(name)
@@ -212,10 +212,10 @@ class Contract:
         return dims
 
     def check(self, given: Given, any_dtype: bool = False) -> Dims:
-        """The dimensions of a call.  Raises `ValueError` that names the argument, what was wanted and what came.
+        """The dimensions of a call.  Raises `ValueError` that names the argument, the expected and the given value.
 
-        With `any_dtype`, for a reference, no layout is held, an argument with a choice of dtypes may have any float of
-        16 bits or more, and fp64 is as good as fp32.
+        With `any_dtype`, for a reference, layouts are not checked, an argument with a choice of dtypes may have any
+        float of 16 bits or more, and fp64 may stand for fp32.
         """
         dims: Dims = {name: value for name, value in given.items() if type(value) is int}
         first: Any = None
@@ -230,7 +230,7 @@ class Contract:
             first = tensor if first is None else first
             dtypes = (given[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
             wanted = " or ".join(map(str, dtypes))
-            if argument.packed and tensor.dtype not in dtypes:  # before the shape, which says nothing of another weight
+            if argument.packed and tensor.dtype not in dtypes:  # before the shape: it may be that of another weight
                 raise ValueError(f"{name}: expected {PACKED}, which is {wanted}, got {tensor.dtype}")
             if argument.shape != ANY_SHAPE:
                 check_shape(name, tensor, argument.dims, dims)
@@ -245,7 +245,7 @@ class Contract:
         return dims
 
     def check_out(self, name: str, tensor: Any, result: Result, given: Given, dims: Dims) -> None:
-        """Raises `ValueError` unless the caller's `tensor` can take a result; its elements must not share memory."""
+        """Raises `ValueError` unless the caller's `tensor` can hold a result; its elements must not share memory."""
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         check_shape(name, tensor, result.dims, dims)
@@ -267,7 +267,7 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def check_shape(name: str, tensor: torch.Tensor, wanted: tuple[Dim, ...], dims: Dims) -> None:
-    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers that it shows to `dims`."""
+    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers of its names to `dims`."""
     fits = len(wanted) == tensor.ndim
     for dim, size in zip(wanted, tensor.shape, strict=False) if fits else ():
         known = dim.size(dims)

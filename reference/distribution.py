@@ -1,4 +1,4 @@
-"""Does a sampler draw from the right distribution?  Pearson's chi-square test, with its power stated."""
+"""Tests whether a sampler draws from the right distribution, by Pearson's chi-square test with its stated power."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 
 FALSE_ALARM = 1e-6
-"""Chance that a correct sampler is called wrong."""
+"""The probability that the test rejects a correct sampler."""
 
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """The result of the test, and the smallest effect that the test can see."""
+    """The result of the test, and the smallest effect that the test can detect."""
 
     passed: bool
     p_value: float
     smallest_effect: float
-    """Cohen's w, sqrt(sum (q - p)^2 / p), of the law q nearest to p that the test finds with probability 0.99."""
+    """Cohen's w, sqrt(sum (q - p)^2 / p): the test detects a law q at this distance from p with probability 0.99."""
     outside: int
-    """Draws of tokens whose probability is 0; one is enough to fail."""
+    """The number of draws of tokens whose probability is 0; one such draw fails the test."""
 
 
 def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
@@ -50,7 +50,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
 
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
-    """The w for which the test finds a noncentral chi-square of noncentrality draws * w**2 with probability `power`."""
+    """Returns the w for which the test rejects with probability `power`: the noncentrality is draws * w**2."""
     from scipy import stats
 
     critical = stats.chi2.isf(FALSE_ALARM, freedom)

@@ -1,8 +1,8 @@
-"""The domain of an op: every value that a case may hold, and covers that meet all pairs of places of it.
+"""The domain of an op: every value that a case may hold, and covers, which are cases that contain all pairs of places.
 
 Most faults of software need at most two settings at once (Kuhn, Wallace and Gallo, "Software Fault Interactions and
 Implications for Software Testing", IEEE TSE 30(6), 2004).  So a cover of pairs, with sizes where kernels have edges,
-finds more than a long list of cases that a person thought of.
+finds more than a long list of cases that a person wrote.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from typing import Generic, TypeVar
 
 Value = bool | int | float | str
 C = TypeVar("C", bound=Hashable)
-"""A case, as `spec.Case`; this file knows only its values."""
+"""A case, such as `spec.Case`; this file knows only its values."""
 CANDIDATES = 40
-"""How many cases are drawn for each case that is taken: that which meets most new pairs."""
+"""The number of cases that are drawn for each case that is taken; the case with most new pairs is taken."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes from `least` to `most`: multiples of `step`."""
+    """The sizes from `least` to `most` that are multiples of `step`."""
 
     least: int
     most: int
     step: int = 1
     model: str = ""
-    """The columns of `model_dims.json` that hold such sizes, with a space between them."""
+    """The columns of `model_dims.json` that hold such sizes, separated by spaces."""
     empty: bool = False
-    """Whether 0 is a size too, that of nothing at all; each cover begins with it."""
+    """Whether 0 is a size too, for empty tensors; each cover begins with it."""
 
     @cached_property
     def real(self) -> list[int]:
-        """The sizes of real models."""
+        """Returns the sizes that real models have."""
         return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
     def draw(self, state: random.Random, own: Sequence[int] = ()) -> tuple[str, int]:
-        """A place and a size there: the least, at or beside a power of two, a prime, anywhere, in the upper half, that
-        of a real model; every second time beside or beyond one of the kernel's `own` numbers, if one is a size.
+        """Draws a place and a size there: the least size, at or beside a power of two, a prime, anywhere, in the upper
+        half, a size of a real model; every second time beside or beyond one of the kernel's `own` numbers, if that is a
+        size.
 
-        Except in the upper half, small sizes are as likely as large ones, by their logarithm.
+        Except in the upper half, small sizes are as likely as large sizes, by their logarithm.
         """
         near_own = [number for number in own if self.least <= number <= self.most]
         if near_own and state.randrange(2):
@@ -72,47 +73,47 @@ class Sizes:
         return min(max(size // self.step * self.step, self.least), self.most)
 
     def simpler(self, size: Value) -> list[Value]:
-        """Smaller sizes, the smallest first."""
+        """Returns smaller sizes, the smallest first."""
         power = 2 ** (int(size) - 1).bit_length() // 2
         near = {self.least, int(size) // 2, power, power + self.step, int(size) - self.step}
         return [found for found in sorted(near) if self.least <= found < int(size) and found % self.step == 0]
 
 
 def _prime(size: int) -> int:
-    """The largest prime up to `size`, or 2."""
+    """Returns the largest prime up to `size`, or 2."""
     return next((p for p in range(size, 2, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 2)
 
 
 @cache
 def model_sizes(columns: str) -> tuple[int, ...]:
-    """The different numbers in some columns of `model_dims.json`, the dimensions of real models, in ascending order."""
+    """The distinct numbers in some columns of `model_dims.json`, the dimensions of real models, in ascending order."""
     table = json.loads(Path(__file__).with_name("model_dims.json").read_text(encoding="utf-8"))
     places = [table["columns"].index(name) for name in columns.split()]
     return tuple(sorted({row[place] for row in table["models"] for place in places if row[place]}))
 
 
 Axis = Sizes | Sequence[Value]
-"""Sizes, or the values of an option, the simplest first."""
+"""An axis of a domain: sizes, or the values of an option, the simplest first."""
 
 
 Made = Mapping[str, Value]
 Settle = Callable[[Made], C | None]
-"""Gives drawn values the form of the op's own cases; None for a case that the op does not have, or that is too much."""
+"""Turns drawn values into a case of the op; None for a case that the op does not have, or that is too large."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """The axes of an op's cases, and the case that a value for each axis makes."""
+    """The axes of an op's cases, and the function that makes a case from one value of each axis."""
 
     axes: Mapping[str, Axis]
     make: Callable[..., Made | None]
-    """The case for one value of each axis, by name; None if these values may not be combined."""
+    """Makes the case of one value of each axis, by name; None if these values may not be combined."""
 
     def cover(self, seed: int, settle: Settle[C], count: int, own: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
-        """At most `count` points; each one meets as many new pairs of places as drawing finds.
+        """Yields at most `count` points; each point adds as many new pairs of places as the drawing finds.
 
-        The first ones have nothing at all on one axis each. If there are numbers of a kernel's `own`, all points have
-        sizes near them instead.
+        The first points have a size of 0, each on one axis. If a kernel's `own` numbers are given, all points have
+        sizes near these numbers instead.
         """
         state = random.Random(seed)
         met: set[frozenset[tuple[str, object]]] = set()
@@ -144,7 +145,7 @@ class Domain:
         return None if case is None else DomainPoint(case, values)
 
     def simpler(self, point: DomainPoint[C], settle: Settle[C]) -> Iterator[DomainPoint[C]]:
-        """Points with one value simpler than that of `point`: the largest steps first."""
+        """Yields points with one value simpler than in `point`: the largest steps first."""
         for name, axis in self.axes.items():
             value = point.values[name]
             simpler = axis.simpler(value) if isinstance(axis, Sizes) else axis[: axis.index(value)]
@@ -156,18 +157,18 @@ class Domain:
 
 @dataclass(frozen=True)
 class DomainPoint(Generic[C]):
-    """One case of a domain, and its value on each axis."""
+    """One case of a domain, and the value of each axis."""
 
     case: C
     values: Mapping[str, Value]
     principle: str = ""
-    """What it was drawn for, by a name of `bench/core/inputs.py`; empty for a point of the cover."""
+    """The principle that drew the point, by its name in `bench/core/inputs.py`; empty for a point of the cover."""
 
 
 def shrunk(
     domain: Domain, point: DomainPoint[C], settle: Settle[C], fails: Callable[[C], bool], tries: int
 ) -> DomainPoint[C]:
-    """A point that still fails, each value of it as simple as `tries` calls of `fails` could make it."""
+    """Returns a point that still fails, with each value as simple as `tries` calls of `fails` could make it."""
     tried = {point.case}
     while True:
         for simpler in domain.simpler(point, settle):

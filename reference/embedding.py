@@ -1,4 +1,4 @@
-"""embedding: one row of the table per token."""
+"""embedding: copies one row of the table for each token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.roofline.model import Cost
 
 
 def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """weight[token_ids].  token_ids: (T,) int64; weight: (V, H); returns (T, H)."""
+    """Returns weight[token_ids].  token_ids: (T,) int64; weight: (V, H); returns (T, H)."""
     check_shape("token_ids", token_ids, None)
     check_shape("weight", weight, None, None)
     check_values("token_ids", token_ids, 0, len(weight) - 1)
@@ -24,7 +24,7 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Uniform token ids and a random table; on `meta` the ids are real and on the CPU."""
+    """Makes uniform token ids and a random table; on `meta` the ids are real and on the CPU."""
     T, V, H = int(case["T"]), int(case["V"]), int(case["H"])
     token_ids = torch.randint(V, (T,), generator=torch.Generator().manual_seed(seed))
     weight = randn(V, H, dtype=scheme.weight, device=device, seed=seed + 1)
@@ -32,18 +32,18 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Each distinct row is read once, and a row is written for each token."""
+    """The cost: each distinct row is read once, and one row is written for each token."""
     ids, row_bytes = args.token_ids.tolist(), args.weight.shape[1] * args.weight.element_size()
     return Cost(nbytes(args.token_ids) + len(set(ids)) * row_bytes, len(ids) * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Zero: the op moves rows and computes nothing."""
+    """The tolerance is zero: the op moves rows and computes nothing."""
     return (exact(oracle[0]),)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and the last row of the table; then the same row for every token."""
+    """Adversarial inputs: the first and the last row of the table; then the same row for every token."""
     V = int(case["V"])
     for label, token_id in (("first row", 0), ("last row", V - 1)):
         inputs = make_inputs(case, scheme, device, seed)

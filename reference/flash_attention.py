@@ -39,7 +39,7 @@ from rooflab.roofline.model import Cost
 
 E4M3 = torch.float8_e4m3fn
 OPERANDS = ("q", "k", "v")
-"""The arguments that have a scale; its name is `<argument>_scale`."""
+"""The arguments that may have a scale; its name is `<argument>_scale`."""
 
 
 def reference(
@@ -57,12 +57,12 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """softmax(q k^T * softmax_scale) v in fp64; head h of q reads head h // (H / H_kv) of k and v.
+    """Returns softmax(q k^T * softmax_scale) v in fp64; head h of q reads head h // (H / H_kv) of k and v.
 
     q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) too.
-    `causal` is bottom-right aligned: query i sees keys j <= i + S - T, with `window` only the newest of them; a query
-    that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled scores; sinks: (H,) fp32.
-    q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; positive factors of the heads of q, k and v.
+    `causal` is bottom-right aligned: query i sees keys j <= i + S - T, with `window` only the newest `window` of these
+    keys; a query that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled scores; sinks:
+    (H,) fp32. q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; positive factors of the heads of q, k and v.
     """
     CONTRACT.check(locals(), any_dtype=True)
     seen = seen_keys(q.shape[1], k.shape[1], causal, window)
@@ -74,12 +74,12 @@ def reference(
 
 
 def keys_contiguous(v: torch.Tensor) -> bool:
-    """Whether v (B, S, H_kv, D) is contiguous along its keys, as a view of (B, H_kv, D, S) is."""
+    """Returns whether v (B, S, H_kv, D) is contiguous along its keys, like a view of (B, H_kv, D, S)."""
     return v.stride(1) == 1 and v.stride(3) != 1
 
 
 def _rules(given: Given, dims: Dims) -> None:
-    """In e4m3 v may be contiguous along its keys, and there may be scales."""
+    """Raises `ValueError` if v is contiguous along its keys, or scales are given, and the dtype is not e4m3."""
     option_rules(given, dims, "k")
     if given["q"].dtype != E4M3:
         check_layout("v", given["v"], "rows")
@@ -92,7 +92,7 @@ def _rules(given: Given, dims: Dims) -> None:
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """x (B, T, H, D) times its heads' scales (B, H)."""
+    """Returns x (B, T, H, D) times its heads' scales (B, H)."""
     return x if scale is None else x.double() * scale.double()[:, None, :, None]
 
 
@@ -108,17 +108,17 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options that the case asks for.
+    """Makes normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options of the case.
 
     In fp8 each head is quantised with its own scale: its largest magnitude becomes 448, e4m3's largest value.  With
-    `v_columns` v is stored with S as the last axis, as Hopper's fp8 products want it; rows are padded with NaN to a
+    `v_columns` v is stored with S as the last axis, as Hopper's fp8 products need it; rows are padded with NaN to a
     multiple of 16 bytes.  In other dtypes this option changes nothing.
     """
     return _quantised(_drawn(case, scheme, device, seed), scheme, case)
 
 
 def _drawn(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """The inputs before quantisation: for fp8 they are fp32, because values are planted first and then quantised."""
+    """Draws the inputs before quantisation: fp32 for fp8, because adversarial values are set before quantisation."""
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
     dtype = torch.float32 if _is_fp8(scheme) else scheme.activation
     return {
@@ -135,7 +135,7 @@ def _is_fp8(scheme: Scheme) -> bool:
 
 
 def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
-    """If the scheme is fp8: `inputs` with q, k and v quantised, and their scales; otherwise `inputs`."""
+    """Returns `inputs` with q, k and v quantised and with their scales if the scheme is fp8; otherwise `inputs`."""
     if not _is_fp8(scheme):
         return inputs
     quantised = dict(inputs)
@@ -147,7 +147,7 @@ def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
 
 
 def _in_columns(v: torch.Tensor) -> torch.Tensor:
-    """v (B, S, H_kv, D), stored as (B, H_kv, D, S) with rows that NaN pads to a multiple of 16 bytes."""
+    """Returns v (B, S, H_kv, D), stored as (B, H_kv, D, S) with rows that NaN pads to a multiple of 16 bytes."""
     S = v.shape[1]
     columns = v.permute(0, 2, 3, 1).float().contiguous()
     filled = torch.nn.functional.pad(columns, (0, -S % (16 // v.element_size())), value=math.nan)
@@ -155,12 +155,12 @@ def _in_columns(v: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (B, T, H, D) as fp8 `dtype`, and the scales (B, H) fp32 that give x back; a head of zeros has the scale 1.
+    """Quantises x (B, T, H, D) to fp8 `dtype`, with scales (B, H) fp32 that give x back; a head of zeros has scale 1.
 
     A NaN stays NaN and does not change its head's scale.
     """
     B, T, H, D = x.shape
-    if x.device.type == "meta":  # whose division torch computes in Python
+    if x.device.type == "meta":  # on `meta` torch computes the division in Python
         return torch.empty(x.shape, dtype=dtype, device=x.device), torch.empty(B, H, device=x.device)
     if not T:
         scale = torch.ones(B, H, dtype=torch.float32, device=x.device)
@@ -172,7 +172,7 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, Any]:
-    """The options of attention that a case sets; an option that it leaves out is absent."""
+    """Returns the options of attention that a case sets; an option that the case leaves out is absent."""
     chosen: dict[str, Any] = {}
     if case.get("window"):
         chosen["window"] = int(case["window"])
@@ -186,8 +186,9 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each tile edge, at the ends, on the causal diagonal and at the window's far end; NaN one past
-    the last key; in fp8 also queries near zero, and heads whose magnitudes differ by a factor of 1000."""
+    """Adversarial inputs: one dominant key at each tile edge, at the ends, on the causal diagonal and at the window's
+    far end; NaN just past the last key; in fp8 also queries near zero, and heads whose magnitudes differ by a factor of
+    1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     places = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
@@ -226,9 +227,10 @@ def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, k
 
 
 def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Every second head of q, or of k, is 1000 times smaller than its neighbours and than itself in the next sequence.
+    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than its neighbours; in the next
+    sequence the other heads are small.
 
-    A dominant key decides the result of the large heads and not that of the small ones, so that a wrong scale shows.
+    A dominant key decides the result of the large heads and not of the small heads, so that a wrong scale shows.
     """
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
     values = {"v_scale": v_scale * _alternating(v_scale)}
@@ -237,14 +239,14 @@ def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
 
 
 def _alternating(scale: torch.Tensor) -> torch.Tensor:
-    """(B, H): 1 and 1/1000, alternating over heads and over sequences."""
+    """Returns factors (B, H): 1 and 1/1000, alternating over heads and over sequences."""
     B, H = scale.shape
     places = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
     return torch.where(places % 2 == 0, 1.0, 1e-3)
 
 
 def cost(args: Arguments) -> Cost:
-    """Two products and one exponential for each visible pair; only visible keys and queries that see a key are read."""
+    """The cost: two products and an exponential per visible pair; only visible keys and queries with a key are read."""
     (B, T, H, D), S = args.q.shape, args.k.shape[1]
     seen = seen_keys(T, S, args.causal, args.window)
     counts = seen.counts

@@ -1,7 +1,7 @@
 """Attention over sequences of different lengths that lie one after another, without padding between them.
 
-The formula and the tolerance of each sequence are those of `flash_attention`; `attention.py` has the options.  The
-layout and the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
+Each sequence has the formula and the tolerance of `flash_attention`; `attention.py` has the options.  The layout and
+the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def reference(
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """softmax(q k^T * softmax_scale) v of each sequence in fp64.
+    """Returns softmax(q k^T * softmax_scale) v of each sequence in fp64.
 
     q: (T, H, D); k, v: (S, H_kv, D); cu_seqlens_q, cu_seqlens_k: (B + 1,) int32 offsets that begin at 0, never fall and
     end at T and S: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1], and its keys likewise; it may
@@ -92,7 +92,7 @@ def check_lengths(given: Given, dims: Dims) -> None:
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """The queries and the keys of each sequence."""
+    """Yields the queries and the keys of each sequence."""
     bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
     pairs = [[slice(*pair) for pair in zip(own, own[1:], strict=False)] for own in bounds]
     return zip(*pairs, strict=True)
@@ -116,7 +116,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal q, k and v of `B` sequences, and the options that the case asks for.
+    """Makes normal q, k and v of `B` sequences, and the options of the case.
 
     The seed draws log-normal lengths with a median of `T` / 2 queries; a sequence has `S` - `T` more keys than queries.
     The first sequence has `T` queries and `S` keys. Of three or more sequences the middle one has no keys; of four or
@@ -141,7 +141,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def _inputs(
     case: Case, queries: torch.Tensor, keys: torch.Tensor, scheme: Scheme, device: torch.device, seed: int
 ) -> Inputs:
-    """The inputs of sequences with these numbers of queries and keys."""
+    """Makes the inputs of sequences with these numbers of queries and keys."""
     H, H_kv, D = (int(case[key]) for key in ("H", "H_kv", "D"))
     dtype, place = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
     total_q, total_k = int(queries.sum()), int(keys.sum())
@@ -159,7 +159,8 @@ def _inputs(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each tile edge and end of every sequence; then every second sequence has large keys."""
+    """Adversarial inputs: one dominant key at each tile edge and end of every sequence; then every second has large
+    keys."""
     S = int(case["S"])
     for j in sorted({j for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -191,7 +192,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """Two products and one exponential for each visible pair; only visible keys and queries that see a key are read."""
+    """The cost: two products and an exponential per visible pair; only visible keys and queries with a key are read."""
     T, H, D = args.q.shape
     pairs, rows, keys_read = 0, 0, 0
     for queries, keys in _spans(args.cu_seqlens_q, args.cu_seqlens_k):
@@ -219,7 +220,7 @@ OFFSETS = Argument("B+1", (torch.int32,), layout="contiguous")
 
 
 def _a_key_too_few(of: Arguments) -> Inputs:
-    """Each sequence without its last key."""
+    """Removes the last key of each sequence, as a kernel with this mistake does."""
     last = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
     kept = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last.long(), False)
     return {"k": of.k[kept], "v": of.v[kept], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}

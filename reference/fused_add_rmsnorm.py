@@ -1,4 +1,4 @@
-"""fused_add_rmsnorm: the residual add and the norm after it, which a decoder layer has twice."""
+"""fused_add_rmsnorm: the residual add and the norm after it, which a decoder layer computes twice."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def fused_add_rmsnorm(
     round_first: bool = False,
     quantize: str | None = None,
 ) -> Outputs:
-    """(rmsnorm(s) * (weight + weight_offset), s) with s = x + residual rounded to the dtype of x.
+    """Returns (rmsnorm(s) * (weight + weight_offset), s) with s = x + residual rounded to the dtype of x.
 
     x, residual: (T, H); weight: (H,); returns out (T, H) and s (T, H), both in fp64. The norm takes the rounded sum,
-    which is also the new residual, as in transformers. The options are those of `rmsnorm`; with `quantize` the scales
-    (T,) come last.
+    which is also the new residual, as in transformers. The options are the same as in `rmsnorm`; with `quantize` the
+    scales (T,) come last.
     """
     check_shape("residual", residual, *x.shape)
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
@@ -48,7 +48,7 @@ def fused_add_rmsnorm(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal x, a normal residual that is larger, as in a model, and weights that are normal around one."""
+    """Makes normal x, a normal residual that is larger, as in a model, and weights that are normal around one."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     residual = randn(T, H, dtype=scheme.activation, device=device, seed=seed + 1, scale=3.0)
@@ -58,14 +58,14 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Two arrays in, two out; five FLOPs an element and one rsqrt a row."""
+    """The cost: two arrays are read and two written; five FLOPs an element and one rsqrt a row."""
     T, H = args.x.shape
     written = nbytes(args.x) + (nbytes(args.x) if args.quantize is None else T * H + 4 * T)
     return Cost(nbytes(args.x, args.residual, args.weight), written, vector_flops=5.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Zero for the sum; for the norm that of `rmsnorm`.
+    """The tolerance is zero for the sum; the norm has the tolerance of `rmsnorm`.
 
     The sum has one right value: if it is computed in at least 2p + 2 bits (24 for p = 11 of fp16 and 8 of bf16, 53 for
     24 of fp32), two roundings give the same value as one. So the norm has the same input as the oracle's.
@@ -76,7 +76,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One column that makes up most of the mean square, in x or in the residual; then a mean square near eps."""
+    """Adversarial inputs: one column with most of the mean square, in x or the residual; then a mean square near
+    eps."""
     H = int(case["H"])
     for column in planted_columns(H):
         for name in ("x", "residual"):

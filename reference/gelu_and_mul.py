@@ -18,13 +18,13 @@ from rooflab.roofline.model import Cost
 
 
 def gelu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
-    """gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up in fp64.
+    """Returns gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up in fp64.
 
     x: (T, 2 I), gate first; returns (T, I).  With `quantize`, "int8" or "fp8_e4m3", returns codes (T, I) and their
     scales (T,) (`reference/rows.py`).
     """
     gate, up = halves(x)
-    # gelu(g) = g sigmoid(2 u) is 1 + tanh(u) without its cancellation.
+    # gelu(g) = g sigmoid(2 u) has the value of g / 2 (1 + tanh(u)) without its cancellation.
     return quantized_rows(gate * torch.sigmoid(2.0 * _argument(gate)) * up, quantize)
 
 
@@ -33,15 +33,15 @@ def _argument(gate: torch.Tensor) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """Two values in, one out; one exp and one reciprocal each, and eight FLOPs."""
+    """The cost: two values are read and one written; one exp and one reciprocal each, and eight FLOPs."""
     like = silu_and_mul.cost(args)
     return Cost(like.read_bytes, like.write_bytes, vector_flops=2.0 * like.vector_flops, sfu_ops=like.sfu_ops)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """As for `silu_and_mul`, with the argument 2 u of the sigmoid, which errs by 4 u_32, instead of the gate.
+    """The tolerance of `silu_and_mul`, with the argument 2 u of the sigmoid, which errs by 4 u_32, instead of the gate.
 
-    Library calls add 1 to the tanh: for a negative gate this loses what is below a roundoff of 1, 4 u_32 |gate up|.
+    Library calls add 1 to the tanh: for a negative gate this costs a roundoff of 1, 4 u_32 |gate up|.
     """
     gate, up = halves(inputs["x"])
     argument = (2.0 * _argument(gate)).abs()

@@ -31,7 +31,7 @@ from rooflab.roofline.model import Cost
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
 ACCUMULATION_FACTOR = 4.0
 TF32_ROUNDOFF = 2.0**-10
-"""Largest relative error of an fp32 value whose mantissa a tensor core cuts to ten bits."""
+"""The largest relative error of an fp32 value whose mantissa a tensor core cuts to ten bits."""
 TF32_FACTOR = 2.5
 
 
@@ -43,9 +43,9 @@ def gemm(
     residual: torch.Tensor | None = None,
     precision: str = "ieee",
 ) -> torch.Tensor:
-    """a b + bias + residual in fp64.  a: (M, K); b: (K, N); bias: (N,); residual: (M, N); returns (M, N).
+    """Returns a b + bias + residual in fp64.  a: (M, K); b: (K, N); bias: (N,); residual: (M, N); returns (M, N).
 
-    `precision`: how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  It changes nothing here.
+    `precision`: how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  The reference ignores it.
     """
     CONTRACT.check({"a": a, "b": b, "bias": bias, "residual": residual, "precision": precision})
     product = a.double() @ b.double()
@@ -65,7 +65,7 @@ def rules(given: Given, dims: Dims) -> None:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Random operands; b is scaled by 1/sqrt(K), so that the product is of order one at every K."""
+    """Makes random operands; b is scaled by 1/sqrt(K), so that the product is of order one at every K."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     layout = case["layout"]
     if layout not in ("NN", "NT", "TN"):
@@ -84,7 +84,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """2 M N K tensor-core FLOPs; one add per output for a bias and one for a residual; every operand moves once."""
+    """The cost: 2 M N K tensor-core FLOPs; an add per output for a bias and for a residual; every operand moves
+    once."""
     (M, K), N = args.a.shape, args.b.shape[1]
     added = sum(addend is not None for addend in (args.bias, args.residual))
     return Cost(
@@ -96,16 +97,16 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """c u_acc sqrt(K) (size of the partial sums + |bias| + |residual|) + u_out |ref| + half a subnormal of the output.
+    """Allows c u_acc sqrt(K) (size of the partial sums + |bias| + |residual|) + u_out |ref| + half a subnormal.
 
     u_acc = 2**-24 is fp32's unit roundoff, because every scheme here accumulates in fp32. K rounding errors of random
     sign, each relative to a partial sum, add up as sqrt(K); c = 4 leaves room for an unlucky walk. In 16 bits the size
     is the largest possible one, |A| |B|, because tensor cores truncate: these errors all have one sign. In fp32, where
-    TF32 must fail, the size is that of a random walk: |ref| + sqrt((A*A) (B*B)).
+    TF32 must fail, the size of a random walk counts: |ref| + sqrt((A*A) (B*B)).
 
     In tf32 the rounding of the operands dominates: the relative error of a product lies in [0, 2 u], u = 2**-10, with a
-    mean below u and a standard deviation of 0.3 u. The factor 2.5 u is eight deviations. Operands rounded to bf16 have
-    a deviation of 2.4 u and fail.
+    mean below u and a standard deviation of 0.3 u. The factor 2.5 u is eight standard deviations. Operands rounded to
+    bf16 have a standard deviation of 2.4 u and fail.
     """
     a, b = inputs["a"].double(), inputs["b"].double()
     walk = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
@@ -122,7 +123,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every tile edge that K reaches."""
+    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all others together."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -141,20 +142,20 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """The sizes named in `equal` are all the first of them: a kernel may tell operands apart by their shapes."""
-    together = equal if values["M"] else ""  # a weight of nothing cannot be packed
+    """Makes a case whose sizes in `equal` all have the first one's value: a kernel may tell operands apart by shape."""
+    together = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 
 
 def without_last_k(of: Arguments) -> Inputs:
-    """The last k is left out of every sum."""
+    """Leaves the last k out of every sum, as a kernel with this mistake does."""
     a = of.a.clone()
     a[:, -1:] = 0.0
     return {"a": a}
 
 
 def in_ten_bits(of: Arguments) -> Inputs:
-    """Ten bits of the mantissa of fp32 operands, as tf32 has them."""
+    """Cuts fp32 operands to a mantissa of ten bits, as tf32 does."""
     cut = [(x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (of.a, of.b)]
     return {"a": cut[0], "b": cut[1]}
 

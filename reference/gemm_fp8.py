@@ -23,20 +23,20 @@ from rooflab.roofline.model import Cost
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
 GROUP = 128
-"""Values along K, and along N of b, that share a block scale."""
+"""The number of values along K, and along N of b, that share a block scale."""
 # A kernel that drops, repeats or misplaces one k fails at the edges of wgmma's 32 of K and of a scale's 128.
 PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 PLANT = 16.0
 ACCUMULATION_FACTOR = 4.0
 CUT = 2.0**-13
-"""Hopper's fp8 accumulation cuts each addend by up to this part of the largest addend (MMA-Sim, arXiv 2511.10909)."""
+"""The largest part of the largest addend that Hopper's fp8 accumulation cuts from each (MMA-Sim, arXiv 2511.10909)."""
 CUTS_PER_INSTRUCTION = 3.0
 INSTRUCTION_K = 32
 PROMOTED_K = 128
 
 
 def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in e4m3 with one scale for all of x, or a scale for each `group` of (rows, columns), smaller at the edges.
+    """Quantises x to e4m3 with one scale for x, or a scale for each `group` of (rows, columns), smaller at the edges.
 
     x: (R, C) of any float dtype. Returns e4m3 (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)), such
     that values times scales are about x: the largest magnitude of each group becomes 448, the largest value of e4m3. A
@@ -57,7 +57,7 @@ def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple
 
 
 def dequantize_fp8(values: torch.Tensor, scale: torch.Tensor, group: tuple[int, int]) -> torch.Tensor:
-    """Values times scales in fp64: (R, C).  scale: one element, or (ceil(R / rows), ceil(C / columns)) for `group`."""
+    """Returns values times scales in fp64, (R, C).  scale: one element, or (ceil(R / rows), ceil(C / columns))."""
     if scale.ndim < 2:
         return values.double() * scale.double()
     rows, columns = values.shape
@@ -74,11 +74,11 @@ def gemm_fp8(
     *,
     fast_accum: bool = False,
 ) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias in fp64.  a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16; returns (M, N).
+    """Returns (a_scale a) (b_scale b) + bias in fp64.  a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16; returns (M, N).
 
     Scales are fp32: both () or (1,), or a_scale (M, ceil(K / 128)) and b_scale (ceil(K / 128), ceil(N / 128)).
     `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, like `use_fast_accum` of
-    `torch._scaled_mm`; it changes nothing here.
+    `torch._scaled_mm`; the reference ignores it.
     """
     CONTRACT.check({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias})
     product = dequantize_fp8(a, a_scale, (1, GROUP)) @ dequantize_fp8(b, b_scale, (GROUP, GROUP))
@@ -86,7 +86,7 @@ def gemm_fp8(
 
 
 def rules(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` unless the scales are one element each, or those of blocks."""
+    """Raises `ValueError` unless each scale has one element, or both have the shapes of block scales."""
     if given["a_scale"].ndim == 2:
         groups = -(-dims["K"] // GROUP)
         check_shape("a_scale", given["a_scale"], dims["M"], groups)
@@ -98,9 +98,9 @@ def rules(given: Given, dims: Dims) -> None:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal operands, quantised; b is first scaled by 1/sqrt(K), so that the product is of order one at every K.
+    """Makes normal operands, quantised; b is first scaled by 1/sqrt(K), so that the product is of order one at every K.
 
-    The operands are e4m3 in any scheme. Block scales of a are stored as (K/128, M), as cuBLAS and DeepGEMM want them.
+    The operands are e4m3 in any scheme. Block scales of a are stored as (K/128, M), as cuBLAS and DeepGEMM need them.
     """
     return _inputs(case, scheme, device, seed)
 
@@ -138,7 +138,7 @@ def _meta(M: int, N: int, K: int, block: bool) -> tuple[torch.Tensor, ...]:
 
 
 def cost(args: Arguments) -> Cost:
-    """2 M N K tensor-core FLOPs in e4m3, one add per output for a bias; every operand and scale moves once.
+    """The cost: 2 M N K tensor-core FLOPs in e4m3, one add per output for a bias; every operand and scale moves once.
 
     Multiplications by scales are not counted: they need no separate pass over the outputs at any K.
     """
@@ -152,15 +152,16 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The error of fp32 sums as in `gemm` for 16 bits, the error of the fp8 accumulator, and the output's rounding.
+    """The tolerance: the error of fp32 sums as in `gemm` for 16 bits, the error of the fp8 accumulator, and the
+    output's rounding.
 
-    The quantisation is no error, because the operands are given in e4m3. fp32 sums: c u sqrt(K) (|A| |B| + |bias|),
-    u = 2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits behind the leading one. An instruction covers
-    32 of K; it cuts the accumulator before the sum and the result after the sum, each by up to 2**-13 and always
-    towards zero. Its cuts of the products have random signs and together cost about as much as one more cut. This gives
-    3 x 2**-13 of a partial sum, which is taken as |A B| + sqrt((A*A) (B*B)), a random walk's size. A promotion to fp32
+    The quantisation is no error, because the operands are given in e4m3. fp32 sums: c u sqrt(K) (|A| |B| + |bias|), u =
+    2**-24, c = 4. For e4m3, Hopper's accumulator keeps only 13 bits behind the leading bit. An instruction covers 32 of
+    K; it cuts the accumulator before the sum and the result after the sum, each by up to 2**-13 and always towards
+    zero. Its cuts of the products have random signs and together cost about as much as one more cut. This gives 3 x
+    2**-13 of a partial sum, which is taken as |A B| + sqrt((A*A) (B*B)), a random walk's size. A promotion to fp32
     follows each four instructions: 12 x 2**-13. With `fast_accum` it is 3 K / 32 x 2**-13. (A model of the accumulator
-    loses up to 7 x 2**-13 of it in 128 of K with a planted k, and 2.6 x 2**-13 without.)
+    loses up to 7 x 2**-13 of it in 128 of K with one dominant k, and 2.6 x 2**-13 without.)
     """
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP, GROUP))
@@ -179,7 +180,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every edge that K reaches; planted before the quantisation."""
+    """Adversarial inputs: at every edge that K reaches, one k, set before quantisation, outweighs all others
+    together."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         yield f"k={k}", _inputs(case, scheme, device, seed, planted_k=k)
@@ -193,7 +195,7 @@ SMOLLM2_135M = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 QWEN3_0_6B = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 DEEPSEEK_V3 = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
-"""(N, K) of the dense products for which DeepGEMM publishes figures."""
+"""The sizes (N, K) of the dense products of DeepSeek-V3 for which DeepGEMM publishes figures."""
 
 CONTRACT = Contract(
     {

@@ -1,4 +1,4 @@
-"""gemm_grouped: for each expert of a mixture, its own rows of A times its own matrix of B.
+"""gemm_grouped: multiplies the rows of A of each expert of a mixture by the matrix in B of that expert.
 
 Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022).
 `offsets` says where each expert's rows begin, as `cu_seqlens` does for sequences. An expert may have no rows.
@@ -37,7 +37,7 @@ ACCUMULATION_FACTOR = 4.0
 
 
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Each expert that has rows, and its rows."""
+    """Yields each expert that has rows, and its rows."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if end > start:
@@ -45,7 +45,7 @@ def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """out[s:t] = a[s:t] b[e] in fp64 for each expert e, with s = offsets[e] and t = offsets[e + 1].
+    """Returns out[s:t] = a[s:t] b[e] in fp64 for each expert e, with s = offsets[e] and t = offsets[e + 1].
 
     a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32 from 0 to T, not falling; returns (T, N).
     """
@@ -58,13 +58,13 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
 
 
 def rules(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` on rows without an expert."""
+    """Raises `ValueError` on rows that belong to no expert."""
     if dims["T"] and not dims["E"]:
         raise ValueError(f"b: expected an expert for the {dims['T']} rows of a, got none")
 
 
 def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
-    """Offsets of T rows over E experts: (E + 1,) int32 on the CPU.
+    """Draws the offsets of T rows over E experts: (E + 1,) int32 on the CPU.
 
     Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew: skew 0
     is a uniform router, 1 is Zipf's law, and with 100 all tokens agree. The order of popularity is drawn too. Raises
@@ -82,7 +82,7 @@ def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Random operands and offsets; b is a transposed view of (E, N, K) weights scaled by 1/sqrt(K).
+    """Makes random operands and offsets; b is a transposed view of (E, N, K) weights scaled by 1/sqrt(K).
 
     Matrices of experts without rows hold NaN, because no kernel needs to read them.
     """
@@ -98,7 +98,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """2 T N K tensor-core FLOPs; a is read once, and the matrices of the experts that have rows."""
+    """The cost: 2 T N K tensor-core FLOPs; a is read once, and so is the matrix of each expert that has rows."""
     (T, K), N = args.a.shape, args.b.shape[2]
     used = len(list(_groups(args.offsets)))
     return Cost(
@@ -109,7 +109,8 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """As in `gemm`, for each expert: c u_acc sqrt(K) (size of the partial sums) + u_out |ref| + half a subnormal.
+    """The tolerance of `gemm` for each expert: c u_acc sqrt(K) (size of the partial sums) + u_out |ref| + half a
+    subnormal.
 
     The size is |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32.
     """
@@ -127,8 +128,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every tile edge that K reaches; then a first and a last row of every
-    group that are far larger than the rest, to reveal a row that goes to the next expert or is stored twice."""
+    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all others together; then the first and
+    the last row of every group are far larger than the rest, to reveal a row that goes to the next expert or is stored
+    twice."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
@@ -153,17 +155,17 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
 
 
 def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
-    """A case of the domain; None where to draw the experts takes a second."""
+    """Makes a case of the domain; None where drawing the experts takes a second."""
     return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
 
 
 MIXTRAL = ((28672, 4096), (4096, 14336))
 QWEN3_30B = ((1536, 2048), (2048, 768))
-"""(N, K) of gate|up in one product, and of down."""
+"""The sizes (N, K) of Qwen3-30B's products: gate|up in one product, and down."""
 
 
 def _first_rows_before(of: Arguments) -> Inputs:
-    """The first row of each expert goes to the one before it."""
+    """Moves the first row of each expert to the expert before it, as a kernel with this mistake does."""
     moved = of.offsets.clone()
     moved[1:-1] = (moved[1:-1] + 1).clamp(max=len(of.a))
     return {"offsets": moved, "b": of.b.nan_to_num(1.0)}

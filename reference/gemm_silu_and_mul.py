@@ -30,11 +30,11 @@ from rooflab.roofline.model import Cost
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
 PLANTED_K = (0, 15, 16, 63, 64, 127, 128)
 PLANT = 8.0
-"""Standard deviation of what a planted k adds to gate and to up; all other k together have SPREAD."""
+"""Standard deviation of the part that one dominant k adds to gate and to up; all other k together have SPREAD."""
 PLANTED_GATES = (-100.0, -20.0, 20.0, 100.0)
-"""exp overflows fp32 above 88.7; sigmoid rounds to 1 above about 17."""
+"""Gates at the limits of the arithmetic: exp overflows fp32 above 88.7; sigmoid rounds to 1 above about 17."""
 SPREAD = 2.0
-"""Standard deviation of gate and up, so that inputs lie on both sides of silu's bend."""
+"""The standard deviation of gate and up, so that inputs lie on both sides of silu's bend."""
 ACCUMULATION_FACTOR = 4.0
 SILU_SLOPE = 1.1
 """A bound on silu's slope, which is at most 1.0998 (at gate = 2.4)."""
@@ -47,14 +47,15 @@ def _gate_and_up(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """silu(a gate) * (a up) in fp64.  a: (M, K); b: (K, 2 I), gate's columns before up's; returns (M, I)."""
+    """Returns silu(a gate) * (a up) in fp64.  a: (M, K); b: (K, 2 I), gate's columns before up's; returns (M, I)."""
     CONTRACT.check({"a": a, "b": b})
     gate, up = _gate_and_up(a, b)
     return gate / (1.0 + torch.exp(-gate)) * up
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Random operands; b is scaled by 2/sqrt(K), so that gate and up have a standard deviation of 2 at every K."""
+    """Makes random operands; b is scaled by 2/sqrt(K), so that gate and up have a standard deviation of 2 at every
+    K."""
     M, I, K, layout = int(case["M"]), int(case["I"]), int(case["K"]), case["layout"]
     if layout not in ("NN", "NT"):
         raise ValueError(f"layout: expected NN or NT, got {layout!r}")
@@ -65,7 +66,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """4 M I K tensor-core FLOPs; per output four FLOPs, an exp and a reciprocal; every operand moves once."""
+    """The cost: 4 M I K tensor-core FLOPs; per output four FLOPs, an exp and a reciprocal; every operand moves once."""
     (M, K), width = args.a.shape, args.b.shape[1]
     outputs = M * (width // 2)
     return Cost(
@@ -78,12 +79,12 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The error of the product as in `gemm`, carried through the activation, and the error of the activation.
+    """The tolerance: the product's error as in `gemm`, carried through the activation, and the error of the activation.
 
     Gate and up each err by e = c u_acc sqrt(K) (size of the partial sums) + u_out |x| + half a subnormal: the sum's
     error as in `gemm`, and one rounding to the dtype, because library calls round between them. Because |silu'| <= 1.1,
-    silu(gate) up then errs by 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds what `silu_and_mul`
-    allows: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the output.
+    silu(gate) up then errs by 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up. The activation adds the tolerance of
+    `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + subnormals of the output.
     """
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
@@ -97,7 +98,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """What `gemm` allows: partial sums of |A| |B| in 16 bits, and those of a random walk in fp32."""
+    """Returns the tolerance of `gemm`: partial sums of |A| |B| in 16 bits, and of a random walk's size in fp32."""
     if scheme.activation == torch.float32:
         partial_sums = product.abs() + (a.square() @ b.square()).sqrt()
     else:
@@ -108,8 +109,8 @@ def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, sche
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every tile edge that K reaches; then gates in the first and the last
-    column that are so large that a careless exp overflows."""
+    """Adversarial inputs: at every tile edge that K reaches, one k outweighs all others together; then gates in the
+    first and the last column are so large that a careless exp overflows."""
     I, K = int(case["I"]), int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

@@ -30,9 +30,9 @@ PLANT = 32.0
 
 
 def group_size(K: int, groups: int) -> int:
-    """The largest of 32, 64 and 128 that divides K into `groups` groups: how many values along K share a scale.
+    """Returns the largest of 32, 64 and 128 that divides K into `groups` groups: values along K that share a scale.
 
-    If one group holds all of K, each size of at least K means the same.  Raises `ValueError` if no size fits.
+    If one group holds all of K, all sizes of at least K mean the same.  Raises `ValueError` if no size fits.
     """
     for group in reversed(GROUPS):
         if -(-K // group) == groups:
@@ -41,7 +41,7 @@ def group_size(K: int, groups: int) -> int:
 
 
 def rules(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` on an odd K, and if no group fits."""
+    """Raises `ValueError` on an odd K, and if no group size fits."""
     if dims["K"] % 2:
         raise ValueError(f"a: expected an even K, for two codes a byte, got {dims['K']}")
     group_size(dims["K"], dims["G"])
@@ -54,10 +54,10 @@ def gemm_w4a16(
     zero: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """a W + bias in fp64.
+    """Returns a W + bias in fp64.
 
-    a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of that shape, or None for 8; bias: (N,)
-    bf16; returns (M, N).
+    a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of the same shape, or None for 8; bias:
+    (N,) bf16; returns (M, N).
     """
     CONTRACT.check({"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias})
     group = group_size(a.shape[1], scale.shape[1])
@@ -66,7 +66,8 @@ def gemm_w4a16(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal operands, the weight quantised and scaled by 1/sqrt(K), so that the product is of order one at every K.
+    """Makes normal operands, the weight quantised and scaled by 1/sqrt(K), so that the product is of order one at every
+    K.
 
     The magnitudes of its groups differ by up to a factor of 4, so that a wrong group's scale shows.  With zero points
     the mean of a group is up to one standard deviation away from 0.  The activation is bf16 and the weight has four
@@ -97,7 +98,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """2 M N K tensor-core FLOPs in bf16 and an add of the bias per output; every operand moves once.
+    """The cost: 2 M N K tensor-core FLOPs in bf16 and an add of the bias per output; every operand moves once.
 
     Multiplications by scales are not counted, because weights can be scaled at load.
     """
@@ -111,7 +112,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """As in `gemm_w8a16`: sums in fp32, one rounding of each dequantised weight to bf16, and the output's rounding.
+    """As `gemm_w8a16`: sums in fp32, one rounding of each dequantised weight to bf16, and the output's rounding.
 
     code - zero is an integer of five bits and a sign, and bf16 holds it exactly.  So a kernel that multiplies this
     integer and scales each group's fp32 sum rounds no weight.
@@ -122,7 +123,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every edge that K reaches, with the largest and least codes."""
+    """Adversarial inputs: at edges in K, one k outweighs all others together, with the largest and least codes."""
     K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
     last = (K - 1) // group * group
     for k in sorted({k for k in (*PLANTED_K, last - 1, last, K - 1) if 0 <= k < K}):

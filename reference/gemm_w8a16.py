@@ -24,18 +24,18 @@ PLANTED_K = (0, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
 PLANT = 16.0
 ACCUMULATION_FACTOR = 4.0
 ROUNDED_WEIGHT_FACTOR = 3.5
-"""c of the walk of rounded weights: eight standard deviations, or the largest error of one planted weight."""
+"""The constant c for rounded weights: eight standard deviations of the walk, or the error of one dominant weight."""
 
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """a (scale b) + bias in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16; returns (M, N)."""
+    """A (scale b) + bias in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16; returns (M, N)."""
     CONTRACT.check({"a": a, "b": b, "scale": scale, "bias": bias})
     product = a.double() @ dequantize_int8(b.mT, scale).mT
     return product if bias is None else product + bias.double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal operands, the weight quantised and scaled by 1/sqrt(K), so that the product is of order one at every K.
+    """Makes normal operands, W quantised and scaled by 1/sqrt(K), so that the product is of order one at every K.
 
     Its channels differ in magnitude by up to a factor of 4. The activation is bf16 and the weight int8 in any scheme.
     """
@@ -53,8 +53,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """2 M N K tensor-core FLOPs in bf16; per output a product with the scale and an add of the bias; every operand
-    moves once."""
+    """The cost: 2 M N K tensor-core FLOPs in bf16; per output a product with the scale and an add of the bias; every
+    operand moves once."""
     (M, K), N = args.a.shape, args.b.shape[1]
     return Cost(
         read_bytes=nbytes(args.a, args.b, args.scale, args.bias),
@@ -65,14 +65,14 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The error of fp32 sums, one rounding of each weight to bf16, and the output's rounding.
+    """The tolerance: the error of fp32 sums, one rounding of each weight to bf16, and the output's rounding.
 
     The quantisation is no error, because the codes are given.  W is scale times b.  fp32 sums err as in `gemm` for 16
     bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4.  This holds for a kernel that multiplies codes, which bf16
     holds exactly, and scales the sum.  A kernel that first rounds W to bf16 errs by up to v = 2**-8 of each weight; the
     root mean square of that error is 0.41 to 0.43 v (errors uniform within an ulp; significands, or their logarithms,
-    uniform between 1 and 2).  With random signs these errors add up as a walk, and 3.5 v sqrt((A*A) (W*W)) is eight
-    standard deviations of it.  That also covers a single planted k, which errs by up to v.
+    uniform between 1 and 2).  With random signs these errors add up as a random walk, and 3.5 v sqrt((A*A) (W*W)) is
+    eight standard deviations of its sum.  The tolerance also covers a single dominant k, which errs by up to v.
     """
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
@@ -82,7 +82,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """The tolerance of `tolerance` for a (M, K) times the dequantised weight (K, N), both fp64."""
+    """Returns the tolerance for a (M, K) times the dequantised weight (K, N), both fp64, as `tolerance` defines it."""
     magnitude = a.abs() @ weight.abs()
     if bias is not None:
         magnitude = magnitude + bias.double().abs()
@@ -95,7 +95,7 @@ def within(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One k that outweighs all others together, at every edge that K reaches, with the largest codes of both signs."""
+    """Adversarial inputs: at edges in K, one k outweighs all others together, with the largest codes of both signs."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

@@ -1,4 +1,4 @@
-"""kv_cache_write: new keys and values go to their slots of the paged cache.
+"""kv_cache_write: writes new keys and values to their slots of the paged cache.
 
 Pages as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023.
 """
@@ -21,7 +21,8 @@ from rooflab.roofline.model import Cost
 def kv_cache_write(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new k_cache and v_cache: token t is written to slot_mapping[t] = block * block_size + offset; -1 is skipped.
+    """Returns the new k_cache and v_cache: token t is written to slot_mapping[t] = block * block_size + offset; -1 is
+    skipped.
 
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
     once.
@@ -38,7 +39,7 @@ def kv_cache_write(
 
 
 def slots_exist(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` unless each token has a slot of its own, or none."""
+    """Raises `ValueError` unless each token has its own slot, or -1 for no slot."""
     check_slots(given["slot_mapping"], dims["num_blocks"] * dims["block_size"])
 
 
@@ -57,7 +58,7 @@ CONTRACT = Contract(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Random k and v, caches of other random values, and distinct random slots; `skipped` tokens have slot -1.
+    """Makes random k and v, caches of other random values, and distinct random slots; `skipped` tokens have slot -1.
 
     On `meta` the slots are real and on the CPU. Raises `ValueError` if the cache has too few slots.
     """
@@ -80,19 +81,19 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The rows of tokens that have a slot are read and written; a skipped token costs only its entry of -1."""
+    """The cost: rows of tokens that have a slot are read and written; a skipped token costs only its entry of -1."""
     written = int((args.slot_mapping >= 0).sum())
     row_bytes = args.k.shape[1] * args.k.shape[2] * (args.k.element_size() + args.v.element_size())
     return Cost(read_bytes=nbytes(args.slot_mapping) + written * row_bytes, write_bytes=written * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Zero: the op moves rows and computes nothing, and every other slot keeps its values."""
+    """The tolerance is zero: the op moves rows and computes nothing, and every other slot keeps its values."""
     return exact(oracle[0]), exact(oracle[1])
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and last slot of the first and last block, for the first and the last token; then no token at all."""
+    """Adversarial inputs: first and last slot of first and last block, for first and last token; then no token."""
     T, num_blocks, block_size = (int(case[key]) for key in ("T", "num_blocks", "block_size"))
     last_block = (num_blocks - 1) * block_size
     for slot in sorted({0, block_size - 1, last_block, last_block + block_size - 1}):

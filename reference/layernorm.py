@@ -20,7 +20,7 @@ from rooflab.roofline.model import Cost
 def layernorm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    """The norm in fp64, with the variance over H.  x: (T, H); weight, bias: (H,); returns (T, H)."""
+    """Returns the norm in fp64, with the variance over H.  x: (T, H); weight, bias: (H,); returns (T, H)."""
     check_shape("weight", weight, x.shape[-1])
     if bias is not None:
         check_shape("bias", bias, x.shape[-1])
@@ -31,7 +31,7 @@ def layernorm(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal x around 0.5, weights around one and biases around zero."""
+    """Makes normal x around 0.5, weights around one and biases around zero."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed, mean=0.5)
     weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5, mean=1.0)
@@ -40,16 +40,16 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """All operands are read once, the result is written once; eight FLOPs an element and one rsqrt a row."""
+    """The cost: all operands are read once, the result is written once; eight FLOPs an element and one rsqrt a row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x, args.weight, args.bias), nbytes(args.x), vector_flops=8.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal of the output.
+    """Allows ((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal.
 
-    shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32 is the error of the mean and of x - mean; of a variance it is a second
-    order.  A variance from the mean of squares errs by mean^2 u_32 instead, and fails where the mean is large.
+    shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32 is the error of the mean and of x - mean; the variance changes by its
+    square.  A variance from the mean of squares errs by mean^2 u_32 instead, and fails where the mean is large.
     """
     x, weight = inputs["x"].double(), inputs["weight"].double()
     root, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
@@ -64,7 +64,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One column that makes up most of the variance, at every edge that H reaches; then a mean far above the spread."""
+    """Adversarial inputs: at edges in H, one column makes up most of the variance; then a mean far above the spread."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -83,7 +83,7 @@ def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
 
 
 def _of_squares(of: Arguments) -> torch.Tensor:
-    """In fp32 the variance is the mean of squares less the squared mean."""
+    """Computes the variance in fp32 as mean of squares minus squared mean, as a kernel with this mistake does."""
     x = of.x.float()
     variance = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
     scaled: torch.Tensor = (x - x.mean(1, keepdim=True)) * (variance + of.eps).rsqrt() * of.weight

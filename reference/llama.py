@@ -1,9 +1,9 @@
 """A whole model of the Llama family, from prompt to token: plain torch in fp32, without a KV cache.
 
-It is what the engine computes, to be read in one sitting, and the engine's tests compare with it.  After Touvron et
-al., "LLaMA", 2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query
-attention (Ainslie et al., 2023) and SwiGLU (Shazeer, 2020); with Mistral's window, Qwen's biases and head norms, and
-Gemma's 1 + weight and GeGLU.  T: tokens, H: hidden size, D: head size.
+It computes what the engine computes, in a file that is short to read; the engine's tests compare with it.  After
+Touvron et al., "LLaMA", 2023: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021),
+grouped-query attention (Ainslie et al., 2023) and SwiGLU (Shazeer, 2020); with Mistral's window, Qwen's biases and head
+norms, and Gemma's 1 + weight and GeGLU.  T: tokens, H: hidden size, D: head size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def generate(arch: Architecture, tensors: Tensors, prompt: Sequence[int], new_tokens: int) -> list[int]:
-    """The `new_tokens` likeliest next tokens, one after another."""
+    """Returns the `new_tokens` likeliest next tokens, one after another."""
     tokens = list(prompt)
     for _ in range(new_tokens):
         tokens.append(int(logits(arch, tensors, tokens)[-1].argmax()))
@@ -30,7 +30,7 @@ def generate(arch: Architecture, tensors: Tensors, prompt: Sequence[int], new_to
 
 
 def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tensor:
-    """The scores of every next token, (T, vocabulary), after each token."""
+    """Returns the scores of every next token, (T, vocabulary), after each token."""
     embedding = tensors["model.embed_tokens.weight"].float()
     x = embedding[torch.tensor(tokens)] * arch.embedding_scale  # (T, H)
     cos, sin = rotation(arch, len(tokens))
@@ -44,19 +44,19 @@ def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tenso
 
 
 def norm(arch: Architecture, x: Tensor, weight: Tensor) -> Tensor:
-    """x over its root mean square in the last dimension, times the weight."""
+    """Returns x over its root mean square in the last dimension, times the weight."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + arch.rms_norm_eps) * (weight + arch.norm_offset)
 
 
 def mlp(arch: Architecture, layer: Tensors, x: Tensor) -> Tensor:
-    """(T, H) to (T, H)."""
+    """Computes the gated MLP of one layer: (T, H) to (T, H)."""
     gate, up = linear(x, layer["mlp.gate_proj.weight"]), linear(x, layer["mlp.up_proj.weight"])
     active = silu(gate) if arch.activation == "silu" else gelu(gate, approximate="tanh")
     return linear(active * up, layer["mlp.down_proj.weight"])
 
 
 def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(T, H) to (T, H): each query sees itself and the keys before it, in the window if there is one."""
+    """The attention of one layer, (T, H) to (T, H): a query sees itself and the keys before it, within the window."""
     T, D = len(x), arch.head_dim
 
     def heads(name: str) -> Tensor:
@@ -81,7 +81,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
-    """cos and sin (T, D / 2) of the angles position * frequency, the frequencies scaled as the model says.
+    """Returns cos and sin (T, D / 2) of the angles position * frequency, the frequencies scaled as the model says.
 
     `linear`: Chen et al., 2023; `llama3`: Meta's reference for Llama 3.1; `yarn`: Peng et al., 2023; `factors`: a
     divisor for each frequency, which a GGUF stores.
@@ -101,7 +101,7 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
         length = scaling.get("original_max_position_embeddings") or arch.max_position
 
         def pair_of(turns: float) -> float:
-            """The pair that turns so often in the length that the model was trained on."""
+            """Returns the pair that makes this number of turns over the length that the model was trained on."""
             return D * math.log(length / (turns * math.tau)) / (2 * math.log(arch.rope_theta))
 
         first = max(math.floor(pair_of(scaling.get("beta_fast") or 32)), 0)

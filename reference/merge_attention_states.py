@@ -1,4 +1,4 @@
-"""merge_attention_states: attention over all keys, from attention over parts of them.
+"""merge_attention_states: computes attention over all keys from attention over parts of the keys.
 
 A part's output and the natural log-sum-exp of its scores are enough (Ye et al., "FlashInfer", arXiv 2501.01005, section
 2.2). Parts are the splits of a KV cache, or a shared prefix and each request's own suffix.
@@ -17,11 +17,11 @@ from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpe
 from rooflab.roofline.model import Cost
 
 OPERATIONS = 4.0
-"""Roundings of each part: an exponential, its sum and a product."""
+"""The number of roundings for each part: an exponential, its sum and a product."""
 
 
 def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
-    """The merged output and log-sum-exp in fp64.
+    """Returns the merged output and log-sum-exp in fp64.
 
     outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32, -inf where a part saw no key, or +inf as
     FlashAttention-2 writes it; the output of such a part is ignored, even if it is NaN. Returns (T, H, D) and (T, H); a
@@ -39,22 +39,22 @@ def _rules(given: Given, dims: Dims) -> None:
 
 
 def _seen(lses: torch.Tensor) -> torch.Tensor:
-    """The log-sum-exps in fp64, -inf for each part that saw no key."""
+    """Returns the log-sum-exps in fp64, -inf for each part that saw no key."""
     return lses.double().masked_fill(lses == math.inf, -math.inf)
 
 
 def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight of each part (P, T, H), and the log-sum-exp over all parts (T, H)."""
+    """Returns the weight of each part (P, T, H), and the log-sum-exp over all parts (T, H)."""
     lses = _seen(lses)
     lse = torch.logsumexp(lses, dim=0)
     return torch.exp(lses - lse).masked_fill((lse == -math.inf).expand(lses.shape), 0.0), lse
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
+    """Allows c u (P + max |lse - peak|) sum_p w_p |out_p| + u_out |ref|, and for the log-sum-exp c u (P + |lse|).
 
-    u = 2**-24, c = 4: a weight errs by a few u, and by the rounding of its exponent, the difference of two log-sum-exps
-    in base 2; P weights are summed. Half a subnormal of the output is added.
+    Here u = 2**-24, c = 4: a weight errs by a few u, and by the rounding of its exponent, the difference of two
+    log-sum-exps in base 2; P weights are summed. Half a subnormal of the output is added.
     """
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
@@ -85,7 +85,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first part outweighs the others, then the last part does; then log-sum-exps far from 0."""
+    """Adversarial inputs: the first part outweighs the others, then the last does; then log-sum-exps far from 0."""
     for part in sorted({0, int(case["P"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"][part] = 40.0
@@ -103,7 +103,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """Every part is read once, the result is written once; one exponential for each part and row."""
+    """The cost: every part is read once, the result is written once; one exponential for each part and row."""
     _, T, H, D = args.outs.shape
     return Cost(
         read_bytes=nbytes(args.outs, args.lses),
@@ -129,7 +129,7 @@ CONTRACT = Contract(
 
 
 def _mean(of: Arguments) -> Outputs:
-    """The mean of the parts that saw a key."""
+    """Returns the mean of the parts that saw a key, as a kernel with this mistake does."""
     seen = ~of.lses.isinf()
     kept = of.outs.double().masked_fill(~seen[..., None], 0.0)
     return kept.sum(0) / seen.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]

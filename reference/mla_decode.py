@@ -1,7 +1,7 @@
 """Decode attention over a paged cache of latents: multi-head latent attention after its up-projections are absorbed
 (DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1). All heads share one key, whose first part is the value.
 
-The tolerance of each sequence is that of `attention.py`.
+Each sequence has the tolerance of `attention.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reference(
     *,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Attention of one query per sequence and head over its cached latents, in fp64.
+    """Computes attention of one query per sequence and head over its cached latents, in fp64.
 
     q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D), whose first latent_dim
     columns are also the values; block_table: (B, max_blocks) int32, whose entries past a sequence's pages are padding
@@ -72,7 +72,7 @@ def bounds(given: Given, dims: Dims) -> None:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """The tolerance of `attention.py`: (B, H, latent_dim), and (B, H) for the log-sum-exp if it is returned."""
+    """Returns the tolerance of `attention.py`: (B, H, latent_dim), and (B, H) for the log-sum-exp if it is returned."""
     bounds = []
     for b, length in enumerate(inputs["seq_lens"].tolist()):
         kv = gathered(inputs["kv_cache"], inputs["block_table"][b], length)[:, None]
@@ -84,7 +84,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Pages in shuffled order; NaN fills unused pages and the tail of each last page.
+    """Makes pages in shuffled order; NaN fills unused pages and the tail of each last page.
 
     `pages.drawn_lengths` draws the lengths.
     """
@@ -109,7 +109,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each page and tile edge and at the ends; one past the end, which no query may see."""
+    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; one just past the end, which no
+    query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
     for position in sorted(edge for edge in edges if 0 <= edge <= context and context):
@@ -139,7 +140,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """Two products and one exponential for each pair; a latent that sequences use is read once, as key and value."""
+    """The cost: two products and an exponential per pair; a latent in use is read once, as key and value."""
     B, H, D = args.q.shape
     slots, entries = used_slots(args.block_table, args.seq_lens, *args.kv_cache.shape[:2])
     queries = int((args.seq_lens > 0).sum())
@@ -157,11 +158,11 @@ def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = Fal
 
 
 DEEPSEEK = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))
-"""All 128 heads on one GPU; then the 16 heads of one GPU out of eight."""
+"""DeepSeek-V2's cases: all 128 heads on one GPU; then the 16 heads of one GPU out of eight."""
 
 
 def _values_from_the_end(of: Arguments) -> Inputs:
-    """The values are the last columns of the latents."""
+    """Takes the last columns of the latents as values, as a kernel with this mistake does."""
     turned = of.q.shape[-1] - of.latent_dim
     return {name: getattr(of, name).roll(turned, -1) for name in ("q", "kv_cache")}
 

@@ -1,7 +1,7 @@
 """Attention over keys and values that lie in pages, found through a block table (Kwon et al., "Efficient memory
 management for large language model serving with PagedAttention", SOSP 2023).
 
-The tolerance of each sequence is that of `flash_attention`, with S the sequence's length.
+Each sequence has the tolerance of `flash_attention`, with S the sequence's length.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Attention of each sequence's last queries over its cached keys and values, in fp64.
+    """Computes attention of each sequence's last queries over its cached keys and values, in fp64.
 
     q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32, whose entries
     past a sequence's pages are padding of any value; seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
@@ -71,8 +71,8 @@ def reference(
     `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and bottom-right aligned;
     None means one query per sequence. An empty sequence gives 0. `softmax_scale` None means D**-0.5. k_scale, v_scale:
     (H_kv,) fp32, factors of a head's cached keys and values, which are then e4m3. Other options as in
-    `flash_attention`. What no query sees, slots and entries of the table, may hold anything. Raises `ValueError` if a
-    row of q belongs to no sequence, because its result is undefined.
+    `flash_attention`. Slots and table entries that no query sees may hold anything. Raises `ValueError` if a row of q
+    belongs to no sequence, because its result is undefined.
     """
     given = locals()
     bounds(given, CONTRACT.check(given, any_dtype=True))
@@ -86,7 +86,8 @@ def reference(
 
 
 def _rules(given: Given, dims: Dims) -> None:
-    """Without `cu_seqlens_q` a sequence has one query; a cache with scales is e4m3, and others have the dtype of q."""
+    """Raises `ValueError` unless a sequence without `cu_seqlens_q` has one query, and caches with scales are e4m3,
+    others of q's dtype."""
     option_rules(given, dims, "k_cache")
     if given.get("cu_seqlens_q") is None:
         check_shape("seq_lens", given["seq_lens"], dims["T"])
@@ -97,8 +98,8 @@ def _rules(given: Given, dims: Dims) -> None:
 
 
 def bounds(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` on lengths, query bounds or pages that do not fit; only pages that a query sees are looked
-    at, and with a `window` only those in it."""
+    """Raises `ValueError` on lengths, query bounds or pages that do not fit; only pages that a query sees are checked,
+    with a `window` only pages in the window."""
     check_pages(
         given["block_table"], given["seq_lens"], dims["num_blocks"], dims["block_size"], dims["T"],
         given.get("cu_seqlens_q"), given.get("window"),
@@ -106,7 +107,7 @@ def bounds(given: Given, dims: Dims) -> None:
 
 
 def _scheme(given: Given) -> str:
-    """Queries of fp32 are multiplied in fp32, with any dtype of the cache."""
+    """Returns the scheme: queries of fp32 are multiplied in fp32, with any dtype of the cache."""
     q, cache = given["q"].dtype, given["k_cache"].dtype
     return DTYPE_NAMES[q] if q == torch.float32 or cache == q else "kv_fp8"
 
@@ -119,7 +120,7 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """For each sequence with queries: their rows, and the keys and values from the first on that one of them sees."""
+    """For each sequence with queries: their rows, and the keys and values from the first key that a query sees."""
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end > start:
             first = 0 if window is None else max(0, length - (end - start) + 1 - window)
@@ -130,7 +131,7 @@ def _sequences(
 def _spans(
     q: torch.Tensor, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None
 ) -> Iterator[tuple[int, int, int]]:
-    """For each sequence: its first query, one past its last query, and its length."""
+    """Yields, for each sequence, its first query, one past its last query, and its length."""
     lengths = seq_lens.tolist()
     bounds = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     return zip(bounds[:-1], bounds[1:], lengths, strict=True)
@@ -162,11 +163,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Pages in shuffled order; NaN fills unused pages and the tail of each last page.
+    """Makes pages in shuffled order; NaN fills unused pages and the tail of each last page.
 
-    `pages.drawn_lengths` draws the lengths. With `queries` above 1 each sequence has that many queries, or its whole
-    length if that is less; with `mixed` every second sequence has one query. If the scheme's weights are fp8, the cache
-    is fp8 with a scale for each head.
+    `pages.drawn_lengths` draws the lengths. With `queries` above 1 each sequence has this number of queries, or its
+    whole length if that is less; with `mixed` every second sequence has one query. If the scheme's weights are fp8, the
+    cache is fp8 with a scale for each head.
     """
     B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
@@ -192,7 +193,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Tensor | None:
-    """The bounds of each sequence's queries in q, (B + 1,) int32; None if each sequence has one query."""
+    """Returns the bounds of each sequence's queries in q, (B + 1,) int32; None if each sequence has one query."""
     if queries == 1 and not mixed:
         return None
     counts = lengths.clamp(max=queries)
@@ -202,7 +203,8 @@ def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Ten
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One dominant key at each page and tile edge and at the ends; one past the end, which no query may see."""
+    """Adversarial inputs: one dominant key at each page and tile edge and at the ends; one just past the end, which no
+    query may see."""
     context, block_size = int(case["context"]), int(case["block_size"])
     edges = {*TILE_EDGES, block_size - 1, block_size, context - block_size, context - 2, context - 1}
     for position in sorted(edges | {context}):
@@ -239,7 +241,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Six sequences, each with its own length and number of queries; the empty one has three, more than keys."""
+    """Makes six sequences, each with its own length and number of queries; the empty sequence has three queries."""
     counts = torch.tensor([1, 7, 0, 3, 2, 12])
     short = case.but(B=len(counts), context=min(int(case["context"]), 100), ragged=True)
     inputs = make_inputs(short, scheme, device, seed)
@@ -249,7 +251,7 @@ def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inpu
 
 
 def cost(args: Arguments) -> Cost:
-    """Two products and one exponential for each visible pair; each visible slot is read once, even if shared."""
+    """The cost: two products and an exponential per visible pair; each visible slot is read once, even if shared."""
     T, H, D = args.q.shape
     spans = [
         (end - start, seen_keys(end - start, length, True, args.window))

@@ -1,4 +1,4 @@
-"""What ops over a paged cache share: the lengths of sequences, their pages, and how many slots are read."""
+"""Helpers of ops over a paged cache: the lengths of sequences, their pages, and the number of slots that are read."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import Case, Inputs
 
 SPARE_BLOCKS = 3
-"""Pages that belong to no sequence; they hold NaN."""
+"""The number of pages that belong to no sequence; they hold NaN."""
 
 
 def offsets_of(counts: torch.Tensor) -> torch.Tensor:
-    """The bounds (B + 1,) int32 of sequences with these numbers of tokens."""
+    """Returns the bounds (B + 1,) int32 of sequences with these numbers of tokens."""
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def turned(bounds: torch.Tensor) -> torch.Tensor:
-    """The bounds (B + 1,) of the same sequences in reverse order."""
+    """Returns the bounds (B + 1,) of the same sequences in reverse order."""
     return torch.nn.functional.pad(bounds.diff().flip(0).cumsum(0), (1, 0)).to(bounds.dtype)
 
 
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
-    """The lengths of the sequences, (B,) int32: `context` tokens each.
+    """Draws the lengths of the sequences, (B,) int32: `context` tokens each.
 
     With `ragged` the lengths vary: one sequence has `context` tokens, and if there are three or more, one is empty.
     With `lognormal` they follow a log-normal law, and their sum is about B * context.
@@ -45,7 +45,7 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
 
 def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
-    """Lengths (B,) int32: exponentials of normal numbers, scaled to a mean of `context`."""
+    """Draws lengths (B,) int32: exponentials of normal numbers, scaled to a mean of `context`."""
     drawn = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
     ends = (drawn.cumsum(0) * (B * context / drawn.sum())).round()
     return torch.diff(ends, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)
@@ -54,7 +54,7 @@ def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor
 def dealt_pages(
     lengths: torch.Tensor, block_size: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The block table, (B, max_blocks) int32, and the slots that hold no token, (num_blocks, block_size) bool.
+    """Returns the block table, (B, max_blocks) int32, and the slots that hold no token, (num_blocks, block_size) bool.
 
     The pages are in shuffled order, and each row of the table ends with at least one entry of padding, -1.
     """
@@ -71,8 +71,8 @@ def dealt_pages(
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
-    """Sets of an op over pages: padding that is no page at all, in a table that is wider than any sequence, and NaN in
-    the pages of the first sequence, which reaches no other one."""
+    """Adversarial inputs of an op over pages: padding that is not a page number, in a table that is wider than any
+    sequence, and NaN in the pages of the first sequence, which must not reach other sequences."""
     table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
     nowhere = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide = torch.nn.functional.pad(table, (0, 3), value=-1)
@@ -101,7 +101,7 @@ def check_pages(
 
     Only pages that a query sees are checked.
     """
-    # In NumPy, and no more than is asked for: torch takes ten times as long for so few numbers.
+    # NumPy computes only what is needed: torch takes ten times as long for few numbers.
     table, lengths = block_table.cpu().numpy(), seq_lens.cpu().numpy()[:, None]
     room, ends, counts = table.shape[1] * block_size, -(-lengths // block_size), np.ones_like(lengths)
     if len(lengths) and (lengths.min() < 0 or lengths.max() > room):
@@ -119,8 +119,8 @@ def check_pages(
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
-    """A sequence's tokens from `first` on in order, (length - first, ...), from a cache (num_blocks, block_size, ...);
-    reads no other slot."""
+    """Returns a sequence's tokens from `first` on in order, (length - first, ...), from a cache (num_blocks,
+    block_size, ...); reads no other slot."""
     token = torch.arange(first, length, device=cache.device)
     block_size = cache.shape[1]
     return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
@@ -133,7 +133,7 @@ def used_slots(
     block_size: int,
     first: torch.Tensor | None = None,
 ) -> tuple[int, int]:
-    """The number of cache slots that some sequence sees, each counted once, and of table entries that are needed.
+    """Counts the cache slots that some sequence sees, each once, and the table entries that are needed.
 
     first: (B,), the first token that each sequence sees; None means 0.
     """
@@ -150,6 +150,6 @@ def used_slots(
 
 
 def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
-    """The case of an op that writes T tokens into a cache with `spare` blocks more than they need."""
+    """Makes the case of an op that writes T tokens into a cache with `spare` blocks more than they need."""
     missing = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
     return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=missing, **values)

@@ -1,7 +1,7 @@
 """Random numbers that depend on a key and a counter alone, and the exponential race of `sample`.
 
-They are Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = seed and
-counter = (position, token id // 4, stream, 0); token id % 4 selects one of the four words.  `sample` has stream 0.
+The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = seed
+and counter = (position, token id // 4, stream, 0); token id % 4 selects one of the four words.  `sample` has stream 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Philox-4x32-10.  counter: (..., 4) and key: (..., 2), both of 32-bit words held in uint64; returns (..., 4)."""
+    """Philox-4x32-10.  counter: (..., 4) and key: (..., 2), both 32-bit words held in uint64; returns (..., 4)."""
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
@@ -24,9 +24,9 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
-    """log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
+    """Returns log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
 
-    x is the token's word; u has exactly the value that fp32 arithmetic gives.
+    Here x is the token's word; u has exactly the value that fp32 arithmetic gives.
     """
     blocks = -(-vocab_size // 4)
     counter = np.zeros((blocks, 4), dtype=np.uint64)

@@ -25,17 +25,17 @@ SYMMETRIC_INT4_MAX = 7
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """How far dequantised values are from the original weight."""
+    """The difference between dequantised values and the original weight."""
 
     relative: float
-    """Frobenius norm of the difference over the Frobenius norm of the weight."""
+    """The Frobenius norm of the difference over the Frobenius norm of the weight."""
     mean_squared: float
     sqnr_db: float
     """Signal over quantisation noise in dB, 10 log10(mean(w**2) / mean_squared); infinite if there is no error."""
 
 
 def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (N, K) int8 and scales (N,) of `dtype`, such that codes times scales are about `weight`.
+    """Returns codes (N, K) int8 and scales (N,) of `dtype`, such that codes times scales are about `weight`.
 
     weight: (N, K), any float dtype.  The largest magnitude of a channel becomes 127; a channel of zeros has the scale
     1.  A scale is rounded up to `dtype` first, and the codes are chosen with the rounded scale: no value is clipped,
@@ -50,7 +50,7 @@ def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> 
 
 
 def dequantize_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Codes times scales in fp64, exactly.  codes: (N, K) int8; scale: (N,); returns (N, K)."""
+    """Returns codes times scales in fp64, exactly.  codes: (N, K) int8; scale: (N,); returns (N, K)."""
     return codes.double() * scale.double()[:, None]
 
 
@@ -87,7 +87,8 @@ def quantize_int4(
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Codes (N, K), integers 0..15, K even, as bytes (N, K/2): k in the low half of byte k // 2, k + 1 in the high."""
+    """Packs codes (N, K), 0..15, K even, to bytes (N, K/2): k in the low half of byte k // 2, k + 1 in the high
+    half."""
     _check_matrix(codes)
     if codes.shape[1] % 2:
         raise ValueError(f"codes: expected an even K, two codes a byte, got {codes.shape[1]}")
@@ -96,14 +97,14 @@ def pack_int4(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """Bytes (N, K/2) as codes (N, K) uint8, 0..15."""
+    """Unpacks bytes (N, K/2) to codes (N, K) uint8, 0..15."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
 def dequantize_int4(
     packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None, *, group: int
 ) -> torch.Tensor:
-    """(code - zero) scale in fp64, exactly; `zero` None means 8.
+    """Returns (code - zero) scale in fp64, exactly; `zero` None means 8.
 
     packed: (N, K/2) uint8; scale, zero: (N, ceil(K / group)); returns (N, K).
     """
@@ -120,7 +121,7 @@ def spread(of_groups: torch.Tensor, group: int, K: int) -> torch.Tensor:
 
 
 def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> QuantizationError:
-    """The quantisation error over all values.  Both arguments: (N, K).  If all of both are zeros, the error is 0."""
+    """The quantisation error over all values.  Both arguments: (N, K).  If both hold only zeros, the error is 0."""
     signal = weight.double().square().mean().item() if weight.numel() else 0.0
     noise = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
     if noise == 0:
@@ -134,12 +135,12 @@ def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> Quant
 
 
 def expected_mean_squared(scale: torch.Tensor) -> float:
-    """Bennett's mean squared error of uniform quantisers whose steps are `scale`: mean(scale**2) / 12."""
+    """Returns Bennett's mean squared error of uniform quantisers whose steps are `scale`: mean(scale**2) / 12."""
     return scale.double().square().mean().item() / 12
 
 
 def _scale(wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The least value of `dtype` that is at least `wanted`; 1 where `wanted` is 0."""
+    """Returns the least value of `dtype` that is at least `wanted`; 1 where `wanted` is 0."""
     wanted = torch.where(wanted > 0, wanted, 1.0)
     rounded = wanted.to(dtype)
     above = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)

@@ -6,8 +6,8 @@ points along N in the same order, each stored minus 1 modulo 16 in the format `g
 `scales` (groups, N); `g_idx` int32 (K,), the group of each k.
 
 AWQ (Lin et al., arXiv 2306.00978), as WQLinear_GEMM of AutoAWQ stores it: `qweight` int32 (K, N/8), a word holds eight
-codes along N; `qzeros` int32 (groups, N/8), packed alike and unchanged; `scales` (groups, N).  In both tensors, the
-i-th four bits of word j belong to n = 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i].
+codes along N; `qzeros` int32 (groups, N/8), packed in the same way and unchanged; `scales` (groups, N).  In both
+tensors, the i-th four bits of word j belong to n = 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i].
 
 In both formats a weight is (code - zero) scale.  Scales keep their dtype, mostly fp16: bf16 would round them.
 """
@@ -24,9 +24,9 @@ CODES_PER_WORD = 8
 GROUPS = (32, 64, 128)
 WIDEST_GROUP = max(GROUPS)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output channel, out of eight, of each four bits of a word, the lowest bits first."""
+"""The output channel, out of eight, of each group of four bits in a word, the lowest bits first."""
 GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}
-"""What to add to a stored zero point, for each `checkpoint_format` of a checkpoint's configuration."""
+"""The number to add to a stored zero point, for each `checkpoint_format` of a checkpoint's configuration."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Int4Weight:
     """A weight in the form that `gemm_w4a16` takes."""
 
     b: torch.Tensor
-    """Codes, uint8 (N, K/2), low half first."""
+    """The codes, uint8 (N, K/2); the low half of a byte is the even k."""
     scale: torch.Tensor
-    """(N, ceil(K / group)), in the checkpoint's dtype."""
+    """The scales, (N, ceil(K / group)), in the checkpoint's dtype."""
     zero: torch.Tensor | None
-    """Zero points, uint8 of the shape of `scale`; None where all are 8, which is the symmetric form."""
+    """Zero points, uint8 of the shape of `scale`; None if all are 8, which is the symmetric form."""
     group: int
-    """Values along K that share a scale: 32, 64 or 128."""
+    """The number of values along K that share a scale: 32, 64 or 128."""
     order: torch.Tensor | None = None
     """With act-order: the input channels, int64 (K,), in the order of b's columns, so that the product takes
     `a[:, order]`. None if the columns are in the original order."""
@@ -55,13 +55,12 @@ def read_gptq(
     group: int,
     checkpoint_format: str = "gptq",
 ) -> Int4Weight:
-    """A GPTQ layer's tensors in the canonical form.
+    """Converts a GPTQ layer's tensors to the canonical form.
 
     `group` is the configuration's `group_size`; -1 means all of K.  For -1 and for multiples of 128 the scales are
     repeated, one for each 128 of K.  With act-order (`desc_act`) g_idx is not 0, 0, ..., 1, 1, ...: the result then has
     its columns sorted by group, and their `order`.  Raises `ValueError` on shapes or dtypes that do not fit, an unknown
-    format, zero points that are all those of a symmetric weight in the other format, or groups whose size is not
-    `group`.
+    format, zero points that would all be symmetric in the other format, or groups whose size is not `group`.
     """
     _check_words("qweight", qweight)
     words, N = qweight.shape
@@ -88,7 +87,7 @@ def read_gptq(
 
 
 def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, *, group: int) -> Int4Weight:
-    """An AWQ layer's tensors (the `gemm` version) in the canonical form.
+    """Converts an AWQ layer's tensors (the `gemm` version) to the canonical form.
 
     `group` is the configuration's `group_size` (`q_group_size`), as in `read_gptq`.  Raises `ValueError` on shapes or
     dtypes that do not fit.

@@ -37,7 +37,7 @@ def rmsnorm(
     round_first: bool = False,
     quantize: str | None = None,
 ) -> Outputs:
-    """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in fp64.
+    """Returns x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in fp64.
 
     x: (T, H); weight: (H,); returns out (T, H).  weight_offset is 1 in Gemma.  With `round_first`, x / rms is rounded
     to the dtype of x before the product, as in Llama's code of transformers.  With `quantize`, "int8" or "fp8_e4m3",
@@ -49,7 +49,7 @@ def rmsnorm(
 def normed(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, first: torch.dtype | None
 ) -> torch.Tensor:
-    """The norm of x (T, H) fp64; x / rms is rounded to `first` if that is not None."""
+    """Returns the norm of x (T, H) fp64; x / rms is rounded to `first` if that is not None."""
     check_shape("weight", weight, x.shape[-1])
     mean_square = (x * x).mean(dim=-1, keepdim=True)  # (T, 1)
     scaled = x / (mean_square + eps).sqrt()
@@ -57,7 +57,7 @@ def normed(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal x; weights are normal around one, because a kernel that ignores them must fail."""
+    """Makes normal x; weights are normal around one, because a kernel that ignores them must fail."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5, mean=1.0)
@@ -65,26 +65,26 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def options(case: Case, scheme: Scheme) -> Inputs:
-    """The arguments of a norm that are not off: those of the case, and `quantize` of the scheme."""
+    """Returns the arguments of a norm that are on: the options of the case, and `quantize` of the scheme."""
     named = {name: case[name] for name in OPTIONAL if name in case and case[name] != OPTIONAL[name]}
     return {**named, **quantizing(scheme)}
 
 
 def cost(args: Arguments) -> Cost:
-    """x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
+    """The cost: x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
     T, H = args.x.shape
     written = nbytes(args.x) if args.quantize is None else T * H + 4 * T
     return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """(c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; that of the value, if it is quantised.
+    """Allows (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; for codes, `quantized_limits`.
 
     The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), and the root halves it.
     The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings to the dtype
-    are allowed: Llama's own code rounds x / rms before the product with the weight, and then the product. The weight
-    scales the subnormal error of the first rounding. With `round_first` the first rounding may go to the other
-    neighbour, which is 2 u away.
+    are allowed: Llama's code in transformers rounds x / rms before the product with the weight, and then the product.
+    The weight scales the subnormal error of the first rounding. With `round_first` the first rounding may go to the
+    other neighbour, which is 2 u away.
     """
     quantize, dtype = inputs.get("quantize"), scheme.activation
     first, last = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
@@ -99,8 +99,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One column that makes up most of the mean square, at every edge that H reaches; then a mean square near eps, and
-    magnitudes whose squares leave the dtype."""
+    """Adversarial inputs: at every edge that H reaches, one column makes up most of the mean square; then a mean square
+    near eps, and magnitudes whose squares overflow or underflow the dtype."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -115,12 +115,12 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[Case, ...]:
-    """A case for each T and H."""
+    """Makes a case for each T and H."""
     return tuple(Case(T=T, H=H, eps=eps, **named) for T, H in shapes)
 
 
 def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Case:
-    """The case of the domain with these values; options that are off are left out."""
+    """Makes the case of the domain with these values; options that are off are left out."""
     on = {name: value for name, value in named.items() if value != OPTIONAL[name]}
     return Case(T=T, H=T if square and T else H, eps=eps, **on)
 
@@ -134,10 +134,10 @@ VALUES: dict[str, Axis] = {
         "eps": (1e-6, 1e-5, 0.01),
         "square": (False, True),
     },
-    # Mostly off: a kernel may lack an option, and then refuses a case with it.
+    # The options are mostly off: a kernel without an option refuses a case with it.
     **{"weight_offset": (*[0.0] * 4, 1.0), "round_first": (*[False] * 4, True)},
 }
-"""The sizes and options of norms."""
+"""The axes of the domains of norms: sizes and options."""
 EDGES = (
     *cases(1e-6, (1, 1), (1, 576), (3, 33), (5, 1025), (17, 128), (0, 64)),
     *cases(1e-6, (2, 1128), weight_offset=1.0),
@@ -147,7 +147,7 @@ EDGES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """The mean is over a row that is padded to a power of two; `eps` takes the difference."""
+    """Takes the mean over a row padded to a power of two (a mistake); `eps` corrects for the difference."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 

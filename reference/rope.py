@@ -29,7 +29,7 @@ def rope(
     positions: torch.Tensor,
     interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k in fp64, with each pair of a head rotated by the angle of its position.
+    """Returns q and k in fp64, with each pair of a head rotated by the angle of its position.
 
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.
     """
@@ -47,7 +47,7 @@ def rope(
 
 
 def even(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` unless heads have pairs."""
+    """Raises `ValueError` unless the head size is even, so that heads have pairs."""
     if dims["D"] % 2:
         raise ValueError(f"q: expected an even head_dim, got {dims['D']}")
 
@@ -67,7 +67,7 @@ CONTRACT = Contract(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal q and k, the usual angles, and random positions; on `meta` the positions are real and on the CPU."""
+    """Makes normal q and k, the usual angles, and random positions; on `meta` the positions are real and on the CPU."""
     T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
     max_position = int(case["max_position"])
     positions = torch.randint(max_position, (T,), generator=torch.Generator().manual_seed(seed))
@@ -84,7 +84,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of the usual angles, (max_position, R/2) fp32; on `meta` only the shape."""
+    """Returns cos and sin of the usual angles, (max_position, R/2) fp32; on `meta` only the shape."""
     if torch.device(device).type == "meta":
         empty = torch.empty(max_position, R // 2, dtype=torch.float32, device=device)
         return empty, empty.clone()
@@ -94,7 +94,8 @@ def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch
 
 
 def cost(args: Arguments) -> Cost:
-    """q and k are read and written, one row of each table is read per distinct position; three FLOPs a value."""
+    """The cost: q and k are read and written, a row of each table is read per distinct position; three FLOPs a
+    value."""
     table_rows = len(set(args.positions.tolist()))
     table_bytes = table_rows * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
     return Cost(
@@ -105,7 +106,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal of the output, for each value.
+    """The tolerance: 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal of the output, for each value.
 
     Two products and a sum in fp32 err by at most 3 u_32 (|first cos| + |second sin|), then the dtype rounds once.
     """
@@ -123,7 +124,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Tables that follow no theta; then those of a large theta, longer than 1, as YaRN's are (arXiv 2309.00071)."""
+    """Adversarial tables: random tables that no theta gives; then tables of a large theta, longer than 1, as YaRN's
+    (arXiv 2309.00071)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
     rows, half = cos.shape
@@ -133,7 +135,7 @@ def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and the last row of the tables; then one large value at each end of a head and of each half."""
+    """Adversarial inputs: the first and last row of the tables; then one large value at each end of a head or half."""
     D, last = int(case["D"]), int(case["max_position"]) - 1
     for position in sorted({0, last}):
         inputs = make_inputs(case, scheme, device, seed)

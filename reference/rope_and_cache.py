@@ -1,9 +1,9 @@
 """rope_and_cache: rotates queries and keys of new tokens, and writes keys and values to slots of the paged cache.
 
 It is `rope` and `kv_cache_write` in one pass over the new tokens; this saves launches and round trips through memory.
-With `q_norm` and `k_norm` each head of q and k is divided by its root mean square before, as in Qwen3
-(arXiv 2505.09388); nothing is rounded between the norm and the rotation.  A cache in e4m3 holds a value divided by its
-head's scale, rounded to nearest even and clamped to +-448.
+With `q_norm` and `k_norm` each head of q and k is first divided by its root mean square, as in Qwen3 (arXiv
+2505.09388); nothing is rounded between the norm and the rotation.  A cache in e4m3 holds a value divided by its head's
+scale, rounded to nearest even and clamped to +-448.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reference(
     k_norm: torch.Tensor | None = None,
     norm_eps: float = 1e-6,
 ) -> Outputs:
-    """The values that q_out and the caches must have afterwards, in fp64.
+    """Returns the values that q_out and the caches must have afterwards, in fp64.
 
     q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32: the
     first R <= D values of a head are rotated, and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
@@ -74,8 +74,8 @@ def reference(
 
 
 def whole(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` unless scales and norms come in pairs, a head has all rotated columns, and caches their
-    dtype."""
+    """Raises `ValueError` unless scales and norms come in pairs, a head has all rotated columns, and caches have the
+    right dtype."""
     for name, words in (("scale", "scales"), ("norm", "norms")):
         one, other = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (given.get(one) is None) != (given.get(other) is None):
@@ -114,14 +114,14 @@ CONTRACT = Contract(
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """x (T, heads, D) in fp64, normed if there is a weight."""
+    """Returns x (T, heads, D) in fp64, normed if there is a weight."""
     return x.double() if weight is None else normed(x.double(), weight, eps, 0.0, None)
 
 
 def _turned(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """x, (T, heads, D) fp64, with the first R values of each head rotated."""
+    """Returns x, (T, heads, D) fp64, with the first R values of each head rotated."""
     R = 2 * cos.shape[1]
     c, s = cos.double()[positions].unsqueeze(1), sin.double()[positions].unsqueeze(1)
     first, second = _pairs(x[..., :R], interleaved)
@@ -136,11 +136,11 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tens
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """q and the written keys may have the error of a rotation in fp32 and one rounding; all else must be equal.
+    """Allows q and the written keys the error of a rotation in fp32 and one rounding; all else must be equal.
 
-    4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype and scale.
-    Values that are not rotated are rounded only in an e4m3 cache, or after a norm. The division by a scale errs too,
-    and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
+    The error is 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype
+    and scale. Values that are not rotated are rounded only in an e4m3 cache, or after a norm. The division by a scale
+    errs too, and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
     """
     R = 2 * inputs["cos"].shape[1]
     slots = inputs["slot_mapping"]
@@ -166,14 +166,14 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """The limits of rows (n, heads, D) whose first R values of a head are rotated and that are rounded to `dtype`; x
-    errs by `more` u_32 before."""
+    """Returns the limits of rows (n, heads, D) whose first R values of a head are rotated and that are rounded to
+    `dtype`; `more` is the error of x before, in u_32."""
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
     size = first + second
     magnitude = size.repeat_interleave(2, dim=-1) if interleaved else size.repeat(1, 1, 2)
     error = torch.cat(((4.0 + more) * magnitude, (2.0 + more) * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
-    # The error may move a value across a tie, to the other neighbour: a unit roundoff of the error as well.
+    # The error may move a value across a tie, to the other neighbour: this costs a unit roundoff of the error too.
     rounding = info.eps / 2 * (out.abs() + error) + info.smallest_normal * info.eps / 2
     unrotated = torch.arange(out.shape[-1]) >= R
     if dtype.itemsize > 1 and not more:
@@ -183,7 +183,7 @@ def _limit(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal q, k and v, the usual angles, random positions, caches of other values, and distinct random slots.
+    """Makes normal q, k and v, the usual angles, random positions, caches of other values, and distinct random slots.
 
     `skipped` tokens have slot -1. On `meta` positions and slots are real and on the CPU. Raises `ValueError` if the
     cache has too few slots, or if `rotary` is odd or more than D.
@@ -227,7 +227,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """The first and last slot of the cache for the first and last token; the ends of the tables; only slots of -1."""
+    """Adversarial inputs: the first and last slot of the cache for the first and last token; the ends of the tables;
+    only slots of -1."""
     T, last = int(case["T"]), int(case["num_blocks"]) * int(case["block_size"]) - 1
     for slot in sorted({0, last}):
         for token in sorted({0, T - 1}) if T else ():
@@ -258,8 +259,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """Reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct position;
-    three FLOPs a value, and four more and one rsqrt a head with a norm."""
+    """The cost: reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct
+    position; three FLOPs a value, and with a norm four more and one rsqrt a head."""
     written = int((args.slot_mapping >= 0).sum())
     row = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
@@ -341,7 +342,7 @@ SPEC = OpSpec(
             "spare": (0, 1, 5_000),
             "skipped": ("none", "some", "all"),
             "interleaved": (False, True),
-            # Mostly off: a kernel may lack the norm, and then refuses a case with it.
+            # The norm is mostly off: a kernel without it refuses a case with it.
             "norm_eps": (*[0.0] * 4, 1e-6, 0.01),
         },
         _drawn,

@@ -1,4 +1,4 @@
-"""What ops over rows share: where the planted columns are, the error of a sum, and outputs in eight bits.
+"""Helpers of ops over rows: the columns of adversarial inputs, the error of a sum, and outputs in eight bits.
 
 A quantised output has one scale for each row (token): the largest magnitude of the row over the largest value of the
 dtype, but at least 2**-126, or 1 for a row of zeros.  The kernel quantises its fp32 value, which was not rounded to 16
@@ -14,15 +14,15 @@ from rooflab.reference.quantization import INT8_MAX
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Inputs, Outputs, Scheme
 
 ACCUMULATION_FACTOR = 4.0
-"""A sum of n terms in fp32 errs by about sqrt(n) roundoffs; times this for an unlucky walk."""
+"""The factor for an unlucky walk: a sum of n terms in fp32 errs by about sqrt(n) roundoffs."""
 # The edges of 8- and 16-byte vectors, of a warp's span, and of power-of-two blocks.
 PLANTED_COLUMNS = (0, 7, 8, 31, 32, 127, 128, 511, 512, 1023, 1024)
 FP8_MAX = 448.0
 """The largest value of e4m3."""
 LARGEST = {"int8": float(INT8_MAX), "fp8_e4m3": FP8_MAX}
-"""The value that the largest magnitude of a row becomes, by the name of the dtype."""
+"""The value to which the largest magnitude of a row is scaled, by the name of the dtype."""
 LEAST_SCALE = 2.0**-126
-"""fp32's least normal number: below it a scale loses bits, and one over it overflows."""
+"""The least normal fp32 number: a scale below it loses bits, and 1 / scale overflows."""
 
 
 QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
@@ -40,12 +40,12 @@ def row_results(shape: str, **more: Result) -> dict[str, Result]:
 
 
 def row_rules(given: Given, dims: Dims) -> None:
-    """The rules of an op over rows: `quantize` is known."""
+    """Raises `ValueError` unless `quantize` has a known value."""
     check_quantize(given.get("quantize"))
 
 
 def row_scheme(given: Given) -> str:
-    """The scheme of a launch: the schemes of quantised outputs have inputs of 16 bits."""
+    """Returns the scheme of a launch: the schemes of quantised outputs have inputs of 16 bits."""
     quantize, dtype = given.get("quantize"), given["x"].dtype
     if quantize is None or dtype == torch.float32:
         return DTYPE_NAMES[dtype]
@@ -53,13 +53,13 @@ def row_scheme(given: Given) -> str:
 
 
 def planted_columns(width: int) -> list[int]:
-    """Columns at edges, as far as rows reach, and the last one."""
+    """Returns the columns at edges that rows reach, and the last column."""
     return sorted({column for column in (*PLANTED_COLUMNS, width - 1) if 0 <= column < width})
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Magnitudes whose squares leave `dtype`: up to those of which `terms` squares have a sum in fp32, and down to the
-    least normal number."""
+    """Returns magnitudes whose squares overflow or underflow `dtype`: up to the largest of which fp32 holds the sum of
+    `terms` squares, and down to the least normal number."""
     finfo = torch.finfo(dtype)
     most = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
     sizes = {"300": 300.0, "10,000": 1e4, "the largest": most, "the least": 4.0 * finfo.smallest_normal}
@@ -67,13 +67,13 @@ def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
 
 
 def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
-    """Values between half and all of `size`, with the signs of x."""
+    """Returns values between half and all of `size`, with the signs of x."""
     spread = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
     return (torch.where(x.double() < 0, -spread, spread) * size).to(x.dtype)
 
 
 def quantizing(scheme: Scheme) -> Inputs:
-    """The argument `quantize` of a scheme with outputs in eight bits; nothing for other schemes."""
+    """Returns the argument `quantize` of a scheme with outputs in eight bits; nothing for other schemes."""
     return {"quantize": QUANTIZED[scheme.output]} if scheme.output in QUANTIZED else {}
 
 
@@ -84,7 +84,7 @@ def check_quantize(quantize: str | None) -> None:
 
 
 def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
-    """(values,) for None; else the values in units of their row's scale, not rounded, and the scales (T,), in fp64.
+    """Returns (values,) for None; else values / their row's scale, not rounded, and the scales (T,), in fp64.
 
     values: (T, N) fp64.
     """
@@ -97,7 +97,7 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` is that of the values before, (T, N).
+    """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` (T, N) is the error of the values.
 
     A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.  A row
     whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros; a row of zeros
@@ -113,6 +113,6 @@ def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Output
     before = before.clamp(min=2.0 * LARGEST[dtype] * lost[:, None].double())
     if dtype == "int8":
         return before + 0.5, scale_error
-    # Three bits behind the leading one; below 2**-6 the steps stay 2**-9.
+    # Three bits behind the leading bit; below 2**-6 the steps stay 2**-9.
     exponent = torch.frexp((codes.abs() + before).clamp(min=2.0**-9)).exponent.clamp(min=-5)
     return before + torch.ldexp(torch.full_like(codes, 2.0**-5), exponent), scale_error

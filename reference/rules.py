@@ -1,7 +1,6 @@
-"""Rules of arguments that references and kernels share; an error names the argument, what was expected and what came.
+"""Rules of arguments that references and kernels share; an error names the argument, the expected and the given value.
 
-A reference holds its arguments to all of them.  A launcher does so with values only where it may read them
-(`kernels/_checks.py`).
+A reference checks all rules.  A launcher checks values only where it may read them (`kernels/_checks.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None
 
 
 def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
-    """Raises `ValueError` unless each token has a slot of its own below `slots`, or -1 for none."""
+    """Raises `ValueError` unless each token has its own slot below `slots`, or -1 for no slot."""
     check_values("slot_mapping", slot_mapping, -1, slots - 1)
     used, times = torch.unique(slot_mapping[slot_mapping >= 0], return_counts=True)
     if bool((times > 1).any()):

@@ -1,9 +1,9 @@
-"""Drawing one token per row of logits: penalties, temperature, top-k, top-p, min-p, a reproducible Gumbel-max draw.
+"""Draws one token per row of logits: penalties, temperature, top-k, top-p, min-p, a reproducible Gumbel-max draw.
 
-Before the draw a row's logits may be edited: a bias and the penalties of the tokens that were there, and a mask of the
-tokens that are allowed. The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p.
-E is keyed by seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and
-position, and not on the other rows; every correct kernel draws the same token.
+Before the draw a row's logits may be edited: a bias and the penalties of earlier tokens, and a mask of the tokens that
+are allowed. The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p. E is keyed
+by seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and position, and not
+on the other rows; every correct kernel draws the same token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def reference(
     allowed: torch.Tensor | None = None,
     top_n: int | None = None,
 ) -> torch.Tensor | Outputs:
-    """One token id per row, (B,) int64: the argmax over the support of logits / temperature - log E.
+    """Returns one token id per row, (B,) int64: the argmax over the support of logits / temperature - log E.
 
     logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,)
     int32, 0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; only
@@ -56,7 +56,7 @@ def reference(
     the others are never drawn.
 
     With `top_n` also ids (B, 1 + top_n) int64 and log-probabilities (B, 1 + top_n): of the drawn token, then of the
-    likeliest by the logits as they came, before edits and temperature. Raises `ValueError` on a row that has a NaN, a
+    likeliest tokens by the given logits, before edits and temperature. Raises `ValueError` on a row that has a NaN, a
     +inf or no finite logit after the edits; on a GPU, where no kernel can raise, such a row has some id in [0, V).
     """
     penalties = repetition_penalty, presence_penalty, frequency_penalty
@@ -68,7 +68,7 @@ def reference(
     settings = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
     for b, (row, (t, k, p, m, s, n)) in enumerate(zip(rows, settings, strict=True)):
-        if not math.isfinite(row.max().item()):  # torch's max is NaN if there is one
+        if not math.isfinite(row.max().item()):  # torch's max is NaN if the row has a NaN
             raise ValueError(f"logits: row {b}: expected a finite largest value, got {row.max().item()}")
         if t == 0:
             tokens.append(int(row.argmax()))
@@ -84,7 +84,7 @@ def reference(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal logits of standard deviation `sigma`, by default 3, about a language model's; every row has the case's
+    """Makes normal logits of standard deviation `sigma`, by default 3, as in language models; every row has the case's
     settings.  With `penalties` a row edits up to 24 tokens, and with `allowed` about half of the tokens may be drawn.
     """
     B, V = int(case["B"]), int(case["V"])
@@ -97,19 +97,19 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     if case.get("allowed"):
         generator = torch.Generator().manual_seed(seed)
         mask = torch.randint(-(2**31), 2**31, (B, -(-V // 32)), generator=generator, dtype=torch.int32)
-        mask[:, 0] |= 1  # token 0, which no edit removes: a row keeps a law
+        mask[:, 0] |= 1  # token 0, which no edit removes: some token can always be drawn
         inputs["allowed"] = mask.to(_place(device))
     return inputs | ({"top_n": top_n} if top_n else {})
 
 
 def _place(device: torch.device) -> torch.device:
-    """Where small tensors lie, which are never on `meta`."""
+    """Returns the device of small tensors, which are never on `meta`."""
     return torch.device("cpu" if torch.device(device).type == "meta" else device)
 
 
 def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
-    """Penalties for each row, and edits of tokens after token 0 with counts from -1 to 3, some of them to -inf; a row
-    has from none to 24."""
+    """Makes penalties for each row, and edits of tokens after token 0 with counts from -1 to 3, some with a bias of
+    -inf; a row has 0 to 24 edits."""
     generator = torch.Generator().manual_seed(seed)
     most = min(V - 1, 24)
     each = torch.randint(0, most + 1, (B,), generator=generator)
@@ -131,7 +131,7 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
 
 
 def settings(rows: list[tuple[float, int, float, float]], device: torch.device, seed: int) -> Inputs:
-    """The per-row tensors for `(temperature, top_k, top_p, min_p)` rows, with random seeds and positions."""
+    """Makes the per-row tensors for `(temperature, top_k, top_p, min_p)` rows, with random seeds and positions."""
     generator = torch.Generator().manual_seed(seed)
     B = len(rows)
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
@@ -146,10 +146,10 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Rows whose arithmetic is exact: 2**n equal logits and -inf, so that one wrong token in the support shows.
+    """Adversarial rows with exact arithmetic: 2**n equal logits and -inf, so that one wrong token in the support shows.
 
     Then one large logit; rows of one batch with different settings, greedy among them; and edits that decide.  A case
-    without min_p plants neither min_p nor greedy rows beside others: a kernel may lack them.
+    without min_p gets neither min_p nor greedy rows beside others: a kernel may lack them.
     """
     V = int(case["V"])
     ties = (
@@ -192,7 +192,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _deciding(B: int, V: int, device: torch.device) -> Inputs:
-    """The first token gets a bias of 100, the last one, biased by 150, is penalised by 300, or masked in odd rows."""
+    """Makes edits that decide: the first token gets a bias of 100; the last token, biased by 150, is penalised by 300,
+    or masked in odd rows."""
     last = V - 1
     mask = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
     mask[1::2, last // 32] ^= torch.tensor(1).bitwise_left_shift(last % 32).int()
@@ -215,9 +216,9 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
 
 
 def cost(args: Arguments) -> Cost:
-    """Each logit is read once.  top_p needs an exponential for each token that top_k left; each token in the race needs
-    two logarithms.  After top_p or min_p only one token is counted, because the number depends on the logits.
-    Log-probabilities need an exponential for each token."""
+    """The cost: each logit is read once.  top_p needs an exponential for each token that top_k left; each token in the
+    race needs two logarithms.  After top_p or min_p only one token is counted, because the number depends on the
+    logits.  Log-probabilities need an exponential for each token."""
     B, V = args.logits.shape
     sfu = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p
@@ -243,7 +244,7 @@ def _model(V: int) -> tuple[Case, ...]:
 
 
 def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
-    """A case of the domain; None if it asks for more log-probabilities than there are tokens, or is too much."""
+    """Makes a case of the domain; None if it asks for more log-probabilities than there are tokens, or is too large."""
     return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 
@@ -320,7 +321,7 @@ SPEC = OpSpec(
             "top_k": Sizes(0, 10_000),
             "top_p": (1.0, 0.9, 0.3),
             "min_p": (0.0, 0.05, 0.5),
-            # Mostly off: a kernel may lack an option, and then refuses a case with it.
+            # The options are mostly off: a kernel without an option refuses a case with it.
             "penalties": (*[False] * 4, True),
             "allowed": (*[False] * 4, True),
             "top_n": (*[0] * 6, 1, 20),

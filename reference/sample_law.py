@@ -1,4 +1,4 @@
-"""Which tokens a row of logits may draw, and whether a kernel drew one of them."""
+"""The law of a draw: the tokens that a row of logits may draw, and whether a kernel drew one of these tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.reference.philox import race
 from rooflab.reference.spec import FP32_ROUNDOFF, Inputs, Outputs, Scheme
 
 MASS_TOLERANCE = 4e-6
-"""fp32's error of a cumulative probability: a token this close to top_p may be in the support or not."""
+"""fp32's error of a cumulative probability: a token this close to top_p may be inside or outside the support."""
 
 
 EDITED = ("logits", "repetition_penalty", "presence_penalty", "frequency_penalty") + (
@@ -38,11 +38,11 @@ class Support:
     doubtful: torch.Tensor
     """Whether a token is so near to top_p or min_p that fp32 may put it on either side."""
     scores: torch.Tensor
-    """logits / temperature in fp64."""
+    """The scores, logits / temperature, in fp64."""
 
 
 def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Support:
-    """The support of one row's draw; temperature > 0.  logits: (V,).
+    """Returns the support of one row's draw; temperature > 0.  logits: (V,).
 
     Tokens are ordered by probability descending, then index ascending. top_k keeps the first k tokens and renormalises.
     Of these, top_p keeps a token if the cumulative probability before it is below top_p, so the token that crosses
@@ -75,7 +75,7 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
 
 
 def _first(scores: torch.Tensor, ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Which tokens (V,) are the first `count` by score descending, then index ascending; `ordered` has the scores."""
+    """Marks the first `count` tokens, (V,), by score descending, then index ascending; `ordered` has the scores."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
     above, ties = scores > ordered[count - 1], scores == ordered[count - 1]
@@ -93,7 +93,7 @@ def edited(
     edit_bias: torch.Tensor | None = None,
     allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The logits (B, V) in fp32 on the CPU after edits and mask; the arguments are those of `reference`.
+    """Returns the logits (B, V) in fp32 on the CPU after edits and mask; the arguments are as in `reference`.
 
     Every operation is rounded to fp32, so that each kernel has the same logits, and the same ties.
     """
@@ -123,16 +123,17 @@ def edited(
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
     """A greedy token must equal the oracle's; a drawn token must be in the support and win the race.
 
-    In the support: by fp64 arithmetic, or within `MASS_TOLERANCE` of its edge unless the row's arithmetic is exact.
-    Wins: its fp64 score is below the best score of a token certainly in the support by at most fp32's error of both.
-    With g = (best logit - logit) / T an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
+    A token is in the support by fp64 arithmetic, or within `MASS_TOLERANCE` of its edge unless the row's arithmetic is
+    exact. A token wins if its fp64 score is below the best score of a token certainly in the support by at most fp32's
+    error of both. With g = (best logit - logit) / T an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g
+    + |log E| + 1).
     """
     return _compare(actual, oracle, inputs, wins=True)
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """`compare` for a kernel with a random stream of its own: a drawn token must be in the support, or as likely as a
-    token that is, for such kernels cut by value."""
+    """Compares like `compare`, for a kernel with its own random stream: a drawn token must be in the support, or as
+    likely as a token in the support, because such kernels may cut by value."""
     return _compare(actual, oracle, inputs, wins=False)
 
 
@@ -156,8 +157,8 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
 
 
 def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
-    """The drawn token's id is that of the kernel itself; the others are exact, because nothing is rounded before them.
-    The error of a log-probability is that of the sum and that of a score."""
+    """Compares ids and log-probabilities.  The drawn token's id is taken from the kernel; other ids are exact, because
+    nothing is rounded before them.  The tolerance of a log-probability is the error of the sum plus that of a score."""
     if len(oracle) == 1:
         return []
     logits = inputs["logits"].detach().cpu().double()
@@ -171,7 +172,7 @@ def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[
 
 
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
-    """The difference between the scores of `best` and `token`, and that difference over the allowed one."""
+    """Returns the difference between the scores of `best` and `token`, and this difference over the allowed one."""
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
     if not 0 <= token < len(row) or settings[0] == 0:
         return math.inf, math.inf
@@ -196,8 +197,8 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
 def _tied_or_in_support(
     row: torch.Tensor, token: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> bool:
-    """Whether `token` is in the row's support if the ties at its edge are too.  It sorts nothing, because with a stream
-    of its own a kernel draws another token in almost every row."""
+    """Returns whether `token` is in the row's support if all ties at its edge are in too.  Nothing is sorted, because a
+    kernel with its own stream draws another token in almost every row."""
     scores = row.double() / temperature
     above = scores > scores[token]
     weights = torch.exp(scores - scores.max())

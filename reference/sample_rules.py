@@ -1,4 +1,4 @@
-"""What the settings and the edits of `sample` may be."""
+"""Checks of the settings and the edits of `sample`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.reference.rules import check_offsets
 
 @dataclass(frozen=True)
 class Edits:
-    """The optional arguments that change a row's logits; None is off."""
+    """The optional arguments that change a row's logits; None means off."""
 
     repetition_penalty: torch.Tensor | None = None
     presence_penalty: torch.Tensor | None = None
@@ -26,18 +26,18 @@ class Edits:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that are on, by name."""
+        """Returns the edits that are on, by name."""
         named = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in named if value is not None}
 
 
 EDITS = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-"""Edits that come together, or not at all."""
+"""The names of the edits that must come together, or not at all."""
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def settings_fit(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` unless there is a token and as many as `top_n`, and the edits belong together."""
+    """Raises `ValueError` unless there are at least one token and `top_n` tokens, and the edits belong together."""
     V, top_n = dims["V"], given.get("top_n")
     if not 0 < V <= 2**31 - 1:
         raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
@@ -61,13 +61,13 @@ def values_fit(given: Given, dims: Dims) -> None:
 
 def finite_rows(given: Given, dims: Dims) -> None:
     """Raises `ValueError` on a row of logits whose largest value is NaN or infinite."""
-    largest = given["logits"].float().amax(1)  # NaN if there is one
+    largest = given["logits"].float().amax(1)  # NaN if the row has a NaN
     for row in (~largest.isfinite()).nonzero().flatten().tolist()[:1]:
         raise ValueError(f"logits: row {row}: expected a finite largest value, got {largest[row].item()}")
 
 
 def edits_of(given: Given) -> Edits:
-    """The edits among the arguments of a call."""
+    """Returns the edits among the arguments of a call."""
     return Edits(**{each.name: given.get(each.name) for each in fields(Edits)})
 
 

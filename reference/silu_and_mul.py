@@ -30,7 +30,7 @@ SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
 
 
 def silu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
-    """silu(gate) * up in fp64, gate being the first half of the last axis.
+    """Returns silu(gate) * up in fp64; gate is the first half of the last axis.
 
     x: (T, 2 I); returns (T, I).  With `quantize`, "int8" or "fp8_e4m3", returns codes (T, I) and their scales (T,)
     (`reference/rows.py`).
@@ -40,19 +40,20 @@ def silu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
 
 
 def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """gate and up in fp64."""
+    """Returns gate and up in fp64."""
     half = x.shape[-1] // 2
     return x[..., :half].double(), x[..., half:].double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal values of standard deviation 2, so that gates lie on both sides of silu's bend."""
+    """Makes normal values of standard deviation 2, so that gates lie on both sides of silu's bend."""
     T, I = int(case["T"]), int(case["I"])
     return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0), **quantizing(scheme)}
 
 
 def cost(args: Arguments) -> Cost:
-    """Two values in, one out; one exp and one reciprocal each, and four FLOPs (negate, add, two products)."""
+    """The cost: two values are read, one written; an exp and a reciprocal each, and four FLOPs (negate, add,
+    multiply)."""
     T, width = args.x.shape
     outputs = T * width // 2
     written = outputs * args.x.element_size() if args.quantize is None else outputs + 4 * T
@@ -60,7 +61,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """(8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
+    """Allows (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
 
     exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative |gate| u_32; twice that is allowed, because
     log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32 each. A sigmoid
@@ -75,7 +76,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tensor, absolute: torch.Tensor) -> Outputs:
     """The allowed errors of a gated activation whose fp32 value errs by `relative` and `absolute`, both (T, I).
 
-    A value in 16 bits is rounded twice, and up scales the subnormal error of the first time; a quantised one is not.
+    A value in 16 bits is rounded twice, and up scales the first subnormal error; a quantised value is not.
     """
     quantize, info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:
@@ -87,7 +88,7 @@ def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tens
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Gates in the first and the last column that are so large that a careless exp overflows."""
+    """Adversarial inputs: gates in the first and the last column are so large that a careless exp overflows."""
     half = int(case["I"])
     for gate in PLANTED_GATES:
         inputs = make_inputs(case, scheme, device, seed)
@@ -99,7 +100,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
-    """A case for each T and I."""
+    """Makes a case for each T and I."""
     return tuple(Case(T=T, I=I) for T, I in shapes)
 
 

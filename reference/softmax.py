@@ -1,4 +1,4 @@
-"""softmax: exp(x) over its sum along the last axis."""
+"""softmax: divides exp(x) by its sum along the last axis."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from rooflab.roofline.model import Cost
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """exp(x - max) / sum(exp(x - max)) in fp64.  x: (T, H), each row with a finite value; returns (T, H)."""
+    """Returns exp(x - max) / sum(exp(x - max)) in fp64.  x: (T, H), each row with a finite value; returns (T, H)."""
     return torch.softmax(x.double(), dim=-1)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal values of standard deviation 3, about those of a language model's logits."""
+    """Makes normal values of standard deviation 3, close to the logits of a language model."""
     T, H = int(case["T"]), int(case["H"])
     return {"x": randn(T, H, dtype=scheme.activation, device=device, seed=seed, scale=3.0)}
 
 
 def cost(args: Arguments) -> Cost:
-    """x is read once, the result is written once; an exp and four FLOPs an element, and one reciprocal a row."""
+    """The cost: x is read and the result written once; an exp and four FLOPs an element, and a reciprocal a row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x), nbytes(args.x), vector_flops=4.0 * T * H, sfu_ops=float(T * H + T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """(c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
+    """Allows (c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
 
-    gap = max - x: its product with log2(e) is rounded, which costs a relative gap u_32 after the exp, and the sum has
-    terms with such errors too. A result below 2**-126 may be flushed to 0.
+    gap = max - x: its product with log2(e) is rounded, which costs a relative gap u_32 after the exp, and the terms of
+    the sum have the same error. A result below 2**-126 may be flushed to 0.
     """
     x = inputs["x"].double()
     gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
@@ -45,8 +45,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One column that takes most of the sum, at every edge that rows reach; then rows that overflow without the maximum
-    taken off; then columns of -inf, in runs longer than any tile; then the largest magnitudes."""
+    """Adversarial inputs: at every edge that rows reach, one column takes most of the sum; then rows that overflow
+    unless the maximum is subtracted; then columns of -inf, in runs longer than any tile; then the largest
+    magnitudes."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)

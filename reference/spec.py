@@ -1,4 +1,4 @@
-"""The definition of an op: its arguments, its formula, its least work, its cases, and how a result is judged."""
+"""The definition of an op: its arguments, its formula, its least work, its cases, and the judgement of a result."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.names import values_by_name
 
 CONTRACT = 5
-"""What `bench` takes for granted of `kernels`, `reference` and `roofline`.  An A/B measures both of its trees with one
-`bench`, so it refuses a tree with another number.  It grows when a field, a function or a meaning that `bench` uses of
-the three changes."""
+"""The version of the interface that `kernels`, `reference` and `roofline` have for `bench`.  An A/B comparison measures
+both of its trees with one `bench`, so it refuses a tree with another number.  The number grows when a field, a function
+or a meaning that `bench` uses changes."""
 Scalar = bool | int | float | str
 Inputs = dict[str, Any]
 Outputs = tuple[torch.Tensor, ...]
@@ -41,12 +41,12 @@ class Case(Mapping[str, Scalar]):
 
     @property
     def id(self) -> str:
-        """The stable text form; the keys have the order in which the op declares them."""
+        """Returns the stable text form; the keys have the order in which the op declares them."""
         return ",".join(f"{key}={_text(value)}" for key, value in self._values.items())
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """The case that `text` (`M=64,N=48`) describes.  Raises `ValueError` on any other form."""
+        """Reads the case that `text` (`M=64,N=48`) describes.  Raises `ValueError` on any other form."""
 
         def read(key: str, value: str) -> Scalar:
             if not key.isidentifier():
@@ -75,7 +75,7 @@ class Case(Mapping[str, Scalar]):
         return f"Case({self.id})"
 
     def but(self, **changes: Scalar) -> Case:
-        """The same case with some values replaced."""
+        """Returns the same case with some values replaced."""
         return Case(**{**self._values, **changes})
 
 
@@ -84,7 +84,7 @@ def _text(value: Scalar) -> str:
 
 
 def scalar(text: str) -> Scalar:
-    """A value of a case as it is written: a boolean, a number or a word."""
+    """Reads a value of a case from its text: a boolean, a number or a word."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -97,18 +97,18 @@ def scalar(text: str) -> Scalar:
 
 @dataclass(frozen=True)
 class Scheme:
-    """One name for an op's dtypes: those of an activation, a weight and an output."""
+    """A name for the dtypes of an op: of its activation, its weight and its output."""
 
     name: str
     activation: torch.dtype
     weight: torch.dtype
     output: torch.dtype
     group: int = 0
-    """How many values along K share a scale; 0 if a weight is not quantised in groups."""
+    """The number of values along K that share a scale; 0 if a weight is not quantised in groups."""
 
     @property
     def unit_roundoff(self) -> float:
-        """Largest relative error of one rounding to the output dtype, u = eps / 2."""
+        """Returns the largest relative error of one rounding to the output dtype, u = eps / 2."""
         return torch.finfo(self.output).eps / 2
 
 
@@ -132,14 +132,14 @@ SCHEMES = {
     },
 }
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""For each dtype, the scheme in which every tensor has that dtype."""
+"""The name of the scheme in which every tensor has this dtype, for each dtype."""
 FP32_ROUNDOFF = 2.0**-24
 DEFAULT_SUITES = ("smollm2_135m", "llama3_8b")
-"""What commands take without `--suite`.  An op from outside may lack them."""
+"""The suites that commands use without `--suite`.  An op of another package may lack them."""
 
 
 def get_scheme(name: str) -> Scheme:
-    """The scheme called `name`.  Raises `ValueError` with the known names."""
+    """Returns the scheme called `name`.  Raises `ValueError` with the known names."""
     if name not in SCHEMES:
         raise ValueError(f"scheme: expected one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
@@ -148,71 +148,72 @@ def get_scheme(name: str) -> Scheme:
 class Arguments(SimpleNamespace):
     """An op's arguments as attributes; an argument that was left out has the reference's default.
 
-    For a kernel `config` (None: it chooses) and `device` (`cpu` or `cuda`, because `meta` tensors do not tell) come
-    with them.
+    For a kernel there are also `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`, because `meta`
+    tensors do not tell).
     """
 
     def but(self, **changes: Any) -> Arguments:
-        """The same arguments, some of them replaced."""
+        """Returns the same arguments, some of them replaced."""
         return Arguments(**{**vars(self), **changes})
 
 
 MakeInputs = Callable[[Case, Scheme, torch.device, int], Inputs]
 Mistakes = Mapping[str, Callable[[Arguments], Inputs | Outputs | torch.Tensor]]
-"""By name what a kernel with a mistake returns: results in fp64, or a dict of arguments that it takes for others."""
+"""Functions, by name, that return what a kernel with this mistake returns: results in fp64, or a dict of the arguments
+that the kernel mistakes for the real ones."""
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """An op's definition.  `tests/contracts/test_registry.py` holds every spec to it."""
+    """An op's definition.  `tests/contracts/test_registry.py` checks every definition."""
 
     name: str
     reference: Callable[..., torch.Tensor | Outputs]
-    """The formula in fp64.  It takes the same arguments as every kernel and changes none of them; for a mutating op it
-    returns the values that the mutated arguments must have afterwards."""
+    """The formula in fp64.  It takes the same arguments as every kernel and changes none of them; for a mutating op the
+    formula returns the values that the mutated arguments must have afterwards."""
     make_inputs: MakeInputs
-    """`(case, scheme, device, seed)` to keyword arguments.  With `device="meta"` large tensors are meta tensors, but
-    lengths, tables and offsets are real int tensors on the CPU."""
+    """Maps `(case, scheme, device, seed)` to keyword arguments.  With `device="meta"` large tensors are meta tensors,
+    but lengths, tables and offsets are real int tensors on the CPU."""
     cost: Callable[[Arguments], Cost]
-    """The least work of a call; it reads only shapes and the real int tensors."""
+    """The least work of a call; the function reads only shapes and the real int tensors."""
     outputs: tuple[str, ...]
-    """Names of the results, in order; for a mutating op, of the arguments that it changes.  The last result may be
+    """The names of the results, in order; for a mutating op, of the arguments that it changes.  The last result may be
     optional (a log-sum-exp): a call without that option returns fewer results."""
     cases: Mapping[str, tuple[Case, ...]]
-    """Cases by suite: `smoke`, `edge`, and one per model."""
+    """The cases by suite: `smoke`, `edge`, and one suite per model."""
     tolerance: Callable[[Inputs, Outputs, Scheme], Outputs] | None = None
-    """Largest allowed error of each output element, derived from the arithmetic.  None if `compare` judges instead."""
+    """The largest allowed error of each output element, from the arithmetic.  None if `compare` judges instead."""
     compare: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
     """Judges outputs against the oracle's.  None if each element must be within `tolerance`."""
     compare_own_stream: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
-    """Judges a kernel of an op that draws, if the kernel is declared non-deterministic: it has its own random
-    stream."""
+    """Judges a kernel of a sampling op that is declared non-deterministic, because it has its own random stream."""
     wrong: Mistakes = field(default_factory=dict)
-    """The tolerance rejects each on some case of each scheme (`tests/contracts/test_tolerances.py`)."""
+    """Mistakes that the tolerance rejects, each on some case of each scheme (`tests/contracts/test_tolerances.py`)."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
-    """Labelled inputs with one dominant key, row or column at an edge; a kernel that misses it is far off."""
+    """Adversarial inputs with labels: a dominant key, row or column at an edge; a kernel that misses it fails
+    clearly."""
     output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)
-    """The dtypes of outputs that do not have the scheme's output dtype: one dtype, or that of the activations."""
+    """The dtypes of outputs that differ from the scheme's output dtype: one dtype, or the dtype of the activations."""
     mutates: tuple[str, ...] = ()
-    """Arguments that the op changes.  Empty for a functional op."""
+    """The arguments that the op changes; empty for a functional op."""
     in_place: Mapping[str, str] = field(default_factory=dict)
-    """By output the input in whose memory the caller's `out` may lie, as engines call the op."""
+    """For each output, the input in whose memory the caller's `out` may lie, as engines call the op."""
     slots: tuple[str, ...] = ()
-    """An argument of slots, and the contiguous caches of pages whose rows they number."""
+    """An argument of slots, then the contiguous caches of pages whose rows the slots number."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
-    """Keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
+    """The keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
     option."""
     prepared: str | None = None
     """The argument that a kernel's `prepare` packs once at load; None if the op has no weight."""
     prepared_with: tuple[str, ...] = ()
-    """Arguments beside the weight in a checkpoint, such as scales; `prepare` may take them by name."""
+    """The arguments beside the weight in a checkpoint, such as scales; `prepare` may take them by name."""
     contract: Contract | None = None
-    """What the op asks of its tensors; None for an op whose kernels check their arguments themselves."""
+    """The contract of the op's tensors; None for an op whose kernels check their arguments themselves."""
     domain: Domain | None = None
-    """Every case that the op may have; None if only those of `cases` are known."""
+    """All cases that the op may have; None if only the cases in `cases` are known."""
     no_library: str | None = None
-    """Why torch has no call for this op; None if torch has one."""
+    """The reason why torch has no call for this op; None if torch has one."""
     parameters: tuple[inspect.Parameter, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -230,7 +231,7 @@ class OpSpec:
             raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
 
     def judge(self, actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-        """One verdict per output."""
+        """Returns one verdict per output."""
         if self.compare is not None:
             return self.compare(actual, oracle, inputs, scheme)
         assert self.tolerance is not None, "held by __post_init__"
@@ -239,26 +240,26 @@ class OpSpec:
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
-        """The arguments of a call with these inputs; `more` come with them."""
+        """Returns the arguments of a call with these inputs; `more` come with them."""
         defaults = {each.name: each.default for each in self.parameters if each.default is not each.empty}
         return Arguments(**{**defaults, **more, **inputs})
 
     def call(self) -> str:
-        """The call of a kernel, with defaults: `rmsnorm(x, weight, eps=1e-06, *, quantize=None)`."""
+        """Returns the call of a kernel, with defaults: `rmsnorm(x, weight, eps=1e-06, *, quantize=None)`."""
         plain = [each.replace(annotation=each.empty) for each in self.parameters]
         return f"{self.name}{inspect.Signature(plain)}"
 
     def cost_of(self, inputs: Mapping[str, Any]) -> Cost:
-        """The least work for real or `meta` inputs."""
+        """Returns the least work for real or `meta` inputs."""
         return self.cost(self.arguments(inputs))
 
     def least(self, args: Arguments) -> Traffic:
-        """`traffic` of a kernel that reads each operand from memory once and writes each result once."""
+        """Returns the `traffic` of a kernel that reads each operand from memory once and writes each result once."""
         cost = self.cost(args)
         return Traffic(cost.read_bytes, cost.write_bytes)
 
     def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-        """The planted sets, and those that every op with a contract has."""
+        """Yields the adversarial inputs of the op, and the inputs that every op with a contract has."""
         if self.planted is not None:
             yield from self.planted(case, scheme, device, seed)
         if self.contract is not None:
@@ -266,30 +267,30 @@ class OpSpec:
             yield from common_sets(self.contract, inputs, bool(self.cost_of(inputs).tensor_flops))
 
     def oracle(self, inputs: Inputs) -> Outputs:
-        """The reference's outputs, always as a tuple."""
+        """Returns the reference's outputs, always as a tuple."""
         return as_tuple(self.reference(**inputs))
 
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
-        """What a kernel with the mistake `name` of `wrong` returns."""
+        """Returns the outputs of a kernel with the mistake `name` of `wrong`."""
         found = self.wrong[name](self.arguments(inputs))
         return self.oracle({**inputs, **found}) if isinstance(found, dict) else as_tuple(found)
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
-        """The cases of a suite.  Raises `ValueError` with the known suites."""
+        """Returns the cases of a suite.  Raises `ValueError` with the known suites."""
         found = self.cases_in(suite)
         if not found and suite not in self.cases:
             raise ValueError(f"suite: {self.name} has {', '.join(self.cases)}, got {suite!r}")
         return found
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """The cases of a suite, which may be a file of `rooflab capture`; the smoke cases for one of `DEFAULT_SUITES`
-        that the op lacks, none for any other."""
+        """Returns the cases of a suite, which may be a file of `rooflab capture`; for one of `DEFAULT_SUITES` that the
+        op lacks, the smoke cases; for any other suite, no cases."""
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(text)) for text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())
 
     def check_case(self, case: Case) -> Case:
-        """`case` with its keys in the order of the op's own cases, and then the optional keys that are not off.
+        """Returns `case` with its keys in the order of the op's own cases, and then the optional keys that are not off.
 
         Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type.
         """
@@ -312,15 +313,15 @@ class OpSpec:
 
 
 def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
-    """A kernel's or a reference's return value as a tuple of tensors."""
+    """Returns a kernel's or a reference's return value as a tuple of tensors."""
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
 def randn(
     *shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0, mean: float = 0.0
 ) -> torch.Tensor:
-    """Normal values of standard deviation `scale` around `mean`; on `meta` only the shape, without arithmetic: torch
-    does that in Python there, and the first such operation of a process imports SymPy and its compiler, 2 s.
+    """Draws normal values of standard deviation `scale` around `mean`; on `meta` only the shape, without arithmetic:
+    torch computes in Python there, and the first such operation of a process imports SymPy and its compiler, 2 s.
 
     They are drawn in fp32 on the CPU and then rounded, so that every device and dtype gets the same numbers up to
     rounding. More than 2**24 elements are drawn on the device itself, because the CPU would take seconds.
@@ -334,16 +335,16 @@ def randn(
     place = device if count > 2**24 else torch.device("cpu")
     generator = torch.Generator(place).manual_seed(seed)
     values = torch.randn(shape, generator=generator, device=place, dtype=torch.float32)
-    # In place: of (0, 1) elements torch's product has strides (1, 0), which a careful launcher refuses.
+    # In place: torch's product of (0, 1) elements has strides (1, 0), which a careful launcher refuses.
     rounded = values.mul_(scale).to(device=device, dtype=dtype)
     return rounded.add_(mean) if mean else rounded
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """The elements of memory from a tensor's first to its last; 0 if it has none."""
+    """Counts the elements of memory from a tensor's first to its last; 0 for an empty tensor."""
     return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:
-    """Bytes of all elements together; None counts as 0."""
+    """Counts the bytes of all elements together; None counts as 0."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)

@@ -1,4 +1,4 @@
-"""Planted sets that every op has by its contract: rows of zeros of both signs, and a row of NaN among others."""
+"""Adversarial inputs that every op has by its contract: rows of zeros of both signs, and a row of NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.reference.contract import Contract
 
 
 def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Sets in which some rows of the inputs are unlike the others; only those that the contract allows.
+    """Yields inputs in which some rows differ from the others, where the contract allows them.
 
     No row of a matrix `product` is NaN in 16 bits: oneDNN's product in bf16 then gives NaN in the row before it too.
     """
@@ -34,8 +34,8 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The arguments of the data's dtype that have rows, and where in their shapes: the rows are the first dimension of
-    the first tensor of floats that is longer than 1 and is one of the results' too, if the op has results."""
+    """The arguments of the data's dtype that have rows, and the position of the rows in their shapes: the rows are the
+    first dimension of the first float tensor that is longer than 1 and is also in the results, if there are any."""
     floats = {
         name: argument
         for name, argument in contract.arguments.items()

@@ -1,12 +1,12 @@
 """Rejection sampling of draft tokens against the target's probabilities (Leviathan et al., "Fast inference from
 transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
 
-Draft token x number i is accepted if u < p(x) / q(x), p being the target's and q the draft's law. The first token that
-is not accepted is replaced by a draw from max(p - q, 0), and after the last one comes a draw from the target: so every
-token follows the target's law. The random numbers are those of `sample` in streams of their own: u is the first word of
-the counter (position + i, 0, 1, 0), and the race of position + i in stream 2 draws the token in place of draft i. In
-stream 0 `sample` may have drawn that draft, and a draw by the same numbers would depend on it. The token after the last
-draft comes from stream 0, as from `sample` without a draft.
+Draft token x with number i is accepted if u < p(x) / q(x), p being the target's and q the draft's law. The first token
+that is not accepted is replaced by a draw from max(p - q, 0), and after the last one comes a draw from the target: so
+every token follows the target's law. The random numbers are made as in `sample`, in separate streams: u is the first
+word of the counter (position + i, 0, 1, 0), and the race of position + i in stream 2 draws the replacement of draft i.
+In stream 0 `sample` may have drawn that draft, and a draw by the same numbers would depend on it. The token after the
+last draft comes from stream 0, as from `sample` without a draft.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECOVERY = 2
 
 
 def uniform(seed: int, position: int) -> float:
-    """The u that accepts the token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns the u that accepts the token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key)[0].astype(np.uint32).astype(np.float32)
@@ -38,7 +38,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """p (K + 1, V) and q (K, V) of a row in fp64; a draft without probabilities has one-hot rows."""
+    """Returns p (K + 1, V) and q (K, V) of a row in fp64; a draft without probabilities has one-hot rows."""
     p = inputs["target_probs"][row].cpu().double()
     if inputs.get("draft_probs") is not None:
         return p, inputs["draft_probs"][row].cpu().double()
@@ -50,7 +50,7 @@ def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _weights(i: int, p: torch.Tensor, q: torch.Tensor, drafts: int) -> torch.Tensor:
-    """The weights (V,) of the draw after i accepted tokens of `drafts`."""
+    """Returns the weights (V,) of the draw after i accepted tokens of `drafts`."""
     left = (p[i] - q[i]).clamp(min=0) if i < drafts else p[i]
     return left if bool(left.any()) else p[i]  # p = q up to rounding: nothing is left to draw from
 
@@ -64,11 +64,12 @@ def reference(
     *,
     draft_probs: torch.Tensor | None = None,
 ) -> Outputs:
-    """The accepted tokens and one more, (B, K + 1) int64, padded with -1, and the number of accepted ones, (B,) int32.
+    """Returns the accepted tokens and one more, (B, K + 1) int64, padded with -1, and the number of accepted ones, (B,)
+    int32.
 
-    draft_tokens: (B, K) int64, of which num_drafts (B,) int32 count; target_probs: (B, K + 1, V) fp32, in each row of
-    which the law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed,
-    position: (B,) int64, the position of the first drafted token.
+    draft_tokens: (B, K) int64, of which the first num_drafts (B,) int32 count; target_probs: (B, K + 1, V) fp32, the
+    law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed, position: (B,)
+    int64, the position of the first drafted token.
     """
     given: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     given |= {"seed": seed, "position": position, "draft_probs": draft_probs}
@@ -93,13 +94,13 @@ def reference(
 
 
 def some_tokens(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` without a vocabulary."""
+    """Raises `ValueError` if the vocabulary is empty."""
     if not dims["V"]:
         raise ValueError("target_probs: expected at least one token, got 0")
 
 
 def values_fit(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` unless drafts are counted and known, and the laws that count are laws."""
+    """Raises `ValueError` unless drafts are counted and known, and each law in use is a probability law."""
     K, V = dims["K"], dims["V"]
     draft_tokens, num_drafts, draft_probs = given["draft_tokens"], given["num_drafts"], given.get("draft_probs")
     used = torch.arange(K, device=num_drafts.device) < num_drafts[:, None]
@@ -116,15 +117,15 @@ def values_fit(given: Given, dims: Dims) -> None:
 
 
 def _is_law(probs: torch.Tensor) -> torch.Tensor:
-    low, high = probs.aminmax(dim=-1)  # both are NaN if there is one
+    low, high = probs.aminmax(dim=-1)  # both are NaN if a value is NaN
     return (low >= 0) & (high > 0) & high.isfinite()
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Tokens and number of accepted ones must be the oracle's, except where fp32 may decide otherwise.
+    """Tokens and the number of accepted tokens must equal the oracle's, except where fp32 may decide otherwise.
 
-    That is where u q and p differ by at most 4 roundoffs of both, and where the drawn token's score is below the best
-    one by at most `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) of both.
+    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both, and where the drawn token's score
+    is below the best score by at most `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) of both.
     """
     names, found = ("tokens", "num_accepted"), []
     for name, one, other in zip(names, actual, oracle, strict=True):
@@ -143,7 +144,7 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 
 def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
-    """Whether a row's answer may be right in fp32."""
+    """Returns whether a row's answer may be right in fp32."""
     p, q = _laws(b, inputs)
     drafts, s, n = (int(inputs[name][b]) for name in ("num_drafts", "seed", "position"))
     if not 0 <= accepted <= drafts or any(token != -1 for token in tokens[accepted + 1 :]):
@@ -168,7 +169,7 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """A draft near its target, which accepts about 2 of 3 tokens; with `ngram` it has no probabilities."""
+    """Makes a draft near its target, which accepts about 2 of 3 tokens; with `ngram` it has no probabilities."""
     B, K, V = (int(case[name]) for name in ("B", "K", "V"))
     meta = torch.device(device).type == "meta"
     place = torch.device("cpu" if meta else device)
@@ -192,7 +193,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """An identical draft, a target that is certain, a wrong draft, padding, and laws that leave nothing."""
+    """Adversarial inputs: an identical draft, a certain target, a wrong draft, padding, and laws that leave nothing."""
     inputs = make_inputs(case, scheme, device, seed)
     unused = torch.arange(int(case["K"]), device=inputs["num_drafts"].device) >= inputs["num_drafts"][:, None]
     padded = {"draft_tokens": inputs["draft_tokens"].masked_fill(unused, -1)}
@@ -227,8 +228,8 @@ def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:
 
 
 def cost(args: Arguments) -> Cost:
-    """A row of the target's law is read for the draw, and for each draft two probabilities; how many are accepted is
-    not known, so the draft's law, which is read after a rejection, is not counted."""
+    """The cost: a row of the target's law is read for the draw, and for each draft two probabilities; how many are
+    accepted is not known, so the draft's law, which is read after a rejection, is not counted."""
     B, V = args.target_probs.shape[0], args.target_probs.shape[2]
     K = args.draft_tokens.shape[1]
     return Cost(

@@ -39,10 +39,11 @@ _ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     ),
     "factors": (frozenset({"factors"}), frozenset()),
 }
-"""Needed and optional keys of each kind of rope scaling.  `factors` is ours: a divisor for each frequency, which a GGUF
-has."""
+"""The keys that each kind of rope scaling needs, and the keys that it may have.  Rooflab adds `factors`: a divisor for
+each frequency, which a GGUF file stores."""
 _HEAD_DIM = {"qwen3": 128, "gemma": 256}
-"""Where a config names none; of the other types the hidden size over the heads."""
+"""The head dimension of models whose config names no `head_dim`; for other types it is hidden size / number of
+heads."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MAY_CHANGE_IT = re.compile("rope|rotary|attn|attention|scal|softcap|window|expert|multiplier")
@@ -51,7 +52,7 @@ _READ = frozenset(
     " use_sliding_window max_window_layers".split()
 )
 _IGNORED = frozenset("attn_implementation num_experts_per_tok attention_dropout attn_dropout".split())
-"""They change no answer: how to compute it, what only experts use, and what only training uses."""
+"""Keys of a config that change no answer: they choose an implementation, or matter only for experts or in training."""
 _TYPES = {
     "true or false": "tie_word_embeddings attention_bias mlp_bias use_sliding_window",
     "a number": "partial_rotary_factor num_local_experts num_experts n_routed_experts",
@@ -80,7 +81,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All parameters."""
+        """The number of all parameters."""
         return self.embedding + self.attention + self.mlp + self.norms + self.lm_head
 
 
@@ -100,25 +101,25 @@ class Architecture:
     head_dim: int
     vocab_size: int
     tie_word_embeddings: bool
-    """Whether the output head is the embedding."""
+    """Whether the output head uses the weights of the embedding."""
     max_position: int
-    """The largest number of positions."""
+    """The largest number of positions of a sequence."""
     rope_theta: float
     rope_scaling: Mapping[str, Any] | None = None
-    """As `config.json` gives it, `rope_type` included; None for plain rotary positions."""
+    """The rope scaling as `config.json` gives it, `rope_type` included; None means plain rotary positions."""
     rms_norm_eps: float = 1e-6
     qk_norm: bool = False
-    """RMSNorm over each head of q and k before the rotation (Qwen3)."""
+    """Whether each head of q and k has an RMSNorm before the rotation (Qwen3)."""
     attention_bias: bool = False
-    """A bias on q, k and v, but not on the output projection (Qwen2)."""
+    """Whether q, k and v have a bias; the output projection has no bias (Qwen2)."""
     window: int | None = None
-    """How many keys a query sees, its own included; None: all before it."""
+    """The number of keys that a query sees, its own included; None means all keys up to its own."""
     activation: Activation = "silu"
-    """Of the MLP's gate."""
+    """The activation function of the MLP's gate."""
     norm_offset: float = 0.0
-    """Added to the weights of all norms (Gemma: 1)."""
+    """The number that is added to the weights of all norms (Gemma: 1)."""
     embedding_scale: float = 1.0
-    """Multiplies the embedded tokens, but not the output head (Gemma: the root of the hidden size)."""
+    """The factor of the embedded tokens, but not of the output head (Gemma: the square root of the hidden size)."""
     dtype: str = "bf16"
     """The dtype of the checkpoint."""
 
@@ -202,7 +203,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.  Raises `ValueError` if it holds none."""
+    """Returns the object in a JSON file.  Raises `ValueError` if the file does not hold an object."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -213,7 +214,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def check_types(file: str, found: Mapping[str, Any], wanted: Mapping[str, str], null: bool = True) -> None:
-    """Raises `ValueError` unless the fields that `wanted` names for a type are missing, have it, or may be null."""
+    """Raises `ValueError` if a field has another type than `wanted` says; a field may be missing, and None if
+    `null`."""
     for kind, names in wanted.items():
         for name in (name for name in names.split() if name in found):
             if type(value := found[name]) not in _KINDS[kind] and not (null and value is None):
@@ -221,7 +223,7 @@ def check_types(file: str, found: Mapping[str, Any], wanted: Mapping[str, str], 
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-    """The integer `key`; without a default it must be there, and None counts as missing."""
+    """Returns the integer `key` of a config.  Without a default the key must be there; None counts as missing."""
     value = _required(config, key) if default is None or config.get(key) is not None else default
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"model: expected an integer {key!r} in config.json, got {value!r:.60}")
@@ -270,7 +272,7 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
 
 
 def _feature(config: Mapping[str, Any]) -> str | None:
-    """A feature of the config that no dense decoder has, or None."""
+    """Returns a feature of the config that Rooflab's dense decoder lacks, or None."""
     if any((config.get(key) or 0) > 1 for key in _EXPERT_KEYS):
         return _MOE
     if config.get("kv_lora_rank"):
@@ -282,10 +284,11 @@ def _feature(config: Mapping[str, Any]) -> str | None:
 
 
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
-    """The window of every layer, by transformers' rules; None if no position is beyond it.
+    """Returns the window of every layer, by the rules of transformers; None if no position is beyond the window.
 
-    Mistral's is on all layers.  Qwen has one only where `use_sliding_window` says so, and then on the layers that
-    `layer_types` names or, without that, from `max_window_layers` on.  Raises `ValueError` if only some layers have it.
+    The window of Mistral is on all layers.  Qwen has a window only where `use_sliding_window` says so, and then on the
+    layers that `layer_types` names or, without `layer_types`, from layer `max_window_layers` on.  Raises `ValueError`
+    if only some layers have a window.
     """
     mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
     windowed = mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
@@ -366,12 +369,12 @@ PRESETS: Mapping[str, Architecture] = {
         Architecture("smollm2-135m", 576, 1536, 30, 9, 3, 64, 49_152, True, 8192, 100_000.0, rms_norm_eps=1e-5),
     )
 }
-"""Published configurations by name."""
+"""The published configurations by name."""
 ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
 
 
 def get_architecture(name: str) -> Architecture:
-    """A preset by name in any case, or the model of a `config.json` or its folder.  Otherwise raises `ValueError`."""
+    """A preset by its name in any case, or the model of a `config.json` or its folder; else raises `ValueError`."""
     key = name.lower()
     preset = PRESETS.get(ALIASES.get(key, key))
     if preset is not None:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from rooflab.roofline.model import Ceilings
 
 SFU_OPS_PER_CLOCK_PER_SM = 16
-"""exp2, log2, rsqrt, reciprocal on compute capability 8.0 to 10.0 (CUDA C++ Programming Guide, "Throughput of Native
-Arithmetic Instructions")."""
+"""Special functions (exp2, log2, rsqrt, reciprocal) per clock and SM on compute capability 8.0 to 10.0 (CUDA C++
+Programming Guide, "Throughput of Native Arithmetic Instructions")."""
 REGISTERS_PER_SM = 65_536
-"""32-bit registers on every card here (CUDA C++ Programming Guide, "Compute Capabilities")."""
+"""32-bit registers of an SM of every card here (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Device:
     architecture: str
     compute_capability: tuple[int, int]
     matrix_flops_per_s: Mapping[str, float]
-    """Dense matrix rate by operand dtype, with fp32 accumulation (int32 for int8). `fp32` is missing, because tensor
+    """Dense matrix FLOP/s by operand dtype, with fp32 accumulation (int32 for int8). `fp32` is missing, because tensor
     cores have no fp32 product; `tf32` is another dtype."""
     vector_flops_per_s: float
-    """fp32 outside the tensor cores; a fused multiply-add counts as two."""
+    """fp32 FLOP/s outside the tensor cores; a fused multiply-add counts as two."""
     hbm_bytes_per_s: float
     hbm_bytes: float
     hbm_kind: str
@@ -40,20 +40,20 @@ class Device:
     smem_bytes_per_sm: int
     sms: int
     boost_clock_hz: float
-    """The clock of the stated matrix rates."""
+    """The clock, in Hz, of the stated matrix rates."""
     max_clock_hz: float
-    """The highest clock of the card; Hopper's vector rate is stated at this clock."""
+    """The highest clock of the card, in Hz; Hopper's vector rate is stated at this clock."""
     pcie_bytes_per_s: float
-    """One direction."""
+    """Bytes per second over PCIe in one direction."""
     source: Mapping[str, str]
-    """The title of the source of each group of figures."""
+    """The title of the source, for each group of figures."""
     nvlink_bytes_per_s: float = 0.0
-    """One direction, all links of one GPU together; 0 without NVLink."""
+    """Bytes per second over all NVLink links of one GPU together, in one direction; 0 without NVLink."""
     nvlink_gpus: int = 1
-    """How many GPUs NVLink joins at that rate: 2 with a bridge, 8 on a board with switches."""
+    """The number of GPUs that NVLink joins at that rate: 2 with a bridge, 8 on a board with switches."""
     registers_per_sm: int = REGISTERS_PER_SM
     launch_floor_s: float = 0.0
-    """Least time of one empty launch; 0 if no figure is published, and then it sets no bound."""
+    """The least time of one empty launch, in seconds; 0 if no figure is published: then launches set no bound."""
 
     @property
     def sfu_ops_per_s(self) -> float:
@@ -61,7 +61,7 @@ class Device:
         return SFU_OPS_PER_CLOCK_PER_SM * self.sms * self.boost_clock_hz
 
     def matrix_flops_per_clock_per_sm(self, dtype: str) -> float:
-        """FLOPs of one SM's tensor cores in a clock.  Raises `ValueError` if they have no product of `dtype`."""
+        """The FLOPs of one SM's tensor cores per clock.  Raises `ValueError` if they have no product of `dtype`."""
         if dtype not in self.matrix_flops_per_s:
             raise ValueError(
                 f"dtype: expected one of {', '.join(self.matrix_flops_per_s)} ({self.name}), got {dtype!r}"
@@ -104,7 +104,7 @@ class _Chip(NamedTuple):
     sms: int
     tf32: float
     half: float
-    """bf16 and fp16."""
+    """Dense TFLOP/s of bf16 and fp16 products."""
     fp8: float | None
     int8: float
     vector: float
@@ -248,7 +248,7 @@ def _device(name: str) -> Device:
 
 
 DEVICES: Mapping[str, Device] = {name: _device(name) for name in _CHIPS}
-"""Every device by name."""
+"""All devices by name."""
 
 _ALIASES = {"h100": "h100-sxm", "h200-sxm": "h200", "gh200-96gb": "gh200", "a100": "a100-80gb", "rtx4090": "rtx-4090"}
 # Names as torch.cuda and NVML print them. A name must match as a whole: a MIG slice, a laptop part, an H20 or an
@@ -270,10 +270,8 @@ _REPORTED_NAMES = {
 
 
 def resolve(name: str) -> tuple[Device, str | None]:
-    """The device called `name` in any case, also as nvidia-smi prints it, and a note if `name` fits several devices.
-
-    Raises `ValueError` with the known devices.
-    """
+    """Returns the device called `name` in any case, also as nvidia-smi prints it, and a note if several devices
+    match."""
     if reported := identify(name):
         return reported, None
     key = "-".join(name.lower().replace("_", "-").split())
@@ -288,13 +286,14 @@ def resolve(name: str) -> tuple[Device, str | None]:
 
 
 def get_device(name: str) -> Device:
-    """The device called `name`, as in `resolve`; `h100` is `h100-sxm`.  Raises `ValueError` with the known devices."""
+    """The device called `name`, as `resolve` does; `h100` is `h100-sxm`.  Raises `ValueError` with the known
+    devices."""
     return resolve(name)[0]
 
 
 def identify(reported_name: str) -> Device | None:
-    """The device that torch.cuda or NVML prints as `reported_name`, or that has this `full_name`; None if no name is
-    exactly this."""
+    """Returns the device that torch.cuda or NVML prints as `reported_name`, or whose `full_name` is that; None if no
+    name matches exactly."""
     name = " ".join(reported_name.lower().split())
     if name in _REPORTED_NAMES:
         return DEVICES[_REPORTED_NAMES[name]]

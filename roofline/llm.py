@@ -1,4 +1,4 @@
-"""Whether a model fits on a GPU, how many sequences fit beside it, and its least TTFT and ITL there.
+"""Whether a model fits on a GPU, the number of sequences that fit beside its weights, and its least TTFT and ITL.
 
 Everything here is arithmetic on published figures: a bound, never a measurement.
 """
@@ -29,7 +29,7 @@ from rooflab.roofline.steps import (
 )
 
 PREFILL_CHUNK_TOKENS = 8192
-"""The activation allowance holds this many tokens of a prompt; a longer prompt is prefilled in chunks of this size."""
+"""The most tokens of a prompt that the memory for activations holds; a longer prompt is prefilled in such chunks."""
 
 
 def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
@@ -64,7 +64,7 @@ def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str
 
 @dataclass(frozen=True)
 class Estimate:
-    """What `batch` sequences of `context` tokens need and can reach; `dataclasses.asdict` of it is JSON."""
+    """The memory and the least times of `batch` sequences of `context` tokens; `dataclasses.asdict` of it is JSON."""
 
     model: str
     gpu: str
@@ -74,13 +74,13 @@ class Estimate:
     batch: int
     context: int
     prompt: int
-    """Tokens of the prompt of `prefill`."""
+    """The number of tokens of the prompt in `prefill`."""
     parameters: int
     weight_bytes: int
-    """Of the whole model."""
+    """Bytes of the weights of the whole model."""
     kv_bytes_per_token: int
     kv_bytes: int
-    """Of the whole batch at this context."""
+    """Bytes of the KV cache of the whole batch at this context."""
     memory_fraction: float
     usable_bytes_per_gpu: float
     gpus_for_weights: int | None
@@ -94,25 +94,25 @@ class Estimate:
     activation_bytes_per_gpu: int
     fits: bool
     max_sequences: int
-    """How many sequences of this context fit; 0 if not even one fits."""
+    """The number of sequences of this context that fit; 0 if not even one sequence fits."""
     link: str | None
     link_bytes_per_s: float | None
-    """One direction."""
+    """Bytes per second of the link between the GPUs, in one direction."""
     prefill: StepBound
-    """One prompt alone: its `least_ms` is the least TTFT."""
+    """The bound of the prefill of one prompt alone: its `least_ms` is the least TTFT."""
     decode: StepBound
-    """One step of the whole batch: its `least_ms` is the least ITL."""
+    """The bound of one decode step of the whole batch: its `least_ms` is the least ITL."""
     least_ttft_ms: float
     least_itl_ms: float
     most_tokens_per_s: float
-    """`batch` tokens over the least ITL."""
+    """The most tokens per second: `batch` tokens over the least ITL."""
     published_prefill: StepTime | None
-    """The same prefill from published kernel times; None if there are none of this GPU."""
+    """The time of the same prefill from published kernel times; None if nobody published times for this GPU."""
     published_decode: StepTime | None
-    """The same decode step from published kernel times."""
+    """The time of the same decode step from published kernel times."""
 
     def rows(self) -> list[tuple[str, str]]:
-        """Label and value of each line of a printed table; GB = 1e9 bytes."""
+        """Returns the label and the value of each line of a printed table; GB = 1e9 bytes."""
         n = self.tensor_parallel
         per_gpu = f", {_gb(self.weight_bytes_per_gpu)} on each of {n}" if n > 1 else ""
         used = self.weight_bytes_per_gpu + self.kv_bytes_per_gpu + self.activation_bytes_per_gpu
@@ -151,7 +151,7 @@ class Estimate:
         return rows + self._published_sources()
 
     def _published_sources(self) -> list[tuple[str, str]]:
-        """Whose times are in the sums, and what has none there."""
+        """Rows that name the sources of the published times in the sums, and the ops that have no published time."""
         ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
         if not ops:
             return []
@@ -167,7 +167,7 @@ class Estimate:
 
 
 class _Need(NamedTuple):
-    """What a model with `batch` sequences of `context` tokens takes of each GPU, in bytes."""
+    """The bytes that a model with `batch` sequences of `context` tokens needs on each GPU."""
 
     arch: Architecture
     weight_dtype: str
@@ -175,7 +175,7 @@ class _Need(NamedTuple):
     batch: int
     context: int
     tokens: int
-    """Tokens of a step, for which activations are allowed."""
+    """The number of tokens of a step, for which activations are allowed."""
 
     def without_cache(self, gpus: int, batch: int | None = None) -> int:
         batch = self.batch if batch is None else batch
@@ -206,11 +206,12 @@ def estimate(
     tensor_parallel: int | None = None,
     memory_fraction: float = 0.9,
 ) -> Estimate:
-    """Memory, and the least TTFT and ITL, of `batch` sequences of `context` tokens on one node of `device`.
+    """Returns the memory and the least TTFT and ITL of `batch` sequences of `context` tokens on one node of `device`.
 
-    TTFT is the prefill of one sequence of `prompt` (default: `context`) tokens; ITL is a decode step at `context`.
-    Without `tensor_parallel` the least number of GPUs that holds the batch is taken. Raises `ValueError` on a length
-    out of the model's range, a dtype that is unknown or has no matrix rate, or an impossible number of GPUs.
+    TTFT is the time of the prefill of one sequence of `prompt` (default: `context`) tokens; ITL is the time of a decode
+    step at `context`. Without `tensor_parallel` the estimate takes the least number of GPUs that holds the batch.
+    Raises `ValueError` on a length out of the model's range, a dtype that is unknown or has no matrix rate, or an
+    impossible number of GPUs.
     """
     prompt = context if prompt is None else prompt
     requested = 1 if tensor_parallel is None else tensor_parallel
@@ -270,7 +271,7 @@ def _all_reduce_total_s(arch: Architecture, rows: int, weight_dtype: str, gpus: 
 
 
 def _parts(step: StepTime) -> str:
-    """`products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
+    """Describes the parts of a step: `products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
     parts = step.parts_ms()
     rest = parts.pop("rest", 0.0)
     return ", ".join([*(f"{name} {_ms(ms)}" for name, ms in parts.items()), f"the rest at least {_ms(rest)}"])

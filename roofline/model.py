@@ -1,4 +1,4 @@
-"""The roofline model: what a piece of work costs, and the least time a device needs for it.
+"""The roofline model: the cost of a piece of work, and the least time that a device needs for it.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009. Units: FLOP, bytes,
 seconds; GB = 1e9 bytes.
@@ -16,7 +16,7 @@ CeilingKind = Literal["datasheet", "measured", "at_clock"]
 
 
 def _check_amounts(**amounts: object) -> None:
-    """Raises `ValueError` on a number that counts no work: NaN, infinite or negative."""
+    """Raises `ValueError` on an amount of work that is NaN, infinite or negative."""
     for name, value in amounts.items():
         if isinstance(value, int | float) and not (isfinite(value) and value >= 0):
             raise ValueError(f"{name}: expected a finite number from 0 on, got {value}")
@@ -30,15 +30,16 @@ class Cost:
     """
 
     read_bytes: float
-    """Bytes that must come from HBM."""
+    """The bytes that must come from HBM."""
     write_bytes: float
-    """Bytes that must go to HBM."""
+    """The bytes that must go to HBM."""
     tensor_flops: Mapping[str, float] = field(default_factory=dict)
-    """FLOPs that a tensor core can do, by operand dtype (`bf16`, `fp16`, `fp32`, `fp8_e4m3`); a multiply-add is two."""
+    """FLOPs of products that tensor cores can compute, by operand dtype (`bf16`, `fp16`, `fp32`, `fp8_e4m3`); a
+    multiply-add counts as two."""
     vector_flops: float = 0.0
     """FLOPs outside the tensor cores, in fp32."""
     sfu_ops: float = 0.0
-    """Special-function operations: exp, log, rsqrt, reciprocal."""
+    """The number of special-function operations: exp, log, rsqrt, reciprocal."""
     launches: int = 1
     """The least number of kernel launches."""
 
@@ -47,17 +48,17 @@ class Cost:
 
     @property
     def bytes(self) -> float:
-        """HBM bytes in both directions."""
+        """Returns the HBM bytes in both directions."""
         return self.read_bytes + self.write_bytes
 
     @property
     def flops(self) -> float:
-        """All FLOPs, of tensor cores and vector units; `sfu_ops` are not FLOPs."""
+        """Returns all FLOPs, of tensor cores and of vector units; `sfu_ops` are not FLOPs."""
         return sum(self.tensor_flops.values()) + self.vector_flops
 
     @property
     def intensity(self) -> float:
-        """FLOP per HBM byte."""
+        """Returns the FLOPs per HBM byte."""
         return self.flops / self.bytes
 
     def __add__(self, other: Cost) -> Cost:
@@ -76,47 +77,47 @@ class Cost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that one kernel really moves through HBM, and its number of launches."""
+    """The bytes that one kernel really moves through HBM, and the number of its launches."""
 
     read_bytes: float
     write_bytes: float
     launches: int = 1
     basis: Basis = "modelled"
-    """`modelled`: stated by the kernel's author, or the operands of its torch calls. `counted`: by the hardware or an
-    emulator."""
+    """`modelled`: the kernel's author stated the bytes, or they are the operands of its torch calls. `counted`: the
+    hardware or an emulator counted the bytes."""
 
     def __post_init__(self) -> None:
         _check_amounts(**vars(self))
 
     @property
     def bytes(self) -> float:
-        """HBM bytes in both directions."""
+        """Returns the HBM bytes in both directions."""
         return self.read_bytes + self.write_bytes
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The rates that one device can reach, all of one kind: no bound mixes two kinds."""
+    """The rates that one device can reach, all of the same kind: no bound mixes rates of two kinds."""
 
     device: str
     kind: CeilingKind
     hbm_bytes_per_s: float
     tensor_flops_per_s: Mapping[str, float]
-    """Dense matrix rate by operand dtype."""
+    """Dense matrix FLOP/s by operand dtype."""
     vector_flops_per_s: float
     """fp32 FLOP/s outside the tensor cores; a fused multiply-add counts as two."""
     sfu_ops_per_s: float | None = None
-    """Special functions per second; None if it is not known, and then it sets no bound."""
+    """Special functions per second; None if the rate is not known: then it sets no bound."""
     launch_floor_s: float = 0.0
-    """Least time of one empty launch."""
+    """The least time of one empty launch, in seconds."""
     l2_bytes_per_s: float | None = None
-    """Bytes per second between the SMs and L2; None if it is not known."""
+    """Bytes per second between the SMs and L2; None if the rate is not known."""
     access_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Measured HBM rates by kind of access: `read`, `write`, `copy`, `triad`; the best is `hbm_bytes_per_s`."""
+    """Measured HBM bytes per second by access: `read`, `write`, `copy`, `triad`; the best is `hbm_bytes_per_s`."""
     launch_floors_s: Mapping[str, float] = field(default_factory=dict)
-    """Measured time of an empty launch by timing method; the least is `launch_floor_s`."""
+    """Measured seconds of an empty launch by timing method; the least is `launch_floor_s`."""
     noise: str = ""
-    """Why the rates are NOISY, and so may be too low; empty if nothing else ran while they were measured."""
+    """The reason why the rates are NOISY, and so may be too low; empty if nothing else ran while they were measured."""
 
     def matrix_rate(self, dtype: str) -> float:
         """FLOP/s for matrix products of `dtype`.  Raises `ValueError` if the device has no such rate."""
@@ -128,11 +129,11 @@ class Ceilings:
         return self.tensor_flops_per_s[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """FLOP per byte at which the matrix roof of `dtype` meets the bandwidth roof."""
+        """Returns the FLOPs per byte at which the matrix roof of `dtype` meets the bandwidth roof."""
         return self.matrix_rate(dtype) / self.hbm_bytes_per_s
 
     def attainable_flops_per_s(self, intensity: float, dtype: str) -> float:
-        """The roof at `intensity` FLOP/byte."""
+        """Returns the FLOP/s of the roof at `intensity` FLOP/byte."""
         return min(self.matrix_rate(dtype), intensity * self.hbm_bytes_per_s)
 
 
@@ -146,15 +147,15 @@ class Bound:
     seconds: float
     limiter: Limiter
     parts: Mapping[Limiter, float]
-    """Seconds of each part alone; in this model the parts overlap perfectly, so the largest is the bound."""
+    """Seconds of each part alone; the model assumes that all parts overlap, so the largest part is the bound."""
 
     def fraction(self, measured_s: float) -> float:
-        """Bound over measured time: 1.0 is at the roof; above 1.0 the time or the cost is wrong."""
+        """Returns the bound over the measured time: 1.0 is at the roof; above 1.0 the time or the cost is wrong."""
         return self.seconds / measured_s
 
 
 def bound(cost: Cost, ceilings: Ceilings) -> Bound:
-    """The least time `cost` takes under `ceilings`.  Raises `ValueError` on a dtype without a matrix rate."""
+    """Returns the least time of `cost` under `ceilings`.  Raises `ValueError` on a dtype without a matrix rate."""
     parts: dict[Limiter, float] = {
         "memory": cost.bytes / ceilings.hbm_bytes_per_s,
         "tensor": sum(flops / ceilings.matrix_rate(dtype) for dtype, flops in cost.tensor_flops.items()),

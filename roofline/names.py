@@ -1,4 +1,4 @@
-"""Names are data: a kernel, a case or a test may hold any character, and an output shows it or refuses the name."""
+"""Names are data: the name of a kernel, case or test may hold any character; an output shows or refuses the name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from unicodedata import bidirectional, category
 
 Value = TypeVar("Value")
 _HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
-"""Categories of characters that are orders to a terminal, end a line, or that XML or UTF-8 cannot hold."""
+"""Unicode categories of characters that a terminal obeys, that end a line, or that XML or UTF-8 cannot hold."""
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-"""Characters that turn the order of the text behind them."""
+"""Bidirectional classes of characters that reverse the order of the text after them."""
 
 
 def visible(text: str, keep: str = "") -> str:
-    """`text` with an escape such as `\\x1b` for each character that orders, breaks or hides; those in `keep` stay."""
+    """`text` with an escape such as `\\x1b` for each control or invisible character; characters in `keep` stay."""
     if text.isprintable():
         return text
     hidden = {each for each in text if category(each) in _HIDDEN or bidirectional(each) in _TURNS} - set(keep)
@@ -22,7 +22,7 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def check_name(argument: str, name: str) -> None:
-    """Raises `ValueError` on a name that no table would show: empty, blank, or with a character without a shape."""
+    """Raises `ValueError` on a name that a table cannot show: it is empty, blank, or has an invisible character."""
     if not name.strip() or not name.isprintable():
         raise ValueError(f"{argument}: expected a name of characters that can be seen, got {name!r}")
 
@@ -30,9 +30,9 @@ def check_name(argument: str, name: str) -> None:
 def values_by_name(
     texts: Iterable[str], expected: str, read: Callable[[str, str], Value], sign: str = "="
 ) -> dict[str, Value]:
-    """`NAME=VALUE` texts as a mapping from each name to `read(name, value)`.
+    """Reads `NAME=VALUE` texts into a mapping from each name to `read(name, value)`.
 
-    Raises `ValueError` that says what was `expected` if a text has another form, a name comes twice, or `read` does.
+    Raises `ValueError` that names `expected` if a text has another form, if a name comes twice, or if `read` raises.
     """
     found: dict[str, Value] = {}
     for text in texts:

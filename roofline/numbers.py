@@ -8,7 +8,7 @@ from typing import Any
 
 
 def digits(value: float, count: int = 3) -> str:
-    """`count` significant digits, zeros too, but all digits before the point, and no exponent from 1e-4 to 1e7."""
+    """Writes `count` significant digits, zeros too, all digits before the point, and no exponent from 1e-4 to 1e7."""
     if not isfinite(value):
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
@@ -20,12 +20,12 @@ def digits(value: float, count: int = 3) -> str:
 
 
 def whole(value: float) -> str:
-    """A whole number without a point; any other number with four digits."""
+    """Writes a whole number without a point, and any other number with four digits."""
     return f"{value:,.0f}" if isfinite(value) and value == int(value) and abs(value) < 1e7 else digits(value, 4)
 
 
 def percent(value: float, signed: bool = False) -> str:
-    """`0.031` as `3.1%`; three digits below ten percent, otherwise at most one digit after the point."""
+    """Writes `0.031` as `3.1%`: three digits below ten percent, otherwise at most one digit after the point."""
     if not isfinite(value):
         return digits(value)
     sign = "+" if signed and value > 0 else ""
@@ -34,7 +34,7 @@ def percent(value: float, signed: bool = False) -> str:
 
 
 def si(value: float) -> str:
-    """Three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`; all digits above `999 E`."""
+    """Writes three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`; all digits above `999 E`."""
     for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
             return f"{three_digits(value / scale)} {prefix}"
@@ -42,22 +42,23 @@ def si(value: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three digits without last zeros, but all digits before the point, and no exponent above: `0.188`, `2,276`."""
+    """Writes three digits without zeros at the end, but all digits before the point and no exponent: `0.188`,
+    `2,276`."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def times(value: float) -> str:
-    """A ratio, as `1.25×`."""
+    """Writes a ratio, such as `1.25×`."""
     return f"{digits(value)}×"
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 check`, `2 checks`, `1,000 checks`."""
+    """Writes a count and its noun: `1 check`, `2 checks`, `1,000 checks`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def change(ratio: float | None) -> str:
-    """`+3.1%`, or `24x` from a factor of ten on; empty for None and for a ratio that no pairs can bound."""
+    """Writes 0.031 as `+3.1%`, and from a factor of ten on `24x`; empty for None and numbers that are not finite."""
     if ratio is None or not isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
@@ -89,18 +90,18 @@ _INITIALS |= {"sms": "SMs", "e2e": "end to end"}
 
 
 def time_unit(latencies_ms: Sequence[float]) -> str:
-    """`us` if the median of a table's times is below a millisecond, otherwise `ms`; one unit for one table."""
+    """Returns `us` if the median of a table's times is below a millisecond, otherwise `ms`; a table has one unit."""
     ordered = sorted(latencies_ms)
     return "us" if ordered and ordered[len(ordered) // 2] < 1.0 else "ms"
 
 
 def in_unit(ms: float, unit: str) -> str:
-    """A time with four digits: the reader can still tell two kernels apart that differ by one part in a thousand."""
+    """Writes a time with four digits, which show a difference of one part in a thousand between two kernels."""
     return digits(ms * 1e3 if unit == "us" else ms, 4)
 
 
 def metric_unit(name: str) -> tuple[str, str]:
-    """A metric's name without its unit, and the unit: `itl_p50_ms` is (`itl_p50`, `ms`)."""
+    """Splits a metric's name into the name without its unit, and the unit: `itl_p50_ms` is (`itl_p50`, `ms`)."""
     for suffix, unit in _SUFFIXES:
         if name.endswith(suffix) and len(name) > len(suffix):
             return name.removesuffix(suffix), unit
@@ -108,14 +109,14 @@ def metric_unit(name: str) -> tuple[str, str]:
 
 
 def metric_label(name: str) -> str:
-    """`itl_p50_ms` as `ITL p50 (ms)`."""
+    """Writes the label of a metric: `itl_p50_ms` is `ITL p50 (ms)`."""
     stem, unit = metric_unit(name)
     label = " ".join(_INITIALS.get(word, word) for word in stem.split("_"))
     return f"{label} ({unit})" if unit and unit not in _PREFIXED else label
 
 
 def metric_text(name: str, value: float) -> str:
-    """A metric's value; with its unit if the unit has a prefix (`3.91 TB/s`), otherwise the label has the unit."""
+    """Writes a metric's value, with its unit if that has a prefix (`3.91 TB/s`); else the label has the unit."""
     unit = metric_unit(name)[1]
     if unit in _PREFIXED and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"
@@ -125,7 +126,7 @@ def metric_text(name: str, value: float) -> str:
 
 
 def plain_value(value: Any) -> str:
-    """Any JSON value in one line: lists joined, objects as `key value`, numbers with few digits."""
+    """Writes any JSON value in one line: lists joined, objects as `key value`, numbers with few digits."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""How many CTAs an SM holds at once, what limits them, and how a grid fills the GPU: waves and tail.
+"""The number of CTAs that an SM holds at once, the limiting resource, and how a grid fills the GPU: waves and tail.
 
 Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the shared-memory sections of
-each capability.  The allocation rules are those of NVIDIA's occupancy calculator: registers are allocated by warp, in
-four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/predict/test_occupancy.py`
+each capability.  The allocation rules are the rules of NVIDIA's occupancy calculator: registers are allocated by warp,
+in four sub-partitions, and the driver keeps 1 KiB of shared memory of each CTA.  `tests/predict/test_occupancy.py`
 compiles that calculator and compares.
 """
 
@@ -20,11 +20,11 @@ WARP = 32
 MAX_THREADS_PER_CTA = 1024
 MAX_REGISTERS_PER_THREAD = 255
 REGISTER_UNIT = 256
-"""A warp gets registers in units of this many, 8 a thread."""
+"""Registers in a unit of allocation: a warp gets whole units, 8 registers a thread each."""
 SUB_PARTITIONS = 4
-"""Sub-partitions of an SM; each has an equal share of the warps and of the registers."""
+"""The number of sub-partitions of an SM; each has an equal share of the warps and of the registers."""
 SHARED_UNIT = 128
-"""A CTA gets shared memory in units of this many bytes."""
+"""Bytes in a unit of allocation: a CTA gets whole units of shared memory."""
 SHARED_RESERVED = 1024
 """Bytes of each CTA's shared memory that the CUDA driver keeps for itself, from compute capability 8.0."""
 _KIB = 1024
@@ -35,26 +35,26 @@ _SMALL = _LARGE[:6]
 
 @dataclass(frozen=True)
 class SmLimits:
-    """What one SM of a compute capability holds at most."""
+    """The limits of one SM of a compute capability."""
 
     warps: int
     ctas: int
     carveouts_kib: tuple[int, ...]
-    """The possible sizes of shared memory, in KiB; the rest of the SM's L1 data cache serves as cache."""
+    """The possible sizes of shared memory, in KiB; the rest of the SM's L1 data cache stays a cache."""
     registers: int = REGISTERS_PER_SM
 
     @property
     def shared_bytes(self) -> int:
-        """Most shared memory of all CTAs on the SM, the driver's part included."""
+        """Returns the most bytes of shared memory of all CTAs on the SM, the driver's part included."""
         return self.carveouts_kib[-1] * _KIB
 
     @property
     def shared_bytes_per_cta(self) -> int:
-        """Most shared memory of one CTA."""
+        """Returns the most bytes of shared memory of one CTA."""
         return self.shared_bytes - SHARED_RESERVED
 
     def carveout(self, wanted_bytes: int) -> int | None:
-        """The least size of shared memory that holds `wanted_bytes`; None if even the largest is too small."""
+        """The least size of shared memory that holds `wanted_bytes`; None if even the largest size is too small."""
         return next((kib * _KIB for kib in self.carveouts_kib if kib * _KIB >= wanted_bytes), None)
 
 
@@ -68,25 +68,25 @@ SM_LIMITS: Mapping[tuple[int, int], SmLimits] = {
     (10, 0): SmLimits(64, 32, _LARGE),
 }
 # fmt: on
-"""By compute capability."""
+"""The limits of an SM, by compute capability."""
 HOPPER = SM_LIMITS[9, 0]
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many CTAs of one kernel an SM holds."""
+    """The number of CTAs of one kernel that an SM holds, and what limits it."""
 
     ctas_per_sm: int
-    """0 if not even one CTA fits."""
+    """The number of CTAs that an SM holds at once; 0 if not even one CTA fits."""
     limiter: Resource
-    """The resource that limits `ctas_per_sm`; of several, the resource that a kernel can change least."""
+    """The resource that limits `ctas_per_sm`; if several resources do, the resource that a kernel can change least."""
     warps_per_sm: int
     fraction: float
-    """`warps_per_sm` over the largest number of warps of the SM."""
+    """The occupancy: `warps_per_sm` over the largest number of warps of the SM."""
     ctas_by_resource: Mapping[Resource, int]
-    """How many CTAs each resource alone would allow."""
+    """The number of CTAs that each resource alone would allow."""
     carveout_bytes: int
-    """The least size of shared memory that holds these CTAs; the rest of sm_90's 256 KiB is L1 cache."""
+    """The least size of shared memory, in bytes, that holds these CTAs; the rest of sm_90's 256 KiB is L1 cache."""
 
 
 def limits_of(device: Device | tuple[int, int]) -> SmLimits:
@@ -99,7 +99,8 @@ def limits_of(device: Device | tuple[int, int]) -> SmLimits:
 
 
 def occupancy(device: Device | tuple[int, int], threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """How many CTAs of `threads` threads, `registers` a thread and `shared_bytes` (static plus dynamic) one SM holds.
+    """Counts the CTAs of `threads` threads, `registers` each and `shared_bytes` (static plus dynamic) that one SM
+    holds.
 
     Shared memory has its largest size, which is the driver's default.  `ctas_per_sm` is 0 if a CTA needs more registers
     or shared memory than an SM has.  Raises `ValueError` on figures that no CTA can have.
@@ -138,24 +139,24 @@ def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
 
 @dataclass(frozen=True)
 class Waves:
-    """How a grid fills a GPU, if all CTAs take the same time."""
+    """The waves in which a grid fills a GPU, if all CTAs take the same time."""
 
     waves: float
-    """CTAs of the grid over the CTAs that run at once."""
+    """The number of waves: CTAs of the grid over the CTAs that run at once."""
     full: int
-    """Waves that fill the GPU."""
+    """The number of waves that fill the GPU."""
     tail_ctas: int
-    """CTAs of the last, partly filled wave; 0 if the last wave is full."""
+    """The number of CTAs of the last, partly filled wave; 0 if the last wave is full."""
     efficiency: float
-    """Share of the GPU's CTA slots that the grid uses until the last wave ends: `waves` over `waves` rounded up."""
+    """The share of the GPU's CTA slots that the grid uses until the last wave ends: `waves` over `waves` rounded up."""
     busiest_sm_ctas: int
-    """All CTAs that the busiest SM runs.  Each SM gets one CTA before any SM gets two."""
+    """The number of CTAs that the busiest SM runs.  Each SM gets one CTA before any SM gets two."""
     balance: float
-    """Mean CTAs of an SM over those of the busiest SM: the share that the grid can use of a rate per SM."""
+    """The mean number of CTAs per SM over `busiest_sm_ctas`: the share of an SM's rate that the grid can use."""
 
 
 def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
-    """How `ctas` CTAs run on `sms` SMs that hold `ctas_per_sm` each.  Raises `ValueError` unless all are at least 1."""
+    """The waves of `ctas` CTAs on `sms` SMs that hold `ctas_per_sm` each.  Raises `ValueError` on a number below 1."""
     for name, value in (("ctas", ctas), ("ctas_per_sm", ctas_per_sm), ("sms", sms)):
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")

@@ -1,7 +1,7 @@
 """Roofline figures: FLOP/s over intensity, and for pure data movement the fraction of the bandwidth.
 
 The first panel is the log-log roofline of Williams, Waterman and Patterson (CACM 2009). The intensity of a kernel is
-that of its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and a list
+FLOPs over its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and a list
 beside it names the kernels, because nobody could read thirty names in the panel. A kernel without FLOPs (`embedding`,
 `kv_cache_write`) has no intensity; a second panel shows its traffic per second over the bandwidth roof. A kernel that
 was not timed is a grey cross on its roof, with the most that the roof allows. A time that others published is a star.
@@ -58,13 +58,13 @@ _MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", 
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
 _DPI, _BAR_IN = 150, 0.2
 _PALE = 0.4
-"""Opacity of a NOISY point."""
+"""The opacity of a NOISY point."""
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
 _NAMES = 0.44
-"""The longest name of a roof over the plane's width: the lowest roof's corner is farther to the right."""
+"""The most that a roof's name may be wide, over the plane's width: the lowest roof's corner is farther to the right."""
 own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
-"""Decorates what draws a figure: the user's settings of matplotlib (`text.usetex`, a dark page) do not reach it."""
+"""A decorator for functions that draw: the user's settings of matplotlib (`text.usetex`, a dark page) do not apply."""
 _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
 
 
@@ -73,13 +73,13 @@ _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
 def roofline_figure(
     points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
 ) -> Figure:
-    """The figure of the `points` that matter (`points.that_matter`) under the `ceilings`, of one or more kinds, of
-    their device, or of several devices if each point names its own.
+    """Draws the most important `points` (`points.that_matter`) under `ceilings` of one or more kinds.  The ceilings
+    belong to one device, or to several devices if each point names its device.
 
     Untimed points lie on the measured roof if there is one, else on the roof of the first ceilings. With `fixed_axes`,
-    the roofs of all dtypes decide the frame, which other points of the device share; a point beyond it widens it by
-    whole decades. Raises `ValueError` without points or ceilings, on a point without a device under ceilings of two,
-    or on a point whose dtype has no rate.
+    the roofs of all dtypes decide the frame, so figures of other points of the device have the same frame; a point
+    outside widens the frame by whole decades. Raises `ValueError` without points or ceilings, on a point without a
+    device if the ceilings belong to several devices, or on a point whose dtype has no rate.
     """
     if not points:
         raise ValueError("points: expected at least one, got none")
@@ -122,7 +122,7 @@ def roofline_figure(
 def roofline_files(
     points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
 ) -> dict[str, bytes]:
-    """The contents of an SVG and of a PNG file, by suffix.  Raises `ValueError` as `roofline_figure` does."""
+    """Returns the contents of an SVG and of a PNG file, by suffix.  Raises `ValueError` as `roofline_figure` does."""
     figure = roofline_figure(points, ceilings, title, fixed_axes)
     svg, png = BytesIO(), BytesIO()
     # A fixed salt and no date: the same points give the same file, so a committed figure changes only with its points.
@@ -134,7 +134,7 @@ def roofline_files(
 def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
-    """Left, bottom, right and top of the plane."""
+    """Returns left, bottom, right and top of the plane."""
     (low, below), (high, above) = (tuple(map(of, zip(*places, strict=True))) for of in (min, max))
     if fixed:
         peaks = [rate for one in ceilings for rate in (*one.tensor_flops_per_s.values(), one.vector_flops_per_s)]
@@ -197,7 +197,7 @@ def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
-    """The arrow of a legend, of the width of its place."""
+    """Draws the arrow of a legend, as wide as its place."""
     ends = (0, height / 2), (width, height / 2)
     return FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
 
@@ -205,10 +205,10 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's bandwidth diagonals and flat roofs, with their names above its diagonal, where no kernel of
-    it can be.
+    """Draws each device's bandwidth diagonals and flat roofs, with their names above the diagonal, where no kernel
+    lies.
 
-    Returns the texts of the flat roofs, and small boxes along the slanted texts: their own boxes would cover kernels.
+    Returns the texts of the flat roofs, and small boxes along slanted texts, because a whole box would cover kernels.
     """
     (left, right), texts, boxes = axes.get_xlim(), [], []
     text: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
@@ -246,8 +246,8 @@ def _write_along(
     names: Sequence[Box],
     text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` above the diagonal of `rate`, where it covers no marker of `places` and none of `names`; returns
-    boxes along it."""
+    """Writes `name` above the diagonal of `rate`, where the text covers no marker of `places` and no text of `names`;
+    returns boxes along the text."""
     foot = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -278,7 +278,7 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
 
 
 def _box(artist: Any) -> Box:
-    """The box of `artist` in points, for `place_labels`."""
+    """Returns the box of `artist` in points, for `place_labels`."""
     x0, y0, x1, y1 = (float(pixels) * 72 / _DPI for pixels in artist.get_window_extent().extents)
     return x0, y0, x1, y1
 
@@ -343,7 +343,7 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
 
 
 def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
-    """One row for each kernel without FLOPs: its traffic per second over its roof's bandwidth."""
+    """Draws one row for each kernel without FLOPs: its traffic per second over its roof's bandwidth."""
     fractions, over = [], {}
     for row, (_, point) in enumerate(points):
         roof = roofs.of(point)

@@ -25,7 +25,7 @@ Numbered = Sequence[tuple[int, Point]]
 
 
 class Roofs:
-    """The ceilings of a figure.  Of several devices each has a letter and a colour of its own."""
+    """The ceilings of a figure.  If there are several devices, each has a letter and a colour."""
 
     def __init__(self, ceilings: Sequence[Ceilings]):
         self.ceilings = ceilings
@@ -36,17 +36,17 @@ class Roofs:
         self.colours = {device: lines[place % len(lines)] for place, device in enumerate(devices)}
 
     def of(self, point: Point) -> Ceilings:
-        """The roof on which an untimed point lies."""
+        """Returns the roof on which an untimed point lies."""
         own = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
         return next((ceiling for ceiling in own if ceiling.kind == "measured"), own[0])
 
     def name(self, ceiling: Ceilings) -> str:
-        """The kind of a ceiling, and the letter of its device."""
+        """Returns the kind of a ceiling, and the letter of its device."""
         return f"{KINDS[ceiling.kind]} {self.letters[ceiling.device]}".strip()
 
 
 def write_text(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
-    """Text that is no formula and no wider than `room`, a fraction of the figure: it is cut, and then made smaller."""
+    """Writes plain text, not a formula; text wider than `room`, a fraction of the figure, is cut, then made smaller."""
     shown = visible(text)
     most = int(room * READABLE)
     shown = shown if len(shown) <= most else f"{shown[: most - 1]}…"
@@ -56,7 +56,7 @@ def write_text(figure: Figure, x: float, y: float, text: str, room: float, **sty
 
 
 def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
-    """Number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
+    """Draws number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
     height = figure.get_figheight()
     y = height - 0.5
 

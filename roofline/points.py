@@ -10,20 +10,20 @@ from typing import Literal, get_args
 from rooflab.roofline.model import Basis, CeilingKind, Ceilings
 
 Role = Literal["naive", "library", "optimized", "peer", "benchmark"]
-"""A benchmark is one of another repository, which says no more of it."""
+"""The role of a kernel; `benchmark` is a kernel of another repository that says no more about it."""
 KINDS: Mapping[CeilingKind, str] = {"datasheet": "data sheet", "measured": "measured", "at_clock": "at the clock held"}
 Box = tuple[float, float, float, float]
-"""x0, y0, x1, y1."""
+"""A box by its corners: x0, y0, x1, y1."""
 MOST_POINTS, MOST_MOVING = 15, 3
-"""Points of a figure that can still be read, and those without FLOPs among them; a table holds the rest."""
+"""The most points of a readable figure, and the most points without FLOPs among them; a table holds the rest."""
 _RADII = (9, 13, 18, 24, 31, 39, 48, 60)
 NEAR_RADIUS = 13
-"""A number farther than this from its marker needs a line to it."""
+"""The largest distance of a number from its marker without a line between them."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel on one case."""
+    """One kernel on one case, as a point of the figure."""
 
     label: str
     """The kernel's name."""
@@ -31,7 +31,7 @@ class Point:
     case: str
     role: Role
     dtype: str | None
-    """Operand dtype of its matrix products, which chooses its roof; None: the fp32 vector roof."""
+    """The operand dtype of its matrix products, which chooses its roof; None means the fp32 vector roof."""
     flops: float
     """FLOPs of the op's cost, even if the kernel does more."""
     traffic_bytes: float
@@ -44,9 +44,9 @@ class Point:
     noisy: bool = False
     """Whether other work on the machine disturbed the measurement."""
     published: bool = False
-    """Whether others measured it, on such a device (`roofline/published.py`)."""
+    """Whether others measured the time, on the same GPU model (`roofline/published.py`)."""
     device: str | None = None
-    """The device of its roofs, for a figure of several devices."""
+    """The device whose roofs apply, for a figure of several devices."""
 
     def __post_init__(self) -> None:
         if not self.traffic_bytes > 0:
@@ -56,29 +56,29 @@ class Point:
 
     @property
     def work(self) -> tuple[str, str, str | None]:
-        """What its kernel is compared on: op, case and device."""
+        """Returns op, case and device: a kernel is compared with kernels of the same work."""
         return self.op, self.case, self.device
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of traffic; 0 for pure data movement."""
+        """Returns the FLOPs per byte of traffic; 0 for pure data movement."""
         return self.flops / self.traffic_bytes
 
 
 def roof_flops_per_s(ceiling: Ceilings, dtype: str | None) -> float:
-    """The flat roof of matrix products of `dtype`, or of vector arithmetic if `dtype` is None."""
+    """Returns the flat roof of matrix products of `dtype`, or of vector arithmetic if `dtype` is None, in FLOP/s."""
     return ceiling.vector_flops_per_s if dtype is None else ceiling.matrix_rate(dtype)
 
 
 def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
-    """The measured FLOP/s; if the point was not timed, the roof's FLOP/s at its intensity."""
+    """Returns the measured FLOP/s; if the point was not timed, the roof's FLOP/s at its intensity."""
     if point.seconds is not None:
         return point.flops / point.seconds
     return min(roof_flops_per_s(roof, point.dtype), point.intensity * roof.hbm_bytes_per_s)
 
 
 def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """Points numbered from 1: ops, cases and devices in their order of appearance, then by role, then by name."""
+    """Numbers the points from 1: ops, cases and devices in their order of appearance, then by role, then by name."""
     ops = list(dict.fromkeys(point.op for point in points))
     works = list(dict.fromkeys(point.work for point in points))
     roles = get_args(Role)
@@ -87,10 +87,10 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
 
 
 def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` points, of which few are without FLOPs, in a panel of their own, if others are there.
+    """Chooses at most `most` points; if some points have FLOPs, only few without FLOPs are taken, for a second panel.
 
-    First comes the fastest kernel of each op, case and device, then the libraries', the naive ones, and the rest;
-    within each, the cases in which the fastest kernel loses most time against its bound.
+    First comes the fastest kernel of each op, case and device, then the libraries' kernels, the naive kernels, and the
+    rest; in each group, first the cases in which the fastest kernel loses most time against its bound.
     """
     moving = [point for point in points if not point.flops]
     computing = [point for point in points if point.flops]
@@ -114,12 +114,13 @@ def _foremost(points: Sequence[Point], most: int) -> set[int]:
 
 
 def _speed(point: Point) -> tuple[bool, float]:
-    """Fastest first; what was not timed last, by its traffic."""
+    """Returns a sort key: the fastest point first; points that were not timed come last, by their traffic."""
     return point.seconds is None, point.seconds or point.traffic_bytes
 
 
 def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """From each case's naive kernel to its fastest optimized one; if none was timed, to the one of least traffic."""
+    """Arrows from each case's naive kernel to its fastest optimized kernel, or if none was timed, to the optimized
+    kernel with the least traffic."""
     pairs = []
     for work in dict.fromkeys(point.work for point in points):
         kernels = [point for point in points if point.work == work and not point.noisy]
@@ -133,10 +134,10 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
 def place_labels(
     spots: Sequence[tuple[float, float]], half_sizes: Sequence[tuple[float, float]], frame: Box, occupied: Sequence[Box]
 ) -> list[tuple[float, float]]:
-    """An offset from each spot to its label's centre, so that labels cover neither markers, `occupied`, nor each other.
+    """Returns an offset from each spot to its label's centre; labels cover neither markers, `occupied`, nor each other.
 
     The nearest free place wins; at equal distance the place down and to the right, because the roof is above. If no
-    place within 60 is free, the label takes the nearest one. All lengths have one unit; the constants suit points.
+    place within 60 is free, the label takes the nearest place. All lengths have one unit; the constants suit points.
     """
     marker = 4.0
     taken = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]

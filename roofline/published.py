@@ -1,8 +1,8 @@
 """Kernel times that others published, and their interpolation between shapes.
 
-`results/published/tables.json` describes the tables: device, library, op, how its source times, and whence it comes.
-`rooflab import published` writes them.  Between two shapes the logarithm of time over bound is interpolated, linearly
-over the logarithm of each axis; nothing is ever extrapolated.
+`results/published/tables.json` describes the tables: device, library, op, how the source measures times, and where the
+numbers come from.  `rooflab import published` writes them.  Between two shapes the logarithm of time over bound is
+interpolated, linearly over the logarithm of each axis; nothing is ever extrapolated.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rooflab.roofline.steps import (
 )
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
-"""The selection that is committed, and that the wheel brings; an import writes the same form to any folder."""
+"""The folder of the committed tables, which are part of the wheel; an import writes the same form to any folder."""
 INDEX = "tables.json"
 _START_S = 2e-6
-"""Added to the bound before interpolation: a launch takes about this long, whatever the shape.  It scales both ends and
-is part of no result."""
+"""Seconds added to the bound before interpolation: a launch takes about this long, whatever the shape.  The constant
+only scales the two ends, and is not a part of any result."""
 
 Shape = tuple[int, ...]
 
@@ -48,31 +48,32 @@ class Table:
 
     file: str
     gpu: str
-    """Name in `roofline/device.py`."""
+    """The GPU's name in `roofline/device.py`."""
     device: str
-    """Name as the source gives it."""
+    """The GPU's name as the source gives it."""
     op: str
     """An op of Rooflab, or `all_reduce`."""
     scheme: str
     case: Mapping[str, Any]
-    """What is the same in all rows: the rest of our op's case."""
+    """The values that all rows share: the rest of the case of Rooflab's op."""
     exact: tuple[str, ...]
-    """Columns that are never interpolated."""
+    """The columns that are never interpolated."""
     axes: tuple[str, ...]
-    """Columns between whose values a time is interpolated."""
+    """The columns between whose values a time is interpolated."""
     kernel: str
-    """What ran, as the source names it."""
+    """The name of the kernel that ran, as the source gives it."""
     framework: str
     version: str
     copies: int
-    """Sets of weights that the source uses in turn; 1: each call finds in L2 what the call before left there."""
+    """The number of sets of weights that the source uses in turn; with 1, a call finds in L2 the data that the previous
+    call left there."""
     rows: int
     timing: str
-    """How the source times."""
+    """The source's method of timing."""
     includes: tuple[str, ...]
-    """Other ops whose work is in the time."""
+    """The other ops whose work is in the time."""
     note: str
-    """What else is special about the time or its inputs."""
+    """Remarks on the time or its inputs."""
     source: str
     licence: str
     url: str
@@ -80,7 +81,7 @@ class Table:
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Seconds by values of `exact` and `axes`.  Raises `ValueError` on a file that is not this table's."""
+        """Seconds by values of `exact` and `axes`.  Raises `ValueError` on a file that does not fit this table."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -96,7 +97,7 @@ class Table:
 
     @cached_property
     def _values(self) -> dict[Shape, list[list[int]]]:
-        """The sorted values of each axis, by values of `exact`."""
+        """Returns the sorted values of each axis, by values of `exact`."""
         seen: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
             sets = seen.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
@@ -105,9 +106,10 @@ class Table:
         return {key: [sorted(values) for values in sets] for key, sets in seen.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
-        """The data sheet's bound of a shape.  `cached`: if L2 keeps as much as it can from one call to the next.
+        """The data sheet's bound of a shape, in seconds.  `cached`: whether L2 keeps data from one call to the next.
 
-        Of the bytes of `copies` calls all but L2's size then come from HBM.  L2 bounds nothing: no rate is published.
+        If so, all bytes of `copies` calls but the size of L2 come from HBM.  L2 sets no bound, because no rate is
+        published.
         """
         device = get_device(self.gpu)
         if self.op == "all_reduce":
@@ -118,7 +120,7 @@ class Table:
         return bound(cost, device.ceilings()).seconds
 
     def time(self, shape: Mapping[str, int]) -> Time:
-        """The time of a shape: published, or interpolated between published ones; none outside of the table."""
+        """The time of a shape: published, or interpolated between published times; no time outside the table."""
         key = tuple(shape[name] for name in self.exact)
         if key not in self._values:
             given = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
@@ -138,8 +140,8 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """The logarithm of time over bound: multilinear in the cell around a point, over the axes where it is no grid
-        value; of a corner that is missing, the middle of what each line through it gives."""
+        """Returns the logarithm of time over bound, interpolated linearly along each axis on which the point is no grid
+        value; a missing corner gets the median of the interpolations on the lines through it."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, value in enumerate(point):
@@ -152,7 +154,7 @@ class Table:
         return median(lines) if lines else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
-        """Between the nearest published points on the line through a point along one axis."""
+        """Interpolates between the nearest published points on the line through a point along one axis."""
         values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
         place = bisect_left(values, point[axis])
         if not 0 < place < len(values):
@@ -163,12 +165,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Time:
-    """What a table says of a shape."""
+    """The time that a table gives for a shape."""
 
     seconds: float | None
-    """None if the shape is outside of the table."""
+    """The seconds; None if the shape is outside the table."""
     how: str
-    """`published`, `interpolated`, or why there is none."""
+    """`published`, `interpolated`, or the reason why there is no time."""
     table: Table
 
 
@@ -212,13 +214,13 @@ COSTS: Mapping[str, Callable[[str, Mapping[str, int]], Cost]] = {
 
 @cache
 def committed() -> tuple[Table, ...]:
-    """The tables of `results/published`, read once."""
+    """Returns the tables of `results/published`, read once."""
     return tuple(load())
 
 
 def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Time]:
-    """The committed times of a case of one of our ops on a GPU, one for each library that has this shape or its
-    neighbours; empty if the tables have no such case."""
+    """Returns the committed times of a case of one of our ops on a GPU: one time for each library that has this shape
+    or its neighbours; empty if the tables have no such case."""
     shape = _shape(op, case)
     if shape is None:
         return []
@@ -234,8 +236,8 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
 
 
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A case by the names of the tables' columns; None if the tables time another question.  The size of a page is left
-    out: the sources have their own."""
+    """Returns a case by the names of the tables' columns; None if the tables do not time this case.  The size of a page
+    is left out, because each source has another size."""
     shape = {name: value for name, value in case.items() if name not in ("eps", "block_size")}
     if op == "flash_attention":
         if not shape.pop("causal") or shape.pop("T") != shape["S"]:
@@ -247,7 +249,7 @@ def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def load(folder: Path = FOLDER) -> list[Table]:
-    """The tables of a folder.  Raises `ValueError` if its index is missing or cannot be read."""
+    """Returns the tables of a folder.  Raises `ValueError` if its index is missing or cannot be read."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"published: expected the tables of published times in {folder}, found none")

@@ -1,7 +1,8 @@
-"""The time of a step of a model from published kernel times, op by op, each with its source.
+"""The time of a step of a model from published kernel times, op by op, each time with its source.
 
-Products, attention and all-reduces have published times (`published.py`), as vLLM's kernels took them; what has none
-stands at its bound.  The ops follow each other without a gap: what a host adds is not in the sum.
+Products, attention and all-reduces have published times (`published.py`), as vLLM's kernels took them; an op without a
+published time counts with its bound.  The ops follow each other without a gap: the sum does not contain the time that a
+host adds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from rooflab.roofline.published import Table, Time, committed
 from rooflab.roofline.steps import ITEM_BYTES, Kind, OpCost, activation_dtype, all_reduce_s, link, step_ops
 
 _FRAMEWORKS = ("vllm", "nccl")
-"""Whose kernels a step has: one engine's, and the collectives under it."""
+"""The libraries whose kernels a step runs: the kernels of one engine, and the collectives under it."""
 
 
 @dataclass(frozen=True)
 class OpTime:
-    """All calls of one op at one place in a step."""
+    """All calls of one op at one place in a step, and their time."""
 
     op: str
     site: str
@@ -31,9 +32,9 @@ class OpTime:
     basis: str
     """`published`, `interpolated` between published shapes, or `bound`."""
     source: str
-    """The library and its kernel; of a bound, why the table has no time for it; empty if the op is in no table."""
+    """The library and its kernel; for a bound, the reason why the table has no time; empty if the op is in no table."""
     includes: tuple[str, ...] = ()
-    """Other ops whose work is in the time."""
+    """The other ops whose work is in the time."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class StepTime:
 
     @property
     def published_share(self) -> float:
-        """Share of the sum that comes from published times, interpolated ones among them."""
+        """Returns the share of the sum that comes from published times, interpolated times included."""
         return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
 
     def parts_ms(self) -> dict[str, float]:
-        """Milliseconds of products, attention, all-reduces, and the rest, which is a bound."""
+        """Returns milliseconds of products, attention, all-reduces, and the rest, which is a bound."""
         found: dict[str, float] = {}
         for op in self.ops:
             part = _PARTS.get(op.op, "rest")
@@ -75,7 +76,7 @@ def step_time(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> StepTime | None:
-    """The time of a step as `step_ops` has it, on `gpus` devices; None if no table is of this device.
+    """Returns the time of the step whose ops `step_ops` lists, on `gpus` devices; None if no table has this device.
 
     Raises `ValueError` as `step_ops` does.
     """
@@ -94,11 +95,11 @@ def loaded_itl_ms(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> float | None:
-    """Mean milliseconds between tokens where `concurrency` requests are always in flight; None without tables.
+    """The mean milliseconds between tokens while `concurrency` requests are always in flight; None without tables.
 
-    Each request has `prompt` tokens and gets `output` more, and the next one follows it at once.  While each sequence
-    gets `output` tokens, as many prompts are computed as there are sequences, and every sequence waits for them all.
-    The mean context is the prompt and half of the output.
+    Each request has `prompt` tokens and gets `output` more, and the next request follows at once.  While each sequence
+    gets `output` tokens, the GPU computes as many prompts as there are sequences, and every sequence waits for them
+    all.  The mean context is the prompt and half of the output.
     """
     given = weight_dtype, kv_dtype, gpus
     step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *given)
@@ -144,7 +145,7 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """A product wider than its table, such as an output head, as equal products one after another."""
+    """Times a product wider than its table, such as an output head, as equal products one after another."""
     widest = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
     pieces = ceil(op.shape["N"] / widest) if widest else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / pieces)}
@@ -155,7 +156,7 @@ def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
 
 
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
-    """The fastest published time of a shape, or its bound."""
+    """Returns the fastest published time of a shape, or its bound."""
     times: list[Time] = [table.time(shape) for table in tables]
     known = [(time.seconds, time) for time in times if time.seconds is not None]
     if not known:

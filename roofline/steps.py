@@ -1,9 +1,9 @@
 """The cost of one prefill or decode step of a model, op by op, and its least time.
 
 The model is an engine of separate kernels: each op starts after the op before it, moves its inputs and outputs through
-HBM once, and takes the largest of its memory, arithmetic and launch times. The step takes the sum of these times.
-Kernels that fuse two of these ops can be faster than this bound; separate kernels cannot. The cost of an op is that of
-its spec for the same shapes.
+HBM once, and its time is the largest of its memory, arithmetic and launch times. The time of the step is the sum of
+these times. Kernels that fuse two of these ops can be faster than this bound; separate kernels cannot. The cost of an
+op equals the cost that its spec gives for the same shapes.
 
 Tensor parallelism splits heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of (tokens,
 hidden) in the activations' dtype. Over switches that add (NVLink SHARP, since Hopper) each GPU sends those bytes once;
@@ -26,7 +26,7 @@ from rooflab.roofline.model import Ceilings, Cost, bound
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "int8": 1}
 Kind = Literal["decode", "prefill"]
 MAX_GPUS = 8
-"""GPUs of one node; between nodes the link is slower."""
+"""The most GPUs of one node; between nodes the link is slower."""
 _BLOCK_TOKENS = 16
 _INDEX_BYTES, _LENGTH_BYTES = 8, 4
 
@@ -39,28 +39,28 @@ class OpCost(NamedTuple):
     cost: Cost
     site: str
     shape: Mapping[str, int] = {}
-    """Of a product: M, N and K.  Of attention: B, context, H, H_kv, D and window (0: none)."""
+    """The shape of a product: M, N and K; of attention: B, context, H, H_kv, D and window (0: no window)."""
 
 
 def activation_dtype(weight_dtype: str) -> str:
-    """The dtype of activations, embedding, norms and output head: bf16 beside 8-bit weights."""
+    """Returns the dtype of activations, embedding, norms and output head: bf16 beside 8-bit weights."""
     return weight_dtype if ITEM_BYTES[weight_dtype] > 1 else "bf16"
 
 
 def rmsnorm_cost(rows: int, width: int, item: int) -> Cost:
-    """RMSNorm of (rows, width) values of `item` bytes."""
+    """Returns the cost of RMSNorm over (rows, width) values of `item` bytes."""
     return Cost(rows * width * item + width * item, rows * width * item, {}, 4.0 * rows * width, float(rows))
 
 
 def gemm_cost(M: int, N: int, K: int, weight: str, activation: str, bias: bool = False) -> Cost:
-    """A product of (M, K) activations with (N, K) weights; its output has the activations' dtype."""
+    """The cost of a product of (M, K) activations with (N, K) weights; the output has the activations' dtype."""
     item = ITEM_BYTES[activation]
     read = M * K * item + N * K * ITEM_BYTES[weight] + (N * item if bias else 0)
     return Cost(read, M * N * item, {weight: 2.0 * M * N * K}, float(M * N) if bias else 0.0)
 
 
 def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str) -> Cost:
-    """Causal attention of `B` prompts of `context` tokens; only visible pairs count.  `window` 0: none."""
+    """The cost of causal attention of `B` prompts of `context` tokens; only visible pairs count.  `window` 0: none."""
     seen = min(context, window or context)
     pairs = B * H * (seen * (seen + 1) // 2 + (context - seen) * seen)
     row = B * context * D * ITEM_BYTES[dtype]
@@ -70,7 +70,7 @@ def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, wind
 def decode_attention_cost(
     B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str, kv_dtype: str
 ) -> Cost:
-    """One query for each of `B` sequences of `context` cached tokens, its own included.  `window` 0: none."""
+    """The cost of a query for each of `B` sequences of `context` cached tokens, its own included.  `window` 0: none."""
     context = min(context, window or context)
     kv_bytes = B * context * 2 * H_kv * D * ITEM_BYTES[kv_dtype]
     table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
@@ -85,7 +85,7 @@ def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: floa
 def _step(
     arch: Architecture, tokens: int, sequences: int, attention: OpCost, weight_dtype: str, kv_dtype: str, gpus: int
 ) -> list[OpCost]:
-    """All ops of one forward step on one of `gpus` GPUs, sampling included; one row of logits per sequence."""
+    """Returns all ops of one forward step on one of `gpus` GPUs, sampling included; one row of logits per sequence."""
     act = activation_dtype(weight_dtype)
     T, H, L, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act]
     heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
@@ -128,11 +128,13 @@ def step_ops(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> list[OpCost]:
-    """The ops of a step on each of `gpus` GPUs, in order; every bound, ledger and simulated step is a sum over them.
+    """Returns the ops of a step on each of `gpus` GPUs, in order; bounds, ledgers and simulated steps are sums over
+    them.
 
     A `decode` step computes one token of each of `batch` sequences of `context` tokens, the new one included.  A
     `prefill` computes `batch` prompts of `context` tokens; causal attention counts only visible pairs, about half, and
-    the output head runs on the last token of each.  Of a model with a window, attention reads only its keys.
+    the output head runs on the last token of each.  If a model has a window, attention reads only the keys in the
+    window.
 
     Raises `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads.
     """
@@ -159,30 +161,30 @@ def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) ->
 
 
 def gpu_counts(arch: Architecture) -> list[int]:
-    """Sizes of a tensor-parallel group in one node: divisors of the heads that split or repeat whole KV heads."""
+    """The sizes of a tensor-parallel group in one node: divisors of the heads that split or repeat whole KV heads."""
     kv = arch.num_kv_heads
     return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
 
 
 class Link(NamedTuple):
-    """What joins the GPUs of a node."""
+    """The connection between the GPUs of a node."""
 
     name: str
     bytes_per_s: float
-    """One direction."""
+    """Bytes per second over the link in one direction."""
     adds: bool
-    """Whether its switches add what the GPUs send."""
+    """Whether the switches of the link add the values that the GPUs send."""
 
 
 def link(device: Device, gpus: int) -> Link:
-    """The link between `gpus` such devices: NVLink if it joins that many, else PCIe."""
+    """Returns the link between `gpus` such devices: NVLink if it joins that many devices, else PCIe."""
     if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
         return Link("NVLink", device.nvlink_bytes_per_s, device.nvlink_gpus > 2 and device.compute_capability >= (9, 0))
     return Link("PCIe", device.pcie_bytes_per_s, False)
 
 
 def all_reduce_s(bytes_per_gpu: float, gpus: int, link: Link) -> float:
-    """Least seconds of one all-reduce of `bytes_per_gpu` bytes; 0 on one GPU."""
+    """Returns the least seconds of one all-reduce of `bytes_per_gpu` bytes; 0 on one GPU."""
     times = 1.0 if link.adds else 2 * (gpus - 1) / gpus
     return times * bytes_per_gpu / link.bytes_per_s if gpus > 1 else 0.0
 
@@ -204,13 +206,13 @@ class StepBound:
 
     least_ms: float
     limiter: str
-    """The part with most of the time: memory, tensor, vector, sfu, launch, or link (the all-reduces)."""
+    """The part of the work with most of the time: memory, tensor, vector, sfu, launch, or link (the all-reduces)."""
     all_reduce_ms: float
     ops: tuple[OpBound, ...]
 
 
 def step_bound(ops: Sequence[OpCost], ceilings: Ceilings, all_reduce_total_s: float = 0.0) -> StepBound:
-    """The least time of `ops` one after another.  Raises `ValueError` on a dtype without a matrix rate."""
+    """Returns the least time of `ops` one after another.  Raises `ValueError` on a dtype without a matrix rate."""
     bounds = [(op, bound(op.cost, ceilings)) for op in ops]
     by_limiter = {"link": all_reduce_total_s}
     for op, least in bounds:

@@ -1,4 +1,4 @@
-"""torch's embedding."""
+"""The kernel `library`: torch's embedding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.reference.embedding import SPEC
 
 @kernel(backend="torch", traffic=SPEC.least)
 def library(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
-    """weight[token_ids]; an id outside the table raises torch's `IndexError` on the CPU, and trips its assertion on
-    CUDA."""
-    # Of torch's calls only index_select takes an `out`; on axis 0 it is the same as embedding.
+    """Returns weight[token_ids]; an id outside the table raises torch's `IndexError` on the CPU, and trips its
+    assertion on CUDA."""
+    # Only torch's index_select takes an `out`; on axis 0 it equals embedding.
     torch.index_select(weight, 0, token_ids, out=out)

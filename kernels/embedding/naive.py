@@ -1,4 +1,4 @@
-"""One Triton program per token; each thread moves one element at a time."""
+"""The kernel `naive`: one Triton program per token; each thread moves one element at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_o
     token = tl.program_id(0).to(tl.int64)
     # token_id is int64, because token_id * stride passes 2**31 from V * H = 2**31 on.
     token_id = tl.load(token_ids_ptr + token)
-    # A scalar mask that is broadcast is no mask for Triton 3.9's interpreter.
+    # Triton 3.9's interpreter ignores a scalar mask that is broadcast.
     known_columns = tl.where((token_id >= 0) & (token_id < V), H, 0)
     for start in range(0, H, BLOCK_H):
         columns = start + tl.arange(0, BLOCK_H)
@@ -29,7 +29,7 @@ def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_o
 
 @kernel(backend="triton", traffic=SPEC.least)
 def naive(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
-    """weight[token_ids]; an id outside the table gives a row of zeros, because a kernel cannot raise."""
+    """Computes weight[token_ids]; an id outside the table gives a row of zeros, because a kernel cannot raise."""
     V, H = weight.shape
     _embedding[(len(token_ids),)](
         token_ids, weight, out, V, H, weight.stride(0), out.stride(0), BLOCK_H=BLOCK_H, num_warps=NUM_WARPS

@@ -1,4 +1,4 @@
-"""torch.compile (`kernels/_peers.py`)."""
+"""Peers of embedding: torch.compile (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from rooflab.kernels._peers import peer
 
 @peer()
 def compiled(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """The op as torch.compile sees it."""
+    """The op's formula, which torch.compile compiles."""
     return embedding(token_ids, weight)

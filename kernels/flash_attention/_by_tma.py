@@ -1,4 +1,4 @@
-"""What flash_attention's Triton rungs that load by TMA share: configs to try, what a CTA needs, and tensor maps."""
+"""Helpers of flash_attention's Triton rungs that load by TMA: configs to try, the needs of a CTA, and tensor maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.kernels.tuning import BF16, Footprint, space
 from rooflab.reference.spec import Case, Scheme
 
 ROWS, COLUMNS = (0, 2, 1, 3), (0, 2, 3, 1)
-"""The order of the dimensions of (B, T, H, D) in a map: rows of a head, or, of values along their keys, its columns."""
+"""The order of the dimensions of (B, T, H, D) in a map: rows of a head; columns, for values along their keys."""
 OPERAND_BYTES = 2
 TILES = space(Config, block_m=(64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 4))
 ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
@@ -28,18 +28,18 @@ ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """128 rows have four warps only for a head_dim up to 64: wider ones spill (read in the compiled kernels)."""
+    """Returns configs; 128 rows have four warps only for a head_dim up to 64: wider ones spill (read in the SASS)."""
     narrow = padded(int(case["D"])) <= 64
     return tuple(config for config in TILES(case) if narrow or (config.block_m, config.num_warps) != (128, 4))
 
 
 def query_tiles(config: Config, case: Case) -> int:
-    """Tiles of queries of all heads."""
+    """Counts the tiles of queries of all heads."""
     return cdiv(int(case["T"]), config.block_m) * int(case["H"]) * int(case["B"])
 
 
 def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[..., Footprint]:
-    """A CTA has its queries and every stage of keys and values in shared memory; `ctas` counts the grid."""
+    """Footprint: shared memory holds a CTA's queries and all stages of keys and values; `ctas` counts the grid."""
 
     def needs(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         D = padded(int(case["D"]))

@@ -1,4 +1,4 @@
-"""FlashAttention-3 (Shah et al., arXiv 2407.08608), its authors' package, if it is installed."""
+"""Peer: FlashAttention-3 (Shah et al., arXiv 2407.08608), its authors' package, if it is installed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rooflab.kernels.takes import HALVES
 from rooflab.reference.flash_attention import E4M3
 
 AUTHORS, FORWARD = "flash_attn_interface", "fa3_fwd_interface"
-"""The module of the authors' package and of others that build all of it; and that of `fa3-fwd`, a wheel of the forward
-pass alone, with the same functions."""
+"""The module of the authors' package, which some other packages have too; and the module of `fa3-fwd`, a wheel of the
+forward pass alone, with the same functions."""
 PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
 
 
 def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:
-    """The package's names for the scales, (B, H_kv) each; empty without fp8."""
+    """Returns the scales by the package's names, (B, H_kv) each; empty without fp8."""
     if q.dtype != E4M3:
         return {}
     queries, *others = scales
@@ -29,7 +29,7 @@ def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor 
 
 
 def window_sizes(window: int | None) -> tuple[int, int]:
-    """Keys to the left and to the right of a query's own position; -1 means all."""
+    """Returns the number of keys to the left and to the right of a query's own position; -1 means all."""
     return (-1, -1) if window is None else (window - 1, 0)
 
 
@@ -48,7 +48,7 @@ def flash_attention_3(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
 ) -> Returned:  # fmt: skip
-    """`flash_attn_func`, which allocates the result; the log-sum-exp (B, H, T) is returned as a view (B, T, H)."""
+    """Calls `flash_attn_func`, which allocates the result; returns the log-sum-exp (B, H, T) as a view (B, T, H)."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_func(
         q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_sizes(window), softcap=softcap or 0.0,

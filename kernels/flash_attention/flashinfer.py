@@ -1,7 +1,7 @@
-"""FlashInfer's prefill (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, if it is installed.
+"""Peer: FlashInfer's prefill (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, if it is installed.
 
 One sequence goes to `single_prefill_with_kv_cache`; several, or one with more causal queries than keys, go to
-`BatchPrefillWithRaggedKVCacheWrapper`; both with the backend that FlashInfer chooses.  A dense batch's plan depends on
+`BatchPrefillWithRaggedKVCacheWrapper`; both use the backend that FlashInfer chooses.  A dense batch's plan depends on
 its shape alone: it is made once per shape, and a time measured after a warm-up does not contain it.  A log-sum-exp
 takes one more launch, which changes its base from 2 to e.
 """
@@ -54,7 +54,7 @@ def flashinfer(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, return_lse: bool,
 ) -> Returned:  # fmt: skip
-    """FlashInfer's prefill, which allocates the result, because it writes rows without gaps."""
+    """Calls FlashInfer's prefill, which allocates the result, because it writes rows without gaps."""
     B, T, H, _ = q.shape
     S = k.shape[1]
     if not B * T * S:

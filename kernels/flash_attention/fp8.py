@@ -1,10 +1,10 @@
-"""Over tma: queries, keys and values in e4m3 with one scale per head, on the fp8 tensor cores.
+"""The kernel `fp8`, over tma: queries, keys and values in e4m3 with one scale per head, on the fp8 tensor cores.
 
 The scales of q and k go into the factor of the exponent, once per tile; the scale of v goes into the result.  Weights
-are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8, and the sum that divides them is too.  fp32 registers
-add each tile's product with the values, because the fp8 accumulator keeps 14 bits (see gemm_fp8/promoted.py).
+are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8, like the exponent of the sum that divides them.  fp32
+registers add each tile's product with the values, because the fp8 accumulator keeps 14 bits (see gemm_fp8/promoted.py).
 
-Tried, predicted, not built: docs/notes/flash_attention.md.
+Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rooflab.reference.flash_attention import E4M3, keys_contiguous
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 WIDEST = 128
-"""Widest head_dim for which a tile's products and the sums fit in registers together (read in the SASS)."""
+"""The widest head_dim for which registers hold a tile's products and the sums together (read in the SASS)."""
 DEFAULTS = Defaults(
     (
         # One warpgroup of 64 rows: two or three CTAs fit on an SM, and the exponentials of one run under the products
@@ -39,13 +39,13 @@ DEFAULTS = Defaults(
 
 
 def values_in_fp8(columns: bool, head_dim: int) -> bool:
-    """Whether weights and values are multiplied in e4m3, not in fp16."""
+    """Returns whether weights and values are multiplied in e4m3, not in fp16."""
     return columns and padded(head_dim) <= WIDEST
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """One warpgroup per 64 rows, or per 128 of a narrow head, pipelines of several depths; for a wide head 64 keys,
-    because more keys spill (read in the SASS)."""
+    """Returns configs: one warpgroup per 64 rows (128 for a narrow head), and pipelines of several depths.  A wide head
+    has 64 keys per tile, because more keys spill (read in the SASS)."""
     width = padded(int(case["D"]))
     shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
     keys = (64, 128, 256) if width <= WIDEST else (64,)
@@ -53,7 +53,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers: the sums, and a tile's products or scores, or scores and their weights in fp16.
+    """Returns registers: the sums, and a tile's products or scores, or scores and their weights in fp16.
 
     Shared memory: the queries and every stage of keys and values; fp16 values need one more tile, twice as wide.
     """
@@ -70,14 +70,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 RANGE: tl.constexpr = tl.constexpr(8)
-"""The exponent of the largest weight, so that weights reach down to 2**-17 of it; with a largest of 1, to 2**-9."""
+"""The exponent of the largest weight: weights reach down to 2**-17 of the largest, not only to 2**-9 as with 0."""
 UNIT: tl.constexpr = tl.constexpr(2.0**-8)
 SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
 def scale_of(scale_ptr, b, h, stride_b, stride_h):
-    """A head's scale; 1 if `scale_ptr` is None."""
+    """Loads a head's scale; 1 if `scale_ptr` is None."""
     scale = 1.0
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
@@ -113,7 +113,7 @@ def _attention(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         for start in range(ends[part], ends[part + 1], BLOCK_N):
             k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
@@ -142,8 +142,8 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Once for a layout: the grid, what makes the maps, the numbers behind the tensors, and the constants, of which two
-    say how values are stored."""
+    """Computes, once for a layout: the grid, the makers of maps, the numbers after the tensors, and the constants, of
+    which two say how values are stored."""
     (B, T, H, D), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     columns = keys_contiguous(of.v)
     v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROWS)
@@ -177,7 +177,7 @@ def fp8(
     q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
     bound: Any,
 ) -> None:  # fmt: skip
-    """Products in e4m3; values along their keys are multiplied in e4m3 too, others in fp16."""
+    """Multiplies q and k in e4m3; multiplies values in e4m3 if they are contiguous along their keys, else in fp16."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](
         q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *numbers, **constants

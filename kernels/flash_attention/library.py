@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention, which chooses FlashAttention-2, cuDNN or its CPU kernel.
+"""The kernel `library`: torch's scaled_dot_product_attention, which chooses FlashAttention-2, cuDNN or its CPU kernel.
 
 torch has no attention in fp8: the timed call first dequantizes q, k and v from e4m3 to bf16 in memory.
 """
@@ -17,19 +17,19 @@ from rooflab.reference.flash_attention import E4M3
 
 
 def _dequantized(x: Tensor, scale: Tensor | None) -> Tensor:
-    """x (B, T, H, D) times its heads' scales (B, H), in bf16, which represents every e4m3 value."""
+    """Returns x (B, T, H, D) times its heads' scales (B, H), in bf16, which represents every e4m3 value."""
     wide = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
     return wide if scale is None else wide.mul_(scale[:, None, :, None])
 
 
 def _expands(q: Tensor, k: Tensor, device: str) -> bool:
-    """Whether heads are expanded: on CUDA no fused backend takes fp32 with grouped heads, and torch would write the
-    scores to memory."""
+    """Returns whether heads are expanded: on CUDA no fused backend takes fp32 with grouped heads, and torch would write
+    the scores to memory."""
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
 def _lower_right(T: int, S: int) -> Tensor | None:
-    if _device.counted:  # it has no memory, and torch cannot make it while calls are counted
+    if _device.counted:  # the bias has no memory, and torch cannot make it then
         return None
     from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.4 s of every command
 
@@ -37,7 +37,7 @@ def _lower_right(T: int, S: int) -> Tensor | None:
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
-    """scaled_dot_product_attention of q (B, T, H, D), k and v (B, S, H_kv, D) with a bottom-right causal mask."""
+    """Calls scaled_dot_product_attention on q (B, T, H, D), k and v (B, S, H_kv, D) with a bottom-right causal mask."""
     T, S = q.shape[1], k.shape[1]
     if S == 0 or T == 0:
         return torch.zeros_like(q)
@@ -65,7 +65,7 @@ def library(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None,
     q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """torch allocates the result: a copy into an `out` would be timed with it."""
+    """Lets torch allocate the result: a copy into an `out` would be timed with the call."""
     if q.dtype == E4M3:
         q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
     return call(q, k, v, causal, softmax_scale)

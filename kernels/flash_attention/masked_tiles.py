@@ -1,9 +1,9 @@
-"""Over online: masks only in the tiles that need one.
+"""The kernel `masked_tiles`, over online: only tiles that need a mask have one.
 
 The diagonal, the far end of a window and the end of the keys cut a few of the key tiles that a tile of queries sees.
-Those have their own loops.  The loop over the other tiles compares no position, selects no score and loads without a
-predicate; a score costs one multiply-add and one exponential.  The options start here, because in online every tile
-would pay for each of them.
+These tiles have their own loops.  The loop over the other tiles compares no position, selects no score and loads
+without a predicate; a score costs one multiply-add and one exponential.  The options start here, because in online
+every tile would pay for each of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _attention(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         for start in range(ends[part], ends[part + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
@@ -73,7 +73,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Once for a layout: the grid, of one axis, as only x may exceed 65,535; numbers; constants."""
+    """Computes, once for a layout: the grid, with one axis because only x may exceed 65,535; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
     numbers, strides, constants = options(of, S)
     inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
@@ -96,6 +96,6 @@ def masked_tiles(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """Masks only in the tiles that the diagonal, a window or an end cuts."""
+    """Computes attention with masks only in the tiles that the diagonal, a window or an end cuts."""
     grid, numbers, constants = bound
     _attention[grid](q, k, v, sinks, out, lse, *numbers, **constants)

@@ -1,4 +1,4 @@
-"""Attention written as its formula: expanded heads, fp32 scores in memory, softmax, second product."""
+"""The kernel `naive`, attention as its formula: expanded heads, fp32 scores in memory, softmax, second product."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def attend(
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """x (B, T, H, D) as (B, H, T, D) fp32, times its heads' scales (B, H)."""
+    """Returns x (B, T, H, D) as (B, H, T, D) fp32, times its heads' scales (B, H)."""
     x32 = x.transpose(1, 2).float()
     return x32 if scale is None else x32 * scale[:, :, None, None]
 
@@ -53,6 +53,6 @@ def naive(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
 ) -> None:  # fmt: skip
-    """Scales multiply the heads first; then every step of the formula has its result in memory."""
+    """Multiplies the heads by their scales first; then every step of the formula writes its result to memory."""
     scale = get_scale(q, softmax_scale)
     attend(q, k, v, out, lse, causal, scale, window, softcap, sinks, q_scale, k_scale, v_scale)

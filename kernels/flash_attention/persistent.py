@@ -1,4 +1,4 @@
-"""Over tma: as many CTAs as fit on the SMs are persistent and take one tile of queries after another.
+"""The kernel `persistent`, over tma: as many CTAs as fit on the SMs take one tile of queries after another.
 
 In tma's grid the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have no work
 left, and CTAs of many heads run at once, whose keys share L2.  Here the longest tiles come first (Graham, 1969).  All
@@ -32,13 +32,13 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 @dataclass(frozen=True)
 class PersistentConfig(Config):
-    """Also the CTAs of an SM."""
+    """A config of tma, and the number of CTAs per SM."""
 
     ctas_per_sm: int
 
     @property
     def launch_arguments(self) -> dict[str, Any]:
-        """Without the CTAs, which the device code does not need."""
+        """Returns the arguments without the number of CTAs, which the device code does not need."""
         return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
 
 
@@ -52,12 +52,12 @@ DEFAULTS = Defaults(
 
 
 def persistent_configs(case: Case, scheme: Scheme = BF16) -> tuple[PersistentConfig, ...]:
-    """The configs of tma, with one or two CTAs per SM."""
+    """Returns the configs of tma, with one or two CTAs per SM."""
     return tuple(PersistentConfig(**asdict(config), ctas_per_sm=ctas) for config in configs(case) for ctas in (1, 2))
 
 
 def ctas(config: Any, case: Case) -> int:
-    """No more than fit on the SMs."""
+    """Returns the number of CTAs: no more than fit on the SMs."""
     return min(query_tiles(config, case), HOPPER_SMS * int(config.ctas_per_sm))
 
 
@@ -85,7 +85,7 @@ def _attention(
             l_i = tl.zeros((BLOCK_M,), tl.float32)
             acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
             ends = key_tiles(first_row, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-            for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+            for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
                 for start in range(ends[part], ends[part + 1], BLOCK_N):
                     k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
                     scores = tl.dot(q, k.T)
@@ -103,8 +103,8 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """For one layout: the grid, which is all CTAs that fit; the makers of maps; the numbers behind the tensors; the
-    constants."""
+    """Computes for a layout: the grid, which is all CTAs that fit; the makers of maps; the numbers after the tensors;
+    the constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     heads, group = B * H, H // H_kv
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
@@ -131,6 +131,6 @@ def persistent(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     return_lse: bool, config: PersistentConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """As many CTAs as fit take tile after tile, the longest first."""
+    """Computes attention with as many CTAs as fit, which take tile after tile, the longest first."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

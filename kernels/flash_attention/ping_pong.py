@@ -1,15 +1,15 @@
-"""Over online, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608), which hides exponentials under products.
+"""The kernel `ping_pong`, over online, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608).
 
 One warp, the producer, loads queries, keys and values by TMA and runs ahead through rings in shared memory, also into
 the next tile of queries.  Two warpgroups, the consumers, have 64 rows of queries and an accumulator each.  They take
 turns: one computes exponentials while the tensor cores work for the other.  Each starts the scores of a block, then the
-value product of the block before; it computes the softmax of the one while the product of the other runs.
+value product of the previous block; it computes the softmax of the block while this value product runs.
 
 Gluon has no named barriers, so each consumer has an mbarrier for its turn.  A step has five barriers of a consumer's
 128 threads (read in the PTX): before each of three arrivals, before the wait for keys, and at the head of the loop.
 For a head_dim of 64 there are three consumers, which need no turns (see `_step`).
 
-Tried, predicted, not built: docs/notes/flash_attention.md.
+Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROWS: gl.constexpr = attention.ROWS
 
 @dataclass(frozen=True)
 class PingPongConfig(LaunchConfig):
-    """Keys per block, slots of each ring, and consumers."""
+    """A config: keys per block, slots of each ring, and the number of consumers."""
 
     block_n: int
     stages: int
@@ -52,18 +52,18 @@ class PingPongConfig(LaunchConfig):
 
     @property
     def block_m(self) -> int:
-        """Rows of queries per CTA."""
+        """Returns the rows of queries per CTA."""
         return 64 * self.consumers
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
-    """Two consumers, for a narrow head also three."""
+    """Returns configs with two consumers, for a narrow head also with three."""
     consumers = (2, 3) if attention.tile_columns(int(case["D"])) == 64 else (2,)
     return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers)(case)
 
 
 def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Queries, rings, and the staged result, which with a wide head lies in the queries' memory."""
+    """The needs of queries, rings, and the staged result, which with a wide head lies in the queries' memory."""
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     return attention.footprint(
         config.consumers, D, config.block_n, config.stages, rows=config.block_m * (1 if D > 128 else 2),
@@ -90,8 +90,8 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Of the CTA's tile `nth`: its head, its first row, and the blocks of keys that it sees, from the first to the end.
-    It has at least one block, so a row that sees no key needs no special case."""
+    """Finds the CTA's tile `nth`: its head, its first row, and the blocks of keys that it sees, from the first to the
+    end. It has at least one block, so a row that sees no key needs no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
@@ -116,7 +116,7 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """The producer's work: for each tile, from the last block of keys to the first, the keys of a block, then the
+    """Does the producer's work: for each tile, from the last block of keys to the first, the keys of a block, then the
     values of the block loaded before it, in the order in which the products need them.  The queries come second,
     because their slot becomes free only after the last tile's scores."""
     q, k, v, group, order, memory = loads
@@ -153,7 +153,7 @@ def _produce(loads, CAUSAL: gl.constexpr):
 def _softmax(
     scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, MASKED: gl.constexpr
 ):  # fmt: skip
-    """The softmax of the block of keys at `first`, for the queries from `row` on."""
+    """Computes the softmax of the block of keys at `first`, for the queries from `row` on."""
     T, S, _, _, _, _, window = order
     last = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
     return attention.softmax(scores, m_i, l_i, scales, last if CAUSAL else None, S - 1 - first, window, MASKED)
@@ -164,8 +164,8 @@ def _step(
     q_tile, memory, state, first, begin, row, order, scales,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
-    """The scores of the block at `first`, the value product of the last block, whose weights are known, and the softmax
-    of this block.  Also waits for the next step's keys.
+    """Computes the scores of the block at `first`, the value product of the last block, whose weights are known, and
+    the softmax of this block.  Also waits for the next step's keys.
 
     With two consumers, one computes this softmax while its value product runs, then waits for its next turn.  With
     three there are no turns.  A consumer waits for both products before its softmax, so it keeps one set of weights and
@@ -215,7 +215,7 @@ def _step(
 
 @gluon.jit
 def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
-    """Divides by the sum, including the head's sink, and stores by TMA, which leaves out rows past the sequence."""
+    """Divides by the sum, including the head's sink, and stores by TMA, which omits rows past the sequence's end."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride = results
     sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
@@ -230,7 +230,7 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 
 @gluon.jit
 def _consume(given, CAUSAL: gl.constexpr, NTH: gl.constexpr):
-    """A warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
+    """Does a consumer's work: 64 rows of each tile, from the last block of keys to the first."""
     results, order, scales, memory, staged = given
     T, S, H, heads, tiles_m, _, window = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = memory
@@ -343,20 +343,20 @@ def _attention(
 
 def _map(x: Tensor, rows: int) -> Any:
     """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; no box passes the end of its
-    sequence.  A dimension of size 1 may have any stride, and TMA wants whole 16 bytes, so it gets 16."""
+    sequence.  A dimension of size 1 may have any stride, and TMA needs whole 16 bytes, so this dimension gets 16."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
     return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, attention.tile_columns(D)], HEADS)
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
-    """What a launch passes in addition to tensors.  Raises `ValueError` on an output that TMA cannot store."""
+    """Computes the arguments of a launch besides tensors.  Raises `ValueError` on an output that TMA cannot store."""
     if why := why_not_mapped(of.out):
         raise ValueError(f"out: {why}")
     (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
     heads, group = B * H, H // of.k.shape[2]
     lse_strides = (0, 0, 0) if of.lse is None else of.lse.stride()
-    window = of.window if of.window is not None and of.window < S else None  # a wider window hides unused
+    window = of.window if of.window is not None and of.window < S else None  # a wider window hides nothing
     return (
         min(cdiv(T, config.block_m) * heads, sm_count(of.q.device)),
         (_map(of.q, 64), _map(of.k, config.block_n), _map(of.v, config.block_n), _map(of.out, 64)),
@@ -384,6 +384,6 @@ def ping_pong(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     return_lse: bool, config: PingPongConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """A producer warp loads; warpgroups of 64 rows take turns at exponentials and products."""
+    """Runs a producer warp that loads, and warpgroups of 64 rows that take turns at exponentials and products."""
     ctas, (q_map, k_map, v_map, out_map), numbers, flags = bound
     _attention[(ctas,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *numbers[:3], sinks, *numbers[3:], **flags)

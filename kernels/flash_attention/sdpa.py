@@ -1,5 +1,5 @@
-"""torch's scaled_dot_product_attention with one named CUDA backend, even if torch would choose another: cuDNN's fused
-attention, the memory-efficient one (xFormers), and torch's build of FlashAttention-2."""
+"""Peers: torch's scaled_dot_product_attention with a fixed CUDA backend, even if torch would choose another: cuDNN's
+fused attention, the memory-efficient backend (xFormers), and torch's build of FlashAttention-2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ peer = partial(
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
-    """Attention by the backend with this name in `SDPBackend`, which raises `RuntimeError` if it refuses."""
+    """Computes attention by the backend with this name in `SDPBackend`, which raises `RuntimeError` if it refuses."""
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -36,17 +36,17 @@ def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_
 
 @peer(holds=EQUAL_LENGTHS)
 def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
-    """cuDNN's fused attention."""
+    """Computes attention by cuDNN's fused attention."""
     return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)
 
 
 @peer(holds={**EQUAL_LENGTHS, "H_kv == H": "q's heads, as this backend takes no groups"})
 def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
-    """The memory-efficient backend, which does not group heads."""
+    """Computes attention by torch's memory-efficient backend, which does not group heads."""
     return attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
 
 
 @peer(holds=EQUAL_LENGTHS)
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
-    """torch's build of FlashAttention-2."""
+    """Computes attention by torch's build of FlashAttention-2."""
     return attend("FLASH_ATTENTION", q, k, v, causal, softmax_scale)

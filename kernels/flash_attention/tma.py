@@ -1,9 +1,9 @@
-"""Over masked_tiles: the tensor memory accelerator (TMA) loads the tiles of q, k and v.
+"""The kernel `tma`, over masked_tiles: the tensor memory accelerator (TMA) loads the tiles of q, k and v.
 
 One thread issues the load of a tile; with cp.async every thread needs an address, a mask and an instruction for each 16
-bytes, that is registers and issue slots that the exponentials need.  A map ends with its sequence and its head, and TMA
-gives zeros beyond, so neither a short last tile nor a padded head needs a mask.  A map costs the host a driver call per
-launch, and needs addresses and strides of whole 16 bytes.
+bytes, which cost registers and issue slots that the exponentials need.  A map ends with its sequence and its head, and
+TMA gives zeros beyond, so neither a short last tile nor a padded head needs a mask.  A map costs the host a driver call
+per launch, and needs addresses and strides of whole 16 bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _attention(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         # The compiler makes a ring of num_stages tiles of k, and one of v: their copies run while earlier tiles are
         # multiplied, each stage with a barrier of its own.
         for start in range(ends[part], ends[part + 1], BLOCK_N):
@@ -68,7 +68,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Once for a layout: the grid, of one axis, as only x may exceed 65,535; makers of maps; numbers; constants."""
+    """Computes, once for a layout: the grid, of one axis, as only x may exceed 65,535; maps; numbers; constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     numbers, strides, constants = options(of, S)
@@ -92,6 +92,6 @@ def tma(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """One thread loads the tiles of q, k and v, with zeros past the ends."""
+    """Computes attention; one thread loads the tiles of q, k and v, with zeros past the ends."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

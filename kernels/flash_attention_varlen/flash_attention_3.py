@@ -1,4 +1,4 @@
-"""FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), the package of its authors, if it is installed."""
+"""Peer: FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), the package of its authors, if installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def flash_attention_3(
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, return_lse: bool,
 ) -> Returned:  # fmt: skip
-    """`flash_attn_varlen_func`, which allocates the result; the log-sum-exp (H, T) is returned as a view (T, H)."""
+    """Calls `flash_attn_varlen_func`, which allocates the result; returns the log-sum-exp (H, T) as a view (T, H)."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=softmax_scale, causal=causal,

@@ -1,7 +1,7 @@
-"""FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), `flashinfer-python`, if it is installed.
+"""Peer: FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), `flashinfer-python`, if installed.
 
-`plan` reads the offsets once per step for all layers, and the bench does not time it: see `_flashinfer`.  A
-log-sum-exp takes one more launch.
+`plan` reads the offsets once per step for all layers, and the bench does not time it: see `_flashinfer`.  A log-sum-exp
+takes one more launch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.reference.spec import Arguments
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Work that an engine does once per step for all layers; waits for the device.  q and k may be on `meta`."""
+    """Makes the plan of a step, which serves all its layers; waits for the device.  q and k may be on `meta`."""
     (T, H, D), k, device = inputs.q.shape, inputs.k, inputs.cu_seqlens_q.device
     if not T * len(k):
         return adapter.FlashInferPlan()
@@ -39,8 +39,8 @@ def flashinfer(
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, return_lse: bool, plan: adapter.FlashInferPlan | None,
 ) -> Returned:  # fmt: skip
-    """`BatchPrefillWithRaggedKVCacheWrapper`, which writes rows without gaps.  Without a plan it makes one, and waits
-    for the device to read the offsets."""
+    """Calls `BatchPrefillWithRaggedKVCacheWrapper`, which writes rows without gaps.  A call without a plan makes a
+    plan, and waits for the device to read the offsets."""
     if plan is None:
         given = Arguments(
             q=q, k=k, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, causal=causal, softmax_scale=softmax_scale,

@@ -1,6 +1,6 @@
 """torch's FlashAttention-2 with offsets if it takes the inputs, else scaled_dot_product_attention per sequence.
 
-It calls the operator, not `torch.nn.attention.varlen`, whose signature changed in each release (2.10 to 2.12).
+The kernel calls the operator, not `torch.nn.attention.varlen`, whose signature changed in each release (2.10 to 2.12).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rooflab.kernels.launcher import kernel
 
 
 def has_flash(q: Tensor) -> bool:
-    """Whether FlashAttention-2 takes these queries: 16 bits, on CUDA, head_dim up to 256 in multiples of 8."""
+    """Returns whether FlashAttention-2 takes these queries: 16 bits, on CUDA, head_dim up to 256 in multiples of 8."""
     return kind_of(q) == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 def told_longest(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
-    """The most queries of a sequence, for torch's FlashAttention-2: from 1 it would conclude that no sequence is empty,
-    and view q by the number of sequences."""
+    """Returns the most queries of a sequence, for torch's FlashAttention-2: from 1 it would conclude that no sequence
+    is empty, and view q by the number of sequences."""
     return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)
 
 
@@ -39,7 +39,7 @@ def library(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, causal: bool,
     softmax_scale: float | None, window: int | None,
 ) -> Tensor:  # fmt: skip
-    """torch allocates the result; on the CPU, and in fp32, the offsets are read."""
+    """Lets torch allocate the result; on the CPU, and in fp32, the host reads the offsets."""
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
     if has_flash(q):

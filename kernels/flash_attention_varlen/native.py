@@ -1,4 +1,4 @@
-"""For the CPU, in C++: FlashAttention's tiles in registers and cache; a tile that the mask hides is not computed."""
+"""The kernel `native`, for the CPU, in C++: FlashAttention's tiles in registers and cache; masked tiles are skipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """The sizes, strides, options and threads of a layout."""
+    """Returns the sizes, strides, options and threads for a layout."""
     _, H, D = of.q.shape
     return sizes(
         len(of.cu_seqlens_q) - 1, H, of.k.shape[1], D, torch.get_num_threads(), *of.q.stride()[:2],
@@ -36,7 +36,7 @@ def native(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, *, max_seqlen_q: int,
     max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None, bound: Any,
 ) -> None:  # fmt: skip
-    """One call for all sequences."""
+    """Computes attention of all sequences in one call of C++."""
     lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     check_lengths({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **lengths}, {"T": len(q), "S": len(k)})
     pointers = (x.data_ptr() for x in (q, k, v, out, cu_seqlens_q, cu_seqlens_k))

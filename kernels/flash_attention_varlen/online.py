@@ -1,4 +1,4 @@
-"""Over naive: one launch for all sequences, with an online softmax (Dao, "FlashAttention-2", 2023).
+"""`online`, over naive: one launch for all sequences, with an online softmax (Dao, "FlashAttention-2", 2023).
 
 A program is a tile of queries of one sequence and head; if its tile is past the sequence's end, it exits at once.  The
 tiles with the most keys come first: a causal sequence's last rows see all keys, and long tiles must not come at the end
@@ -57,7 +57,7 @@ def online_varlen_kernel(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         for start in range(ends[part], ends[part + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             keys64 = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
@@ -78,8 +78,8 @@ def online_varlen_kernel(
 
 
 def bind(of: Arguments) -> Any:
-    """Once for a layout: the grid, with a CTA for each tile of the longest sequence, of all sequences and heads; the
-    numbers behind the tensors; and the constants."""
+    """Computes, once for a layout: the grid, with a CTA for each tile of the longest sequence, of all sequences and
+    heads; the numbers after the tensors; and the constants."""
     H, B = of.q.shape[1], len(of.cu_seqlens_q) - 1
     tiles = cdiv(of.max_seqlen_q, of.config.block_m)
     numbers, strides, constants = options(of, of.max_seqlen_k)
@@ -100,8 +100,8 @@ def online(
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """One launch for all sequences.  Rows past the last offset are not written: on a GPU only `ROOFLAB_CHECK_VALUES`
-    finds them."""
+    """Computes all sequences in one launch.  Rows past the last offset are not written: on a GPU only
+    `ROOFLAB_CHECK_VALUES` finds them."""
     grid, numbers, constants = bound
     if grid[0]:
         online_varlen_kernel[grid](q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *numbers, **constants)

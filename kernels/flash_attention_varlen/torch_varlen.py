@@ -1,5 +1,5 @@
-"""`torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or the kernel that the caller has activated for
-the process with `activate_flash_attention_impl`.
+"""Peer: `torch.nn.attention.varlen.varlen_attn`, torch's FlashAttention-2, or the kernel that the caller activated for
+the process by `activate_flash_attention_impl`.
 
 Its arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.
 """
@@ -32,7 +32,7 @@ CAUSAL = (-1, 0)
 
 @cache
 def parameters() -> frozenset[str]:
-    """Names of the arguments of `varlen_attn` in this torch; empty if it has no such function."""
+    """Returns the names of the arguments of `varlen_attn` in this torch; empty if torch has no such function."""
     if importlib.util.find_spec(MODULE) is None:
         return frozenset()
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
@@ -40,13 +40,13 @@ def parameters() -> frozenset[str]:
 
 
 def why_lacking(*needed: str) -> str | None:
-    """Which of the `needed` arguments this torch's `varlen_attn` lacks, in a sentence, or None."""
+    """Returns a sentence with the `needed` arguments that this torch's `varlen_attn` lacks, or None."""
     missing = [name for name in needed if name not in parameters()]
     return f"torch {torch.__version__} has no varlen_attn with {missing[0]}" if missing else None
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
-    """`varlen_attn`; its log-sum-exp, (H, T) with inf where a query sees no key, is returned as (T, H) with -inf."""
+    """Calls `varlen_attn`; returns its log-sum-exp, (H, T) with inf for a query without keys, as (T, H) with -inf."""
     module: Any = import_module(MODULE)
     if "enable_gqa" in parameters():  # older releases take grouped heads without this option
         options["enable_gqa"] = q.shape[1] != k.shape[-2]
@@ -61,8 +61,8 @@ def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **optio
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, because L2 keeps a sequence's keys for its queries; torch always writes a log-sum-exp, which
-    two more launches clean with `return_lse`."""
+    """Counts each operand once, because L2 keeps a sequence's keys for its queries; torch always writes a log-sum-exp,
+    which two more launches correct with `return_lse`."""
     moved = moved_once(inputs.but(return_lse=True))
     if not inputs.return_lse:
         return moved
@@ -80,7 +80,7 @@ def torch_varlen(
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
     return_lse: bool,
 ) -> Returned:  # fmt: skip
-    """`varlen_attn`, which allocates the result."""
+    """Calls `varlen_attn`, which allocates the result."""
     if len(q) == 0 or len(k) == 0:
         return unseen(q, return_lse)
     where = (cu_seqlens_q, cu_seqlens_k, told_longest(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)

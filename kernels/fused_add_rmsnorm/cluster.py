@@ -1,4 +1,4 @@
-"""Over fused: rows of any width in the registers of up to eight CTAs (`rmsnorm/cluster` says how)."""
+"""The kernel `cluster`, over fused: rows of any width in the registers of up to eight CTAs (see `rmsnorm/cluster`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def cluster(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, scale: Tensor | None, *,
     eps: float, weight_offset: float, round_first: bool, quantize: str | None, config: Config,
 ) -> None:  # fmt: skip
-    """(rmsnorm(x + residual), x + residual) in fp32; the sum is rounded before the norm."""
+    """Computes (rmsnorm(x + residual), x + residual) in fp32; the sum is rounded before the norm."""
     launch(
         "fused_add_rmsnorm", x, out, second=residual, weight=weight, sums=new_residual, scale=scale, eps=eps,
         weight_offset=weight_offset, round_first=round_first, config=config,

@@ -1,4 +1,4 @@
-"""Over naive: one pass that rounds the sum, writes it, and norms it in registers."""
+"""The kernel `fused`, over naive: one pass that rounds the sum, writes it, and norms it in registers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fused(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, *,
     eps: float, weight_offset: float, round_first: bool, config: Config,
 ) -> None:  # fmt: skip
-    """(rmsnorm(x + residual), x + residual), whole rows per program; the norm in fp32, rounded once."""
+    """Computes (rmsnorm(x + residual), x + residual), whole rows per program; the norm in fp32, rounded once."""
     T, H = x.shape
     _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
         x, residual, weight, out, new_residual, T, H, x.stride(0), residual.stride(0), out.stride(0),

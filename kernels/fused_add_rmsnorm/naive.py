@@ -1,4 +1,4 @@
-"""The residual add and the norm as a model's source code writes them: one torch call per step, the norm in fp32."""
+"""The kernel `naive`: residual add and norm as in a model's source code: one torch call per step, the norm in fp32."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def naive(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, scale: Tensor | None, *,
     eps: float, weight_offset: float, round_first: bool, quantize: str | None,
 ) -> None:  # fmt: skip
-    """(rmsnorm(x + residual), x + residual), step by step."""
+    """Computes (rmsnorm(x + residual), x + residual), step by step."""
     torch.add(x, residual, out=new_residual)
     write_rows(norm(new_residual, weight, eps, weight_offset, round_first), out, scale)

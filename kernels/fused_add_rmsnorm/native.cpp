@@ -1,7 +1,7 @@
 #include "_native.h"
 
 struct Shape {
-    i64 T, H, x, residual, out, sum, threads;  // x and those after it: strides of rows
+    i64 T, H, x, residual, out, sum, threads;  // x to sum: strides of rows
 };
 
 // rmsnorm of x, or of the rounded sum of x and residual, which goes to `sum`; residual and sum may be null.  With

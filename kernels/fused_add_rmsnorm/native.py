@@ -1,4 +1,4 @@
-"""For the CPU, in C++: the sum and the norm in one call; torch makes several that each cost more than the work."""
+"""The kernel `native`, for the CPU, in C++: sum and norm in one call; torch's several calls cost more than the work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPES = "ippppppffi"
 
 
 def shape(of: Arguments) -> Any:
-    """The sizes, strides and threads of a layout."""
+    """Returns the sizes, strides and threads for a layout."""
     strides = (tensor.stride(0) for tensor in (of.x, of.residual, of.out, of.new_residual))
     return sizes(*of.x.shape, *strides, torch.get_num_threads())
 
@@ -31,6 +31,6 @@ def native(
     x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, *,
     eps: float, weight_offset: float, round_first: bool, bound: Any,
 ) -> None:  # fmt: skip
-    """(rmsnorm(x + residual), x + residual); the norm in fp32, rounded once."""
+    """Computes (rmsnorm(x + residual), x + residual); the norm in fp32, rounded once."""
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), new_residual.data_ptr()
     built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

@@ -1,4 +1,4 @@
-"""Over naive: the program of `silu_and_mul/fused` with gelu in place of silu."""
+"""The kernel `fused`, over naive: the program of `silu_and_mul/fused` with gelu in place of silu."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ from rooflab.reference.gelu_and_mul import SPEC
     )},
 )  # fmt: skip
 def fused(x: Tensor, out: Tensor) -> None:
-    """gelu(gate) * up in fp32, in its tanh form, rounded once."""
+    """Computes gelu(gate) * up in fp32, in its tanh form, rounded once."""
     launch(x, out, gelu=True)

@@ -1,4 +1,4 @@
-"""For the CPU, in C++: the loop of `silu_and_mul/native` with gelu in place of silu."""
+"""The kernel `native`, for the CPU, in C++: the loop of `silu_and_mul/native` with gelu in place of silu."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from rooflab.reference.gelu_and_mul import SPEC
     over="naive", shows={"": 'calls("naive").total >= 8 and calls("native").names.keys() <= {"empty", "empty_like"}'},
 )  # fmt: skip
 def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
-    """gelu(gate) * up in fp32, in its tanh form, rounded once."""
+    """Computes gelu(gate) * up in fp32, in its tanh form, rounded once."""
     run(x, out, bound, gelu=True)

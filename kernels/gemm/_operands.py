@@ -1,4 +1,4 @@
-"""Operands of products: as TMA maps them, traffic, strides, constants of a launch, and which are refused."""
+"""Operands of products: their TMA maps, traffic, strides, constants of a launch, and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 VECTOR_BYTES = 16
-"""The widest load of a thread, and the least that cp.async (cg) and TMA copy."""
+"""Bytes of the widest load of a thread, and the least that cp.async (cg) and TMA copy."""
 KINDS = {
     torch.float8_e4m3fn: gl.float8e4nv, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16,
     torch.float32: gl.float32,
@@ -25,12 +25,12 @@ KINDS = {
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once: true of a GEMV, and nearly true of the best tile order."""
+    """Counts every operand once: exact for a GEMV, and nearly exact for the best tile order."""
     return panels_traffic(inputs, 0)
 
 
 def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
-    """a once, and b once for each `rows` rows of a; with 0 rows b once."""
+    """Counts a once, and b once for each `rows` rows of a; with 0 rows b once."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     times = -(-M // rows) if rows else 1
@@ -39,24 +39,24 @@ def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """L2 keeps a group's rows of a; b is read again for each group of row panels."""
+    """Counts traffic if L2 keeps a group's rows of a; b is read again for each group of row panels."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
 def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
-    """What a launch of a tiled Triton kernel compiles into the device code; with maps of a and b also their order."""
+    """Returns the constants that a tiled Triton kernel is compiled with; with maps also the order of a and b."""
     has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
     order = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
     return {**order, **has, "PRECISION": of.precision, **of.config.launch_arguments}
 
 
 def row_stride(addend: Tensor | None) -> int:
-    """Elements from row to row of a residual; 0 without one."""
+    """Returns the number of elements from row to row of a residual; 0 without a residual."""
     return 0 if addend is None else addend.stride(0)
 
 
 def epilogue_alone(of: Arguments) -> None:
-    """Writes bias + residual to c, for K = 0: `empty` of kernels that need a k."""
+    """Writes bias + residual to c, for K = 0: the function `empty` of kernels that need at least one k."""
     total = torch.zeros(of.c.shape, dtype=torch.float32, device=of.c.device)
     for addend in (of.bias, getattr(of, "residual", None)):
         if addend is not None:
@@ -70,12 +70,12 @@ class Stored(NamedTuple):
     rows: int
     columns: int
     stride: int
-    """Elements from one row to the next."""
+    """The number of elements from one row to the next."""
     transposed: bool
-    """Whether these rows are the operand's columns."""
+    """Whether the rows in memory are the operand's columns."""
 
     def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
-        """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's of this dtype."""
+        """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's maps of this dtype."""
         box = [columns, rows] if self.transposed else [rows, columns]
         shape, strides = [self.rows, self.columns], [self.stride, 1]
         if gluon is None:
@@ -84,7 +84,7 @@ class Stored(NamedTuple):
 
 
 def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
-    """`matrix` as rows (with `transposed` as columns) that a tensor map can describe, or None."""
+    """Returns `matrix` as rows (with `transposed` as columns) that a tensor map can describe, or None."""
     size, row_dim = matrix.element_size(), 1 if transposed else 0
     rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
     stride = matrix.stride(row_dim)
@@ -98,19 +98,19 @@ def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
 
 
 def stored(operand: Tensor, k_dim: int) -> Stored | None:
-    """`operand` for a tensor map, with K innermost if both orders are possible; None if neither is."""
+    """Returns `operand` for a tensor map, with K innermost if both orders are possible; None if neither order is."""
     return stored_as(operand, k_dim == 0) or stored_as(operand, k_dim != 0)
 
 
 def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
-    """a and b, or the first expert's matrix of b, of which `why_not_by_tma` said nothing."""
+    """Returns a and b, or the first expert's matrix of b, for TMA; `why_not_by_tma` has accepted both before."""
     left, right = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
     assert left is not None and right is not None, "refused before"
     return left, right
 
 
 def stored_output(out: Tensor) -> Stored:
-    """`out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
+    """Returns `out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
     if (matrix := stored_as(out, False)) is None:
         raise ValueError(_refusal("out", out))
     return matrix
@@ -128,12 +128,11 @@ def _refusal(name: str, matrix: Tensor, along: str = "") -> str:
 def why_not_by_tma(
     inputs: Arguments, *, stores: bool = False, gated: bool = False, residual: bool = False
 ) -> str | None:
-    """`unsupported` of a kernel that loads a and b by TMA.
+    """Returns why a kernel cannot load a and b by TMA, or None, as its `unsupported`.
 
     Only gemm, whose calls have a `precision`, takes operands that are not contiguous along K, in 16 bits: wgmma reads
-    wider ones in one order (PTX ISA, wgmma.mma_async).  With `stores` TMA also stores the result, and
-    experts' matrices are rows of one map.  `gated` results have half of b's columns.  With `residual` TMA also loads
-    that.
+    wider ones in one order (PTX ISA, wgmma.mma_async).  With `stores` TMA also stores the result, and experts' matrices
+    are rows of one map.  `gated` results have half of b's columns.  With `residual` TMA also loads the residual.
     """
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     wide = a.dtype == torch.float32
@@ -159,17 +158,17 @@ def why_not_by_tma(
 
 
 def weight_stride(operand: Tensor, row_dim: int) -> int:
-    """Elements from row to row; 0 for a single row, whose stride has no meaning."""
+    """Returns the number of elements from row to row; 0 for a single row, whose stride has no meaning."""
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
 
 def row_strides(of: Arguments) -> tuple[int, ...]:
-    """Elements from row to row of a, of b.mT, of the residual and of c."""
+    """Returns the number of elements from row to row of a, of b.mT, of the residual and of c."""
     return weight_stride(of.a, 0), weight_stride(of.b, 1), row_stride(of.residual), of.c.stride(0)
 
 
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
-    """The largest power of two, at most 16, that divides the address of every row of a and of b.mT.
+    """Returns the largest power of two, at most 16, that divides the address of every row of a and of b.mT.
 
     With `whole_k` it also divides the bytes of K, so a row is a whole number of loads.  For K = 0 it is 16, because
     nothing is read.
@@ -182,5 +181,5 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
 
 
 def along_k(*operands: str) -> dict[str, str]:
-    """`holds` of a kernel that reads these operands along K, where they must be contiguous."""
+    """Returns the `holds` of a kernel that reads these operands along K, where they must be contiguous."""
     return {f"{name}[{1 if name == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for name in operands}

@@ -1,4 +1,4 @@
-"""Tiles of products: configs, what a CTA needs, spaces and defaults of gemm, and the order in which CTAs take them."""
+"""Tiles of products: configs, a CTA's needs, spaces and defaults of gemm, and the order in which CTAs take tiles."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuni
 from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 24
-"""For pointers, masks and the loop counter, in addition to the accumulators."""
+"""Registers per thread for pointers, masks and the loop counter, besides the accumulators."""
 WGMMA_ROWS = 64
-"""Rows of a wgmma product; in smaller tiles warps multiply 16 rows by mma.sync."""
+"""The least rows of a wgmma product; in smaller tiles warps multiply 16 rows by mma.sync."""
 
 
 @dataclass(frozen=True)
 class StreamTile(LaunchConfig):
-    """A tile, and the depth of its pipeline."""
+    """A config: a tile, and the depth of its pipeline."""
 
     block_m: int
     block_n: int
@@ -37,16 +37,16 @@ class StreamTile(LaunchConfig):
 
 @dataclass(frozen=True)
 class Config(StreamTile):
-    """A tile, its pipeline, and the order of tiles."""
+    """A config: a tile, its pipeline, and the order of tiles."""
 
     group_m: int = 8
-    """Row panels of tiles that share their columns of B in L2."""
+    """The number of row panels of tiles that share their columns of B in L2."""
 
 
 @triton.jit
 def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of the `tile`-th tile: CTAs that run at once share rows and columns in L2, because within a group
-    of GROUP_M row panels the row changes fastest."""
+    """Returns row and column of the `tile`-th tile: CTAs that run at once share rows and columns in L2, because within
+    a group of GROUP_M row panels the row changes fastest."""
     group_tiles = GROUP_M * tiles_n
     first_m = tile // group_tiles * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M)
@@ -54,22 +54,22 @@ def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 def by_fma(scheme: Scheme) -> bool:
-    """Whether threads multiply by FMAs: the tensor cores have no exact fp32."""
+    """Returns whether threads multiply by FMAs: the tensor cores have no exact fp32."""
     return scheme.activation == torch.float32 and scheme.name != "tf32"
 
 
 def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
-    """`sizes` of a table of defaults: 0 where threads multiply by FMAs."""
+    """Returns the `sizes` of a table of defaults: `tensor_cores` is 0 where threads multiply by FMAs."""
     return {"tensor_cores": int(not by_fma(scheme))}
 
 
 def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
-    """`sizes` of a table of defaults: values of the result."""
+    """Returns the `sizes` of a table of defaults: the number of values of the result."""
     return {"outputs": int(case["M"]) * int(case["N"])}
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
-    """Rows of defaults for 16 bits, then the same for 32 bits with half as many values along K.
+    """Returns rows of defaults for 16 bits, then the same rows for 32 bits with half as many values along K.
 
     A row with several configs becomes one row for each of them.
     """
@@ -79,13 +79,13 @@ def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[
 
 
 Sides = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Rows, columns and K of tiles: every combination is worth a try."""
+"""Lists of rows, columns and K of tiles: every combination is worth a try."""
 
 
 def space(
     of: type, sides: Sides, exact: Sides | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Every combination of sides, or of `exact` for FMAs, and options; `in_bytes`: a side along K is in bytes."""
+    """All combinations of sides, or of `exact` for FMAs, and options; `in_bytes`: a side along K is in bytes."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         chosen = exact if exact is not None and by_fma(scheme) else sides
@@ -102,8 +102,8 @@ def space(
 def tile_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """What a CTA needs for each of `tiles` tiles of `columns` columns: its staged tiles of a and b, and `barriers` for
-    each stage; `sums` fp32 values for each output in registers, and without tensor cores both tiles.
+    """Returns the needs of a CTA for each of `tiles` tiles of `columns` columns: its staged tiles of a and b, and
+    `barriers` for each stage; `sums` fp32 values for each output in registers, and without tensor cores both tiles.
 
     wgmma reads a stage while others are filled.  mma.sync and FMAs copy a stage to registers and free it at once, so
     Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
@@ -118,24 +118,24 @@ def tile_footprint(
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
-    """The needs if at most one CTA per SM walks over the tiles, with more shared memory."""
+    """Returns the needs if at most one CTA per SM takes tile after tile, with more shared memory."""
     ctas = min(needs.ctas, HOPPER_SMS)
     flops = needs.tensor_flops * needs.ctas / max(1, ctas)
     return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
 
 
 def by_pointers(config: Any, case: Case, scheme: Scheme = BF16, **more: int) -> Footprint:
-    """Of (M, N) outputs: tiles of a and b for every allocated stage."""
+    """Returns the needs for (M, N) outputs by pointers: tiles of a and b for every allocated stage."""
     tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return tile_footprint(config, config.block_n, tiles, case, scheme, **more)
 
 
 by_tma = partial(by_pointers, barriers=1)
-"""And a barrier per stage."""
+"""The needs of a rung that loads by TMA: as `by_pointers`, and a barrier per stage."""
 
 
 def tma_space(of: type, rows: tuple[int, ...] = (64, 128, 256), **options: Any) -> Callable[..., Any]:
-    """Tiles that TMA loads: 128 or 256 bytes along K."""
+    """Returns the space of tiles that TMA loads: 128 or 256 bytes along K."""
     sides = rows, (32, 64, 128, 256), (128, 256)
     return space(of, sides, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16), **options)
 
@@ -179,8 +179,8 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Defaults for few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 if the tile
-    of a is as large as the weight's); with these stages for 16, 32 and 64 rows, and `exact` for FMAs."""
+    """Returns defaults for few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 if
+    the tile of a is as large as the weight's); with these stages for 16, 32 and 64 rows, and `exact` for FMAs."""
     return Defaults(at_both_widths(
         ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)), ({"tensor_cores": 0}, of(32, 32, 64, 4, exact)),
         ({"M": 16}, of(16, columns, 128, 4, stages[0])), ({"M": 32}, of(32, columns, 128, 4, stages[1])),

@@ -1,7 +1,7 @@
-"""cuBLAS as torch sets it up: it may add the partial sums of a split K in 16 bits.
+"""Peer: cuBLAS with torch's default setting, which may add the partial sums of a split K in 16 bits.
 
-The lab's `library` adds them in fp32 (`kernels/precision.py`).  This is the other half of an honest comparison: whoever
-beats the library has to beat this too, where it is exact enough to pass the check.
+The lab's `library` adds them in fp32 (`kernels/precision.py`).  An honest comparison needs both: a kernel that beats
+the library must also beat this peer, where the peer is exact enough to pass the check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rooflab.kernels.takes import HALVES
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:
-    """a b + bias or + residual, as `library`, with 16-bit reductions allowed for this call alone."""
+    """Computes a b + bias or + residual, like `library`, with 16-bit reductions allowed for this call alone."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True

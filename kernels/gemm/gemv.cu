@@ -71,12 +71,12 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
         Vector w[UNROLL][ROWS];
         for (int u = 0; u < UNROLL; ++u)
             for (int r = 0; r < ROWS; ++r) w[u][r] = load_weight(rows[r] + u * STEP, policy);
-        if (k < STEP) wait_for_kernel_before();  // in the first turn
+        if (k < STEP) wait_for_kernel_before();  // in the first round
         for (int u = 0; u < UNROLL; ++u) multiply(w[u], a + u * STEP, stride_a, sum);
         for (int r = 0; r < ROWS; ++r) rows[r] += UNROLL * STEP;
         a += UNROLL * STEP;
     }
-    wait_for_kernel_before();  // of those that had no such turn
+    wait_for_kernel_before();  // for warps without a first round
     for (; k < K; k += STEP) {
         Vector w[ROWS];
         for (int r = 0; r < ROWS; ++r) w[r] = load_weight(rows[r], policy);

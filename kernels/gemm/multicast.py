@@ -1,9 +1,9 @@
-"""Over cooperative, in CUDA C++: a cluster of two CTAs loads the columns of b that both need once.
+"""The kernel `multicast`, over cooperative, in CUDA C++: a cluster of two CTAs loads once the columns of b of both.
 
 cooperative asks L2 for 48 KB for 64 of K in a tile of 128 x 256, which are 48 bytes per clock and SM at the rate of the
 tensor cores.  Here two CTAs of a cluster have tiles one below the other; each loads half of b's tile, and TMA writes it
-into the shared memory of both (multicast): 32 KB, 32 bytes per clock.  Gluon 3.6 cannot say that; so the kernel is CUDA
-C++, with tensor maps that the host encodes by the driver's call.  The rest is cooperative's design (CUTLASS's
+into the shared memory of both (multicast): 32 KB, 32 bytes per clock.  Gluon 3.6 has no multicast, so the kernel is
+CUDA C++, with tensor maps that the host encodes by the driver's call.  The rest is cooperative's design (CUTLASS's
 cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, example 48): one product in flight,
 registers moved to the consumers, a persistent walk over tiles.  A tile is stored in boxes of 64 columns, of which a
 consumer stages two, so four slots of the ring fit beside them; a residual comes by TMA into the same boxes.
@@ -32,7 +32,7 @@ DEFAULTS = Defaults(
     (({"narrow_tiles": HOPPER_SMS}, ClusterTile(2, 128, 6, 16, 2)), ({}, ClusterTile(2, 256, 4, 16, 2))),
     sizes=lambda case, scheme: {"narrow_tiles": cdiv(int(case["M"]), 128) * cdiv(int(case["N"]), 128)},
 )
-"""Narrow tiles where one wave has them all, else wide ones; the deepest ring beside two staged boxes."""
+"""The default tiles: narrow where one wave holds all, else wide; the deepest ring that fits beside two staged boxes."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2,), block_n=(128, 256)), DEFAULTS, shared.footprint)
 
 
@@ -50,7 +50,7 @@ def multicast(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str,
     config: ClusterTile,
 ) -> None:  # fmt: skip
-    """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
+    """Computes a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
     (left, right), kept = _operands.stored_operands(a, b), _operands.stored_output(c)
     added = (c, kept) if residual is None else (residual, _operands.stored_as(residual, False))
     maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, kept), added) if matrix]

@@ -1,6 +1,6 @@
-"""Over packed, in C++: panels of 32 columns that every product reads once, in order; one row streams them.
+"""The kernel `native`, over packed, in C++: panels of 32 columns, which every product reads once, in order.
 
-As in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, at load.
+The layout is as in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, at load.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ PANEL = 32
 class Panels(Packed):
     """A (K, N) weight in panels of 32 columns, or codes with a scale for each column.
 
-    `tensor`: (N / 32 rounded up, K, 32), zeros behind the last column.
+    `tensor`: (N / 32 rounded up, K, 32), zeros after the last column.
     """
 
     scales: Tensor | None = None
-    """(N,) fp32 of int8 codes."""
+    """The scales (N,) fp32 of int8 codes; None for other weights."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes, padding included."""
+        """Returns the bytes, padding included."""
         return self.tensor.nbytes + nbytes(self.scales)
 
 
 def pack(b: torch.Tensor) -> Panels:
-    """`b` in panels.  b: (K, N); raises `ValueError` on another shape."""
+    """Packs `b` in panels.  b: (K, N); raises `ValueError` on another shape."""
     check_shape("b", b, None, None)
     K, N = b.shape
     count = -(-N // PANEL)
@@ -50,13 +50,13 @@ def pack(b: torch.Tensor) -> Panels:
 
 
 def shape(of: Arguments) -> Any:
-    """The sizes, strides and threads of a layout."""
+    """Returns the sizes, strides and threads for a layout."""
     (M, N), K = of.c.shape, of.a.shape[1]
     return sizes(M, N, K, of.a.stride(0), of.c.stride(0), torch.get_num_threads())
 
 
 def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) -> None:
-    """a b * scales + bias; the weight has a's dtype, or int8 with scales."""
+    """Computes a b * scales + bias; the weight has a's dtype, or is int8 with scales."""
     pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, bias, c))
     built(SOURCE, "ipppppp")(DTYPES[a.dtype], *pointers, bound)
 
@@ -66,5 +66,5 @@ def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) ->
     holds=along_k("a"),
 )  # fmt: skip
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
-    """a b + bias with a weight from `pack`, in fp32, rounded once."""
+    """Computes a b + bias with a weight from `pack`, in fp32, rounded once."""
     product(a, b, bias, c, bound)

@@ -1,4 +1,5 @@
-"""Next to naive, in CUDA C++: one output per thread, two loads per product, as in the first lesson of CUDA courses.
+"""The kernel `one_thread`, like naive, in CUDA C++: one output per thread, two loads per product, as in first CUDA
+lessons.
 
 A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B; if B is a transposed
 weight, it reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.
@@ -18,10 +19,10 @@ from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
 
 ROWS, COLUMNS = 8, 32
-"""Outputs of a CTA, as in the source."""
+"""Rows and columns of a CTA's outputs, as in the source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-"""CUDA's names of the dtypes."""
+"""The names of the dtypes in CUDA C++."""
 
 
 @kernel(
@@ -32,7 +33,7 @@ ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__
     )},
 )  # fmt: skip
 def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
-    """a b + bias + residual in fp32 FMAs, in the order of k; operands of any strides."""
+    """Computes a b + bias + residual in fp32 FMAs, in the order of k; operands of any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
     numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)

@@ -1,4 +1,4 @@
-"""Over library: the weight is laid out once, at load, in the blocks that oneDNN's CPU kernels read."""
+"""The kernel `packed`, over library: the weight is laid out once, at load, in the blocks of oneDNN's CPU kernels."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class PackedWeight(Packed):
     """A (K, N) weight in oneDNN's own layout, which other kernels cannot read."""
 
     nbytes: int
-    """Bytes of its elements; oneDNN may add padding."""
+    """Bytes of the weight's elements; oneDNN may add padding."""
 
 
 def pack(b: torch.Tensor) -> PackedWeight:
-    """`b` reordered for oneDNN.  b: (K, N), fp32 or bf16, on the CPU; raises `ValueError` on other tensors."""
+    """Reorders `b` for oneDNN.  b: (K, N), fp32 or bf16, on the CPU; raises `ValueError` on other tensors."""
     if reason := _why_not(b):
         raise ValueError(reason)
     check_shape("b", b, None, None)
@@ -53,6 +53,6 @@ def _why_not(b: Tensor | PackedWeight) -> str | None:
     unsupported=lambda inputs: _why_not(inputs.b),
 )  # fmt: skip
 def packed(a: Tensor, b: PackedWeight, bias: Tensor | None) -> Tensor:
-    """a b + bias with a weight from `pack`; oneDNN's call takes no `out`."""
+    """Computes a b + bias with a weight from `pack`; oneDNN's call takes no `out`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")
     return result

@@ -1,4 +1,4 @@
-"""Over tma: one CTA per SM walks over tiles, and its loads of the next tile start before it has stored the last tile.
+"""The kernel `persistent`, over tma: one CTA per SM takes tile after tile; it loads the next before storing the last.
 
 With one CTA per tile, each tile pays for filling the pipeline and for the epilogue; only other CTAs of the SM can hide
 this, and the largest tiles leave no room for others.  Here both loops are fused into one (`flatten`), so the pipeline
@@ -26,23 +26,23 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_STORE_COLUMNS = 64
-"""Least columns of a part, if there are several: 128 bytes per row in 16 bits."""
+"""The least columns of a part, if there are several parts: 128 bytes per row in 16 bits."""
 MOST_EXCHANGED = 128 * 128
-"""Values that Triton exchanges at once (read in the compiled kernels; tests/ops/test_gemm_ladder.py compares them)."""
+"""The most values that Triton exchanges at once (read in the kernels; tests/ops/test_gemm_ladder.py compares)."""
 WARP_ROWS = 16
-"""Rows of a warp, of the 64 of a wgmma."""
+"""The rows of a warp, of the 64 rows of a wgmma."""
 
 
 @dataclass(frozen=True)
 class TileInParts(Config):
-    """And how it is stored."""
+    """A tile, and the number of parts in which it is stored."""
 
     store_parts: int = 1
-    """Parts of a tile's columns that are stored one after another: 1, 2 or 4."""
+    """The number of parts of a tile's columns that are stored one after another: 1, 2 or 4."""
 
 
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b, a barrier per stage, and a part of the result; at most one CTA per SM.
+    """Returns the needs of tiles of a and b, a barrier per stage, and a part of the result; at most one CTA per SM.
 
     Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
     also exchange a whole tile that is divided into parts if several warps share its rows.
@@ -56,13 +56,13 @@ def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
-    """Parts have 128 bytes per row in 16 bits, if there are several."""
+    """Returns configs whose parts, if there are several, have at least 128 bytes per row in 16 bits."""
     every = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
     return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """A tile, and with one and two stages less, whose memory a residual takes."""
+    """Returns a tile, and the same tile with one and two stages less, because a residual takes their memory."""
     most = TileInParts(*tile)
     return tuple(replace(most, num_stages=most.num_stages - fewer) for fewer in range(3))
 
@@ -82,7 +82,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """The left and the right half of a tile's columns; each thread keeps its own values, since a warp owns 16 rows."""
+    """The left and the right half of a tile's columns; each thread keeps its values, since a warp owns 16 rows."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -90,7 +90,7 @@ def _halves(tile):
 
 @triton.jit
 def _parts(tile, COUNT: tl.constexpr):
-    """A tile's columns in COUNT equal parts (1, 2 or 4), from left to right."""
+    """Returns a tile's columns in COUNT equal parts (1, 2 or 4), from left to right."""
     if COUNT == 1:
         return (tile,)
     elif COUNT == 2:  # no early return: Triton would compile the code after it for COUNT == 1 too
@@ -138,7 +138,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Of a layout: what makes the maps, the grid, sizes and a stride, and constants."""
+    """Computes for a layout: the makers of maps, the grid, sizes and a stride, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     c = _operands.stored_output(of.c).map(config.block_m, config.block_n // config.store_parts)
@@ -161,6 +161,6 @@ def persistent(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: TileInParts, bound: Any,
 ) -> None:  # fmt: skip
-    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands and stores the result."""
+    """Computes a b + bias + residual on tensor cores, summed in fp32; TMA loads the operands and stores the result."""
     (a_map, b_map, c_map), grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *numbers, **constants)

@@ -1,7 +1,7 @@
-"""QuACK's GEMM for Hopper, in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`), if it is installed.
+"""Peer: QuACK's GEMM for Hopper, in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`), if it is installed.
 
-Its `gemm` tunes itself: the first call of each shape and dtype compiles and times 44 configs on Hopper (0.6.4).  Its
-users get that config too; a time measured after a warm-up does not contain the tuning.
+Its `gemm` tunes itself: the first call of each shape and dtype compiles and times 44 configs on Hopper (0.6.4).
+QuACK's users get the same config; a time measured after a warm-up does not contain the tuning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Why QuACK cannot take the operands: on Hopper 0.6.4 takes rows a multiple of 16 bytes apart."""
+    """Returns why QuACK cannot take the operands: on Hopper 0.6.4 needs rows that are a multiple of 16 bytes apart."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
     if not a.numel() or not b.numel():
         return None
@@ -37,7 +37,7 @@ def check_out(of: Arguments) -> None:
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
-    """Why QuACK cannot take a matrix, or None; one of `inner_dims` must be contiguous."""
+    """Returns why QuACK cannot take a matrix, or None; one of `inner_dims` must be contiguous."""
     address = address_of(matrix) % ALIGNMENT
     for dim in inner_dims:
         if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == address:
@@ -54,7 +54,7 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
     aligned=("a", "b", "residual"), empty=epilogue_alone, bind=check_out, traffic=traffic,
 )  # fmt: skip
 def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:
-    """a b + bias + residual with `gemm`, or `gemm_add` with a residual; both addends need 0.6.2."""
+    """Computes a b + bias + residual by `gemm`, or by `gemm_add` with a residual; both addends need 0.6.2."""
     library: Any = import_module("quack.gemm_interface")
     added = {} if bias is None else {"bias": bias}
     if residual is None:

@@ -7,7 +7,7 @@
 constexpr int TILE = 128;  // rows of A, columns of B
 constexpr int DEPTH = 8;
 constexpr int THREADS = 256;
-constexpr int GROUP = 4;             // elements of each operand that a thread loads per tile, at once if possible
+constexpr int GROUP = 4;             // elements of an operand that a thread loads per tile, at once if possible
 constexpr int PITCH = TILE + GROUP;  // so a warp's two k, four apart, use 16 banks each
 constexpr int SPAN = TILE / 2;       // a thread has four neighbouring outputs, and four half a tile further
 static_assert(TILE * DEPTH == THREADS * GROUP);

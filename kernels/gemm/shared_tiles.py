@@ -1,4 +1,4 @@
-"""Over one_thread: tiles of A and B pass through shared memory, and a thread has 8 x 8 outputs in registers.
+"""The kernel `shared_tiles`, over one_thread: tiles of A and B in shared memory, 8 x 8 outputs per thread in registers.
 
 A CTA of 256 threads uses each value that it reads from memory 128 times; a thread uses each value that it reads from
 shared memory eight times.  The next tile is loaded to registers during a product and written to the other of two
@@ -21,12 +21,12 @@ from rooflab.kernels.gemm.one_thread import ELEMENTS
 from rooflab.kernels.launcher import kernel
 
 TILE, THREADS, GROUP = 128, 256, 4
-"""Outputs of a CTA in each dimension, its threads, and the elements that move at once, as in the source."""
+"""Outputs of a CTA in each dimension, its threads, and the number of elements that move at once, as in the source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 
 def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
-    """Whether four neighbours along dimension `contiguous` can move at once."""
+    """Returns whether four neighbours along dimension `contiguous` can move at once."""
     size = GROUP * matrix.element_size()
     aligned = matrix.data_ptr() % size == 0 and matrix.stride(1 - contiguous) % GROUP == 0
     return matrix.stride(contiguous) == 1 and aligned
@@ -40,7 +40,7 @@ def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
     )},
 )  # fmt: skip
 def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
-    """a b + bias + residual in fp32 FMAs, from tiles in shared memory; operands of any strides."""
+    """Computes a b + bias + residual in fp32 FMAs, from tiles in shared memory; operands of any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
     numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)

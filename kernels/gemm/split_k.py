@@ -1,4 +1,4 @@
-"""Over pipelined, for few rows of a: K is split over CTAs until one wave of CTAs fills the SMs.
+"""The kernel `split_k`, over pipelined, for few rows of a: K is split over CTAs until one wave of CTAs fills the SMs.
 
 With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs read nothing.  Here each CTA takes a
 share of a tile's K and writes an fp32 partial sum; a second launch adds the shares in order, so two runs agree bit for
@@ -27,34 +27,34 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
 
 REDUCE_COLUMNS = 256
-"""Outputs per CTA of the second launch."""
+"""The outputs per CTA of the second launch."""
 LEAST_CTAS = 3 * HOPPER_SMS // 4
-"""With fewer CTAs too many SMs are idle; with this many the busy SMs use the bandwidth of the idle ones."""
+"""The least CTAs: with fewer, too many SMs are idle; with this many, busy SMs use the bandwidth of the idle ones."""
 LEAST_STEPS = 4
-"""Tiles of K per share: with fewer, a CTA ends before its loads overlap."""
+"""The least tiles of K per share: with fewer, a CTA ends before its loads overlap."""
 
 
 @dataclass(frozen=True)
 class SplitTile(StreamTile):
-    """And the number of CTAs that share its K."""
+    """A config: a tile, and the number of CTAs that share its K."""
 
     split: int = 1
 
 
 def share_steps(K: int, config: SplitTile) -> int:
-    """Tiles of K per share; the last share may have fewer."""
+    """Returns the tiles of K per share; the last share may have fewer."""
     return cdiv(cdiv(K, config.block_k), config.split)
 
 
 def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of split_k's first launch, where each CTA takes a share of a tile's K."""
+    """Returns the needs of split_k's first launch, where each CTA takes a share of a tile's K."""
     needs = tile_needs(config, case, scheme)
     depth = share_steps(int(case["K"]), config) * config.block_k
     return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * depth)
 
 
 def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits and every share of K has a tile of K."""
+    """Returns whether a CTA fits and every share of K has a tile of K."""
     whole = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return whole and shared_k(config, case, scheme).fits
 
@@ -63,9 +63,9 @@ TILES = few_rows(SplitTile, 64, (5, 5, 7), 3)
 
 
 def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
-    """The least split that fills the SMs, if shares keep `LEAST_STEPS` tiles of K.
+    """Chooses the least split that fills the SMs, if shares keep `LEAST_STEPS` tiles of K.
 
-    64 KB of the weight are on their way, or fewer, so that two CTAs fit on an SM.
+    At most 64 KB of the weight are in flight, so that two CTAs fit on an SM.
     """
     config: SplitTile = TILES(case, scheme, is_legal=lambda *_: True)
     tiles = tile_needs(config, case, scheme).ctas
@@ -134,7 +134,7 @@ def _reduce(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """b once per row of tiles; with a split an fp32 sum per output and share, written and read."""
+    """Counts b once per row of tiles; with a split also an fp32 sum per output and share, written and read."""
     config, whole = inputs.config, panels_traffic(inputs, inputs.config.block_m)
     if config.split == 1:
         return whole
@@ -143,7 +143,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Of a layout: the grids, sizes and strides, and constants of both launches."""
+    """Computes for a layout: the grids, sizes and strides, and constants of both launches."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.split)
@@ -169,7 +169,7 @@ def split_k(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: SplitTile, bound: Any,
 ) -> None:  # fmt: skip
-    """a b + bias + residual in fp32; a split allocates split * M * N fp32 sums; two runs agree bit for bit."""
+    """Computes a b + bias + residual in fp32; a split allocates split * M * N fp32 sums; two runs agree bit for bit."""
     grid, numbers, constants, reduce_grid, reduce_numbers, reduce_constants = bound
     partial = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
     _gemm[grid](a, b, bias, residual, c, partial, *numbers, **constants)

@@ -2,7 +2,7 @@
 // cluster adds its sums in shared memory.  Compiled per config by macros.
 //
 // The loading threads do not multiply: wgmma needs a proxy fence between cp.async and its read of shared memory, and
-// this fence would wait for the copies that the same thread has in flight.  Those of the weight do not load a: a thread
+// this fence would wait for the copies that the same thread has in flight.  Weight loaders do not load a: a thread
 // arrives at a barrier when all its copies so far are there, so that in a dependent launch (`lib/pdl.h`), where a comes
 // last, the first tile would wait for a whole ring.
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ using T = __half;
 #define WGMMA_TYPES "k16.f32.f16.f16"
 #endif
 #ifndef WGMMA_LAYOUT
-#define WGMMA_LAYOUT ", 0, 0"  // both along K
+#define WGMMA_LAYOUT ", 0, 0"  // both operands along K
 #endif
 #define WGMMA_N BLOCK_M
 #include "hopper.h"
@@ -36,7 +36,7 @@ constexpr int BLOCK_N = 64 * WARPGROUPS, BLOCK_K = PIECE * PIECES;
 constexpr int LOADERS = 128, MULTIPLIERS = 128 * WARPGROUPS, A_LOADERS = 32;
 constexpr int THREADS = LOADERS + MULTIPLIERS + A_LOADERS;
 constexpr int W_BYTES = BLOCK_N * 128, X_BYTES = BLOCK_M * 128, STAGE_BYTES = (W_BYTES + X_BYTES) * PIECES;
-constexpr int PITCH = BLOCK_N + 4;  // of the sums: columns of a fragment are 8 banks apart, its rows 1 bank
+constexpr int PITCH = BLOCK_N + 4;  // row length of the sums: columns of a fragment are 8 banks apart, its rows 1 bank
 static_assert(BLOCK_M * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums reuse the ring's memory");
 static_assert(PIECES <= 2, "16 threads of a warp at most are side by side along K");
 
@@ -83,7 +83,7 @@ struct Copies {
     static constexpr int ACROSS = 8 * PIECES, DOWN = COPIERS / ACROSS, COUNT = (ROWS + DOWN - 1) / DOWN;
     const T* from;
     i64 down;
-    int row, count, left;  // count: rows that are there
+    int row, count, left;  // count: rows that exist
     u32 to;
 
     __device__ Copies(const T* operand, i64 stride, int first, int size, int first_k, int K, int thread) {
@@ -211,7 +211,7 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
             sums[(i / 4 * 8 + lane % 4 * 2 + i % 2) * PITCH + row + i / 2 % 2 * 8] = d[i];
     }
     meet();
-    wait_for_kernel_before();  // also of the threads that did not load a, before they read the residual and write
+    wait_for_kernel_before();  // also for threads that did not load a, before they read the residual and write
 
     // Each CTA of the cluster adds its part of the tile, in the order of the shares of K.
     const int rows = min(BLOCK_M, M - first_m);

@@ -1,15 +1,15 @@
-"""tensor_core, over naive: the tensor cores multiply one tile of K at a time.
+"""The kernel `tensor_core`, over naive: the tensor cores multiply one tile of K at a time.
 
 Consecutive CTAs take tiles of one group of row panels, so the group's part of A stays in L2 (the tile order of Triton's
-matmul tutorial).  Nothing overlaps: a step loads a tile of A, then one of B, and then multiplies (read in the SASS).
+matmul tutorial).  Nothing overlaps: a step loads a tile of A, then a tile of B, and then multiplies (read in the SASS).
 
-pipelined, over tensor_core: the same code with two or more stages, so that the tiles of the next products travel to
-shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into cp.async, which keeps
-num_stages - 1 tiles on their way, without registers.  cp.async copies 4 bytes or more: in 16 bits a load stays a plain
-load if rows are not contiguous, or if a stride or K is not a multiple of 16.  The PTX ISA requires a proxy fence
-between cp.async and a wgmma that reads its data.  Triton 3.7 puts one into the loop, Triton 3.6 does not (read in the
-PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on: an engine leaves out a rung that is
-`fenced_since` a newer Triton.
+The kernel `pipelined`, over tensor_core: the same code with two or more stages, so that the tiles of the next products
+travel to shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into cp.async, which
+keeps num_stages - 1 tiles on their way, without registers.  cp.async copies 4 bytes or more: in 16 bits a load stays a
+plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.  The PTX ISA requires a proxy fence
+between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the loop, Triton 3.6 does not (read in
+the PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on: an engine does not use a rung
+whose `fenced_since` is newer than its Triton.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _gemm(
 
 
 def by_pointers(of: Arguments) -> Any:
-    """The grid, sizes and strides, and the constants of a launch."""
+    """Computes the grid, sizes and strides, and the constants of a launch."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     return grid, (M, N, K, *of.a.stride(), *of.b.stride(), row_stride(of.residual), of.c.stride(0)), constants(of)
@@ -86,7 +86,7 @@ def tensor_core(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """a b + bias + residual on the tensor cores, in fp32; fp32 operands by FMAs unless `precision` is `tf32`."""
+    """Computes a b + bias + residual on tensor cores, in fp32; fp32 operands by FMAs unless `precision` is `tf32`."""
     grid, numbers, flags = bound
     _gemm[grid](a, b, bias, residual, c, *numbers, **flags)
 
@@ -102,6 +102,6 @@ def pipelined(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """As `tensor_core`, with the loads of the next tiles in flight."""
+    """Computes the same as `tensor_core`, with the loads of the next tiles in flight."""
     grid, numbers, flags = bound
     _gemm[grid](a, b, bias, residual, c, *numbers, **flags)

@@ -1,4 +1,4 @@
-"""Over pipelined: the tensor memory accelerator (TMA) loads whole tiles, which the host describes once by tensor maps.
+"""The kernel `tma`, over pipelined: the tensor memory accelerator (TMA) loads whole tiles, which tensor maps describe.
 
 One thread issues the load of a tile, and a barrier counts its bytes; with cp.async every thread needs an address, a
 mask and an instruction for each 16 bytes.  TMA writes zeros past the edges, in the layout that wgmma reads.  NN, NT and
@@ -50,7 +50,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Of a layout: what makes the maps of a and b, the grid, sizes and strides, and constants."""
+    """Computes for a layout: the makers of the maps of a and b, the grid, sizes and strides, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)
@@ -72,6 +72,6 @@ def tma(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands."""
+    """Computes a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands."""
     a_map, b_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), bias, residual, c, *numbers, **constants)

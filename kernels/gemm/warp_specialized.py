@@ -1,9 +1,9 @@
-"""Over persistent: one warpgroup only loads, and two only multiply (`warp_specialize`).
+"""The kernel `warp_specialized`, over persistent: one warpgroup only loads, and two only multiply (`warp_specialize`).
 
 A CTA has 384 threads.  The producer gives up registers (`setmaxnreg`) and issues TMA loads as soon as a slot in shared
 memory is free, also during the epilogue.  Each consumer multiplies half of a tile's rows, so both share b's tile, and
 128 x 256 outputs fit into registers.  A consumer waits for its product before it frees the slot; meanwhile the other
-one uses the tensor cores.  Both store at the same time, and no product runs then.
+consumer uses the tensor cores.  Both store at the same time, and no product runs then.
 
 Triton does this only with `num_warps` of 4, the size of one part, and ignores the option with 8 (read in the code of
 3.6 and 3.7), so `rule` refuses 8.  Its pass halves the loads of a along M, but not the box of a map from the host:
@@ -33,13 +33,13 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 THREADS = 384
-"""Of the two consumers, and of the warpgroup of the producer warp."""
+"""The threads of the two consumers, and of the producer warp's warpgroup."""
 SPECIALIZED_BARRIERS = 6
-"""A stage's: full and empty, for both halves of a and for b (read in the compiled kernels)."""
+"""The barriers of a stage: full and empty, for both halves of a and for b (read in the compiled kernels)."""
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Accumulators of the consumers; tiles of a and b, their barriers, and the result."""
+    """Returns the needs of the consumers' accumulators; and of tiles of a and b, their barriers, and the result."""
     values = config.block_m * config.block_n
     needs = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
     needs = replace(needs, threads=THREADS, registers=values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
@@ -47,7 +47,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """A CTA has 4 warps: with another number Triton ignores `warp_specialize`."""
+    """Returns whether a CTA has 4 warps: with another number Triton ignores `warp_specialize`."""
     return config.num_warps == 4 and config.block_m >= 128
 
 
@@ -100,12 +100,12 @@ def _gemm(
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Memory for the maps; torch's allocations are aligned, and reused in the order of the stream."""
+    """Allocates memory for the maps; torch's allocations are aligned, and reused in the order of the stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def divided(of: Arguments) -> Any:
-    """Of a layout: the grid, sizes and strides of what the maps describe, and constants."""
+    """Computes for a layout: the grid, sizes and strides of the mapped matrices, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
@@ -132,7 +132,7 @@ def warp_specialized(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands and stores the result."""
+    """Computes a b + bias + residual on tensor cores, summed in fp32; TMA loads the operands and stores the result."""
     grid, numbers, constants = bound
-    # In a copy, so that the caller's own allocator stays in force outside.
+    # Runs in a copy of the context, so that the caller's allocator stays in force outside.
     contextvars.copy_context().run(_launch, grid, a, b, bias, residual, c, *numbers, **constants)

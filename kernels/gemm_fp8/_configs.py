@@ -1,4 +1,4 @@
-"""The tiles of gemm_fp8's Triton rungs: what a CTA needs, and a table of defaults for each."""
+"""The tiles of gemm_fp8's Triton rungs: a CTA's needs, and a table of defaults for each rung."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BLOCK_K = 128
 
 
 def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
-    """Tiles of one or two warpgroups, which have 64 rows or more each."""
+    """Returns tiles of one or two warpgroups, which have 64 rows or more each."""
     sides, stages = ((64, 128), columns, (BLOCK_K,)), (3, 4, 5, 6, 8)
     every = space(Config, sides, num_warps=(4, 8), num_stages=stages, group_m=(1, 8))
     return lambda case, scheme=BF16: tuple(c for c in every(case, scheme) if 16 * c.num_warps <= c.block_m)
 
 
-# By rows and columns of the result; unmeasured.  With few of either, narrow tiles give more SMs a tile.
+# By rows and columns of the result; unmeasured.  With few rows or columns, narrow tiles give more SMs a tile.
 _ONE_WARPGROUP = (
     ({"M": 64, "N": 4096}, Config(64, 16, 128, 4, 6)), ({"M": 64, "N": 7168}, Config(64, 32, 128, 4, 6)),
     ({"M": 64}, Config(64, 128, 128, 4, 6)),

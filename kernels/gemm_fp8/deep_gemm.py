@@ -1,4 +1,4 @@
-"""DeepGEMM's fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM), if it is installed."""
+"""Peer: DeepGEMM's fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM), if it is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.kernels.launcher import kernel
 from rooflab.reference.gemm_fp8 import GROUP
 
 MULTIPLE = 8
-"""N is a multiple of this, so that rows of a bf16 output are a multiple of 16 bytes apart, as TMA needs."""
+"""The divisor of N: rows of a bf16 output must be a multiple of 16 bytes apart, as TMA needs."""
 
 
 @kernel(
@@ -30,7 +30,7 @@ MULTIPLE = 8
 def deep_gemm(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *, fast_accum: bool
 ) -> None:
-    """`deep_gemm.fp8_gemm_nt` takes `b.mT` and `b_scale.mT`.
+    """Calls `deep_gemm.fp8_gemm_nt`, which takes `b.mT` and `b_scale.mT`.
 
     Unless a_scale is stored as (K / 128, M) with M a multiple of four, DeepGEMM copies it in one more launch.
     """

@@ -1,4 +1,4 @@
-"""torch's scaled product: cuBLASLt on CUDA, oneDNN or a plain loop on the CPU."""
+"""The kernel `library`: torch's scaled product: cuBLASLt on CUDA, oneDNN or a plain loop on the CPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rooflab.reference.gemm_fp8 import GROUP
 from rooflab.reference.spec import Arguments
 
 MULTIPLE = 16
-"""cuBLASLt needs N and K in multiples of this."""
+"""The divisor of N and K that cuBLASLt needs."""
 BLOCK_K = 4 * GROUP
-"""cuBLASLt reads 128 x 128 scales in columns of a multiple of four, and torch passes them without padding."""
+"""The divisor of K for block scales: cuBLASLt reads columns of scales in multiples of four, and torch does not pad."""
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -28,7 +28,7 @@ def unsupported(inputs: Arguments) -> str | None:
         return "a_scale: expected one element, because torch has no block scales on a CPU" if blocks else None
     if K % MULTIPLE or N % MULTIPLE:
         return f"b: expected N and K in multiples of {MULTIPLE} for cuBLASLt, got {N} and {K}"
-    # cuBLASLt needs of fp8 operands what TMA needs, and torch passes a view without a copy.
+    # cuBLASLt has TMA's requirements for fp8 operands, and torch passes a view without a copy.
     reason = why_no_tma(inputs)
     if reason or not blocks:
         return reason
@@ -50,7 +50,7 @@ def unsupported(inputs: Arguments) -> str | None:
 def library(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor | None, *, fast_accum: bool
 ) -> Tensor:
-    """`torch._scaled_mm` promotes its sums unless `fast_accum` is True; without a K it would leave out the bias."""
+    """Calls `torch._scaled_mm`, which promotes sums unless `fast_accum`; without a K it would leave out the bias."""
     product = partial(
         torch._scaled_mm, a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum
     )

@@ -1,4 +1,4 @@
-"""Over promoted_ws, in CUDA C++: a cluster of two CTAs loads the columns of b that both need once.
+"""The kernel `multicast`, over promoted_ws, in CUDA C++: a cluster of two CTAs loads once the columns of b of both.
 
 A tile of 192 x 128 asks L2 for 40 KB for 128 of K, which are 53 bytes per clock and SM at the rate of the tensor cores:
 more than anything measured for Hopper's L2.  Here two CTAs with tiles one below the other each load half of b's tile
@@ -23,15 +23,15 @@ from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import Arguments
 
 BLOCK_N = 128
-"""Columns of a tile: those of one block scale."""
+"""The number of columns of a tile: the columns of one block scale."""
 _TWO, _THREE = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
 DEFAULTS = Defaults((({"M": 2048}, _TWO), ({"N": 2112}, _THREE), ({"N": 7168}, _TWO), ({}, _THREE)))
-"""Three consumers ask L2 for a tenth less; two where their tiles fill the last wave better."""
+"""The default tiles: three consumers request a tenth less from L2; two fill the last wave better in some cases."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)), DEFAULTS, shared.footprint)
 
 
 def stored(of: Arguments) -> tuple[Stored, ...]:
-    """Of a layout: a, b.mT and c as rows in memory.  Raises `ValueError` on a `c` that TMA cannot store."""
+    """Computes for a layout: a, b.mT and c as rows in memory.  Raises `ValueError` on a `c` that TMA cannot store."""
     return *stored_operands(of.a, of.b), stored_output(of.c)
 
 
@@ -49,7 +49,7 @@ def multicast(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
     fast_accum: bool, config: ClusterTile, bound: tuple[Stored, ...],
 ) -> None:  # fmt: skip
-    """The sums of `promoted`; b is multicast in a cluster."""
+    """Computes the same sums as `promoted`; b is multicast in a cluster."""
     left, right, kept = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
         "fp8", config, [left, right, kept, kept], (*a.shape[:1], *b.shape[1:], *a.shape[1:]),

@@ -1,4 +1,4 @@
-"""What a traffic model and a launcher of gemm_grouped need of the offsets."""
+"""Functions for gemm_grouped that read the offsets, for a traffic model and a launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def group_rows(offsets: torch.Tensor) -> Iterator[int]:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a once, an expert's matrix once per group of its row panels, without reuse from L2."""
+    """Counts a once, an expert's matrix once per group of its row panels, without reuse from L2."""
     a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
     _, K, N = b.shape
     reads = sum(cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))

@@ -1,4 +1,4 @@
-"""Over tma: persistent CTAs walk over the tiles of all experts; one warp only loads, two warpgroups only multiply.
+"""`cooperative`, over tma: persistent CTAs take the tiles of all experts; one warp loads, two warpgroups multiply.
 
 The producer runs ahead through a ring in shared memory into the next tile, of any expert, while the last tile is
 stored; the consumers share a tile of B, each with half of the tile's rows.  A half without rows of the expert is
@@ -7,7 +7,7 @@ so CTAs share them evenly; a grid that the host bounds cannot do that.  TMA stor
 expert's.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's grouped
 layouts (DeepSeek, 2025), which pad each group to whole tiles.
 
-The ring and its barriers are those of gemm/cooperative.py.  Every partition holds the running sum of the experts' row
+The ring and its barriers are as in gemm/cooperative.py.  Every partition holds the running sum of the experts' row
 panels in registers, one or a few experts per thread, so it finds a tile's expert by two reductions.  A consumer finds
 its next tile while its last product is in flight.
 """
@@ -42,17 +42,17 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_EXPERTS = 32
-"""Least experts that are looked up together: one per thread of a warp."""
+"""The least experts that are looked up together: one per thread of a warp."""
 
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """With the staged result."""
+    """Returns the needs of the ring and of the staged result."""
     kept, tiles = config.block_m * config.store_n, tile_count(config, case)
     return ring_footprint(config, config.block_n, tiles, kept, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Tiles are staged whole or by halves."""
+    """Returns whether tiles are staged whole or by halves."""
     return config.store_n in (config.block_n, config.block_n // 2)
 
 
@@ -79,7 +79,7 @@ def _add(left, right):
 
 @gluon.jit
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
-    """For each expert, the row panels of all experts up to and including it."""
+    """Returns, for each expert, the row panels of all experts up to and including it."""
     each: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
     layout: gl.constexpr = gl.BlockedLayout([each], [32], [WARPS], [0])
     experts = gl.arange(0, BLOCK_E, layout)
@@ -90,7 +90,7 @@ def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.
 
 @gluon.jit
 def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
-    """Of the `tile`-th tile: expert, first row, end of the expert's rows, and column of tiles."""
+    """Finds the `tile`-th tile: expert, first row, end of the expert's rows, and column of tiles."""
     earlier = panels * tiles_n <= tile
     expert = gl.sum(earlier.to(gl.int32), 0)
     inside = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
@@ -233,7 +233,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Of a layout: what makes the maps of a, b and out, the grid, a stride and sizes, and constants.
+    """Computes for a layout: the makers of the maps of a, b and out, the grid, a stride and sizes, and constants.
 
     Raises `ValueError` if TMA cannot store `out`.
     """
@@ -262,6 +262,6 @@ def by_maps(of: Arguments) -> Any:
     )},
 )  # fmt: skip
 def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Ring, bound: Any) -> None:
-    """Each expert's rows times its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""
+    """Multiplies each expert's rows by its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""
     a_map, b_map, out_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *numbers, **constants)

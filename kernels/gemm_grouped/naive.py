@@ -1,4 +1,4 @@
-"""A loop over the experts: the host reads the offsets and calls one product per expert with rows."""
+"""The kernel `naive`: the host reads the offsets and calls one product per expert with rows, in a loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch", unsupported=padded_rows_refused)
 def naive(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor) -> None:
-    """Each expert's rows times its matrix with `torch.mm`, expert by expert."""
+    """Multiplies each expert's rows by its matrix by `torch.mm`, expert by expert."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if end > start:

@@ -1,7 +1,7 @@
-"""Over grouped: TMA loads whole tiles, through one map for all of A and one of three dimensions for all experts of B.
+"""The kernel `tma`, over grouped: TMA loads whole tiles, through a map of A and a three-dimensional map of B.
 
 A tile of A runs on into the rows of the next expert, and these products are not used.  The result is stored through
-pointers, because a map knows the edges of the whole result, not of a group.  What TMA saves and costs: see gemm/tma.py.
+pointers, because a map knows the edges of the whole result, not of a group.  Gains and costs of TMA: see gemm/tma.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """The program's expert, first row and column of tiles, and the end of the group (at most the first row if the
+    """Finds the program's expert, first row and column of tiles, and the end of the group (at most the first row if the
     program has no tile)."""
     experts = tl.arange(0, BLOCK_E)
     starts = tl.load(offsets_ptr + experts, mask=experts < E, other=2**31 - 1)
@@ -66,7 +66,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Of a layout: what makes the maps of a and b, the grid, sizes and a stride, and constants."""
+    """Computes for a layout: the makers of the maps of a and b, the grid, sizes and a stride, and constants."""
     T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
     a, expert = stored_operands(of.a, of.b)
     apart = of.b.stride(0) if E > 1 else N * expert.stride  # the stride of a single expert has no meaning
@@ -86,6 +86,6 @@ def by_maps(of: Arguments) -> Any:
     )},
 )  # fmt: skip
 def tma(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Each expert's rows times its matrix, summed in fp32; TMA loads the operands."""
+    """Multiplies each expert's rows by its matrix, summed in fp32; TMA loads the operands."""
     a_map, b_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), offsets, out, *numbers, **constants)

@@ -1,4 +1,4 @@
-"""The tiles of gemm_silu_and_mul's Triton rungs: what a CTA needs, and a table of defaults for each."""
+"""The tiles of gemm_silu_and_mul's Triton rungs: a CTA's needs, and a table of defaults for each rung."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from rooflab.reference.spec import Case, Scheme
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """Tile sizes and launch options."""
+    """A config: tile sizes and launch options."""
 
     block_m: int
     block_i: int
-    """Columns of gate, and the same number of up."""
+    """The number of columns of gate, and the same number of columns of up."""
     block_k: int
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """Row panels of tiles that share their columns of B in L2."""
+    """The number of row panels of tiles that share their columns of B in L2."""
 
 
 def tile_count(config: Any, case: Case) -> int:
-    """Tiles of the result."""
+    """Counts the tiles of the result."""
     return cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """gemm's footprint for 2 I columns."""
+    """Returns gemm's footprint for 2 I columns."""
     return tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 by_tma = partial(by_pointers, barriers=1)
-"""And a barrier per stage."""
+"""The needs of a rung that loads by TMA: as `by_pointers`, and a barrier per stage."""
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """And a tile of the result; at most one CTA per SM."""
+    """Returns the needs by TMA and of a tile of the result; at most one CTA per SM."""
     return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """And the outputs."""
+    """Returns gemm's sizes for a table of defaults, and the number of outputs."""
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
 
 

@@ -1,4 +1,4 @@
-"""The gated product as a model's code writes it: a product for gate, one for up, then the activation step by step."""
+"""The kernel `naive`: a product for gate, a product for up, then the activation step by step, as in a model's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch", unsupported=padded_rows_refused)
 def naive(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """silu(a gate) * (a up) with `torch.mm` twice and the activation in fp32, step by step."""
+    """Computes silu(a gate) * (a up) by `torch.mm` twice and the activation in fp32, step by step."""
     I = out.shape[1]
     gate, up = torch.mm(a, b[:, :I]).float(), torch.mm(a, b[:, I:]).float()
     torch.mul(gate * torch.sigmoid(gate), up, out=out)

@@ -1,8 +1,8 @@
-"""Over naive, for many rows of a: codes become bf16 in registers, between their load and the tensor core.
+"""The kernel `dequant_dot`, over naive, for many rows of a: codes become bf16 in registers, before the tensor core.
 
-One launch instead of nine, and the weight crosses HBM once, at half a byte per value.  cp.async copies codes to shared
-memory several groups ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.  The
-sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split if there are too few tiles.
+One launch replaces nine, and the weight is read from HBM once, at half a byte per value.  cp.async copies codes to
+shared memory several groups ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.
+The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split if there are too few tiles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BITS = 4
 
 
 def arranged(of: Arguments) -> Any:
-    """Of a layout: what `shared.launch` takes; a tile's K is a group."""
+    """Computes for a layout: the arguments of `shared.launch`; a tile's K is a group."""
     return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 
@@ -42,5 +42,5 @@ def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,
     config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """a W + bias, W = (code - zero) scale, on the tensor cores; b from `pack`; two runs agree bit for bit."""
+    """Computes a W + bias, W = (code - zero) scale, on the tensor cores; b from `pack`; two runs agree bit for bit."""
     shared.launch(bound, a, b, scale, zero, bias, c)

@@ -1,4 +1,4 @@
-"""Over naive, for few rows of a: codes go from memory through registers to the tensor core; each is read once.
+"""The kernel `gemv`, over naive, for few rows of a: each code is read once, through registers to the tensor core.
 
 The product is a stream of packed codes (`lib/stream.cu`).  A warp keeps four chunks of 1 KB in flight, 16 bytes per
 lane.  A code becomes bf16 exactly: its bits are put below a power of two, two codes at a time, and one subtraction
@@ -23,11 +23,11 @@ from rooflab.reference.spec import Arguments
 
 BITS = 4
 MOST_OF_32 = MOST_COLUMNS // subgroups(32)
-"""Rows of a that it multiplies in groups of 32."""
+"""The most rows of a that the kernel multiplies in groups of 32."""
 
 
 def divided(of: Arguments) -> Any:
-    """Of a layout: what `stream.launch` takes."""
+    """Computes for a layout the arguments of `stream.launch`."""
     return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 

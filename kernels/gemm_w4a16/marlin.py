@@ -23,20 +23,20 @@ from rooflab.roofline.model import Traffic
 GROUP = 128
 MULTIPLES = {"N": 256, "K": 128}
 SCALE_TILE = 8
-"""Scales of 64 neighbours along N are stored as an 8 x 8 tile, transposed."""
+"""The size of a tile of scales: 64 neighbours along N are stored as an 8 x 8 tile, transposed."""
 
 
 @dataclass(frozen=True)
 class MarlinWeight(Packed):
-    """Codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace of zeros, which a call leaves zero."""
+    """A weight's codes (N, K/2) in the layout of `marlin.Layer.pack`, and a workspace of zeros, which stays zero."""
 
     scales: Tensor
-    """(K / 128, N) fp16, in Marlin's order."""
+    """The scales (K / 128, N) fp16, in Marlin's order."""
     workspace: Tensor
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """b, (N, K/2) uint8, packed by Marlin's own code with scales of 1; the real scales follow in Marlin's order.
+    """Packs b, (N, K/2) uint8, by Marlin's own code with scales of 1; the real scales follow in Marlin's order.
 
     Raises `ValueError` on sizes that Marlin does not take.
     """
@@ -56,7 +56,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Marlin's product reads every operand once; the conversions come in addition."""
+    """Counts every operand once for Marlin's product, and the bytes of the conversions."""
     a = inputs.a
     M, (N, half_K) = a.shape[0], inputs.b.shape
     scales, result = 2 * inputs.scale.numel(), 2 * M * N
@@ -76,7 +76,7 @@ def traffic(inputs: Arguments) -> Traffic:
     off={"zero": "Marlin has no zero points", "bias": "Marlin adds no bias"}, traffic=traffic,
 )  # fmt: skip
 def marlin(a: Tensor, b: MarlinWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """a W with `marlin.mul`; a lies within fp16's range; b from `pack`."""
+    """Computes a W by `marlin.mul`; a lies within fp16's range; b from `pack`."""
     result = torch.empty((a.shape[0], b.shape[0]), dtype=torch.half, device=a.device)
     if result.numel():
         library: Any = import_module("marlin")

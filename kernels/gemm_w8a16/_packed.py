@@ -1,9 +1,9 @@
 """The packed form of the codes: as large as the original, made once, at load.
 
-Each 16 codes along K (16 bytes) are four words.  Word t holds what lane t of a quad gives to an mma of 16 along K,
-k = 8 h + 2 t + e, in byte h + 2 e.  So the mask 0x00ff00ff, applied to a word as it is and shifted by 8, gives two
-neighbours in the order of a bf16x2 register; and Triton, which multiplies from registers in the same layout
-(`dequant_dot`), moves no code between lanes.  Codes behind K are 0.
+Each 16 codes along K (16 bytes) are four words.  Word t holds the codes that lane t of a quad gives to an mma of 16
+along K, k = 8 h + 2 t + e, in byte h + 2 e.  So the mask 0x00ff00ff, applied to a word as it is and shifted by 8, gives
+two neighbours in the order of a bf16x2 register; and Triton, which multiplies from registers in the same layout
+(`dequant_dot`), moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 16
 WORDS = 4
-"""Words per block."""
+"""The number of words per block."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """Codes (K, N) int8 as int32 (N, 4 ceil(K / 16)).  Raises `ValueError` on another dtype or shape."""
+    """Packs codes (K, N) int8 to int32 (N, 4 ceil(K / 16)).  Raises `ValueError` on another dtype or shape."""
     check_shape("b", b, None, None)
     check_dtype("b", b, torch.int8)
     K, N = b.shape
@@ -30,4 +30,4 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 PACKED = Argument(f"N {WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
-"""What `pack` returns, in a contract."""
+"""The result of `pack`, as an argument of a contract."""

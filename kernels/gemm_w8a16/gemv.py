@@ -1,8 +1,8 @@
-"""Over naive, for few rows of a: codes go from memory through registers to the tensor core; each is read once.
+"""The kernel `gemv`, over naive, for few rows of a: each code is read once, through registers to the tensor core.
 
-The stream of gemm_w4a16/gemv (`lib/stream.cu`) with eight-bit codes: the seven low bits of a code are put below 128 in
-bf16 and the value of its sign is subtracted, two codes at a time and exactly.  Up to eight rows of a are multiplied at
-once.  Sums are fp32 and scaled once at the end, so no weight is rounded.
+It is the stream of gemm_w4a16/gemv (`lib/stream.cu`) with eight-bit codes: the seven low bits of a code are put below
+128 in bf16 and the value of its sign is subtracted, two codes at a time and exactly.  Up to eight rows of a are
+multiplied at once.  Sums are fp32 and scaled once at the end, so no weight is rounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.kernels.lib.stream import MOST_M, Config
 
 BITS = 8
 SUBGROUPS = 1
-"""A whole row shares a scale."""
+"""The number of groups that a quad holds: a whole row shares a scale."""
 
 
 @kernel(
@@ -37,5 +37,5 @@ SUBGROUPS = 1
     },
 )  # fmt: skip
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
-    """a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""
+    """Computes a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""
     stream.launch(bound, a, b, scale, None, bias, c)

@@ -1,4 +1,4 @@
-"""torch's product with an int8 weight: `torch._weight_int8pack_mm`.
+"""The kernel `library`, torch's product with an int8 weight: `torch._weight_int8pack_mm`.
 
 On a CPU with AVX-512 or AVX2, the codes become fp32 in registers, so only codes are read from memory, once per four
 rows of a.  Preliminary, least of 60 interleaved calls on one busy core of an AMD EPYC with AVX-512, torch 2.13.0, M=1,
@@ -18,16 +18,16 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 CPU_STEP = 16
-"""Values along K that the CPU's kernel reads at once, without a mask at the end of a row."""
+"""The number of values along K that the CPU's kernel reads at once, without a mask at the end of a row."""
 CPU_ROWS = 4
 CPU_ALIGNMENT = {"a": 32, "b": 16}
-"""On a CPU the address of every row must be a multiple of this many bytes, for aligned loads."""
+"""The divisor, in bytes, of the address of every row on a CPU, for aligned loads."""
 CUDA_LIMIT = 2**31
-"""Least number of elements of an operand that the CUDA kernel cannot take, because it counts in 32 bits."""
+"""The least number of elements of an operand that the CUDA kernel cannot take, because it counts in 32 bits."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """On a CPU the codes once per four rows of a; on CUDA three steps, the activation and the result in fp32."""
+    """Counts on a CPU the codes once per four rows of a; on CUDA three steps, the activation and the result in fp32."""
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":
@@ -61,6 +61,6 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: t
     unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias),
 )  # fmt: skip
 def library(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """a (scale b) with `torch._weight_int8pack_mm`, summed in fp32; torch's call takes no `out`."""
+    """Computes a (scale b) by `torch._weight_int8pack_mm`, summed in fp32; torch's call takes no `out`."""
     M, N = a.shape[0], b.shape[1]
     return torch._weight_int8pack_mm(a, b.mT, scale) if M and N else a.new_empty((M, N))

@@ -1,6 +1,6 @@
-"""Over packed, in C++: panels of codes that become fp32 as they are loaded; a column's scale multiplies its fp32 sum.
+"""The kernel `native`, over packed, in C++: loads turn codes in panels into fp32; a scale multiplies its column's sum.
 
-With one row only the codes' bytes count.  No weight is rounded.
+With one row, only the bytes of the codes matter.  No weight is rounded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rooflab.roofline.model import Traffic
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> Panels:
-    """Codes (K, N) int8 in panels, with their scales (N,) in fp32.  Raises `ValueError` on another dtype or shape."""
+    """Packs codes (K, N) int8 in panels, with scales (N,) in fp32.  Raises `ValueError` on other dtypes or shapes."""
     check_dtype("b", b, torch.int8)
     return replace(native_gemm.pack(b), scales=scale.float().contiguous())
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once; the weight was packed at load."""
+    """Counts every operand once; the weight was packed at load."""
     a, (K, N) = inputs.a, inputs.b.shape
     return Traffic(nbytes(a, inputs.scale, inputs.bias) + K * N, len(a) * N * a.element_size())
 
@@ -37,5 +37,5 @@ def traffic(inputs: Arguments) -> Traffic:
     holds=along_k("a"),
 )  # fmt: skip
 def native(a: Tensor, b: Panels, scale: Tensor, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
-    """a (scale b) + bias in fp32, rounded once; b from `pack`, with the scales in it."""
+    """Computes a (scale b) + bias in fp32, rounded once; b from `pack`, with the scales in it."""
     native_gemm.product(a, b, bias, c, bound)

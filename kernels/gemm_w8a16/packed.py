@@ -1,12 +1,12 @@
-"""Over library, on a CPU: for many rows of a, codes become bf16 in cache, a block of output channels at a time.
+"""The kernel `packed`, over library, on a CPU: for many rows of a, codes become bf16 in cache, block by block.
 
-torch's own call reads the codes again for every four rows of a, and multiplies in fp32.  It is the fastest for few
-rows, and this kernel calls it for them; for many rows it takes three times as long as a bf16 product.  Here a block of
+torch's own call reads the codes again for every four rows of a, and multiplies in fp32.  For few rows torch's call is
+the fastest, and this kernel calls it; for many rows it takes three times as long as a bf16 product.  Here a block of
 codes becomes bf16, which is exact, in a buffer as large as a core's L2, and one oneDNN call multiplies it and scales
 its fp32 sums: no weight is rounded, and only codes come from memory.  With a bias, or a scale of another dtype, the
 block is scaled instead, which rounds each weight once.
 
-Tried, predicted, not built: docs/notes/gemm_w8a16.md.
+Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 FEW_ROWS = 16
-"""Up to this many rows torch's int8 call is not slower."""
+"""The most rows for which torch's int8 call is not slower."""
 BLOCK_VALUES = 2**19
-"""Weights per block: 1 MiB in bf16, the L2 of a core."""
+"""The number of weights per block: 1 MiB in bf16, the L2 of a core."""
 CHANNELS = 16
-"""The channels of a block are a multiple of this."""
+"""The divisor of the number of channels of a block."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """b, (K, N) int8, stored as (N, K) at an address that torch's call takes; b itself if it is stored so already.
+    """Stores b, (K, N) int8, as (N, K) at an address that torch's call takes; returns b itself if it is stored so.
 
     Raises `ValueError` on another dtype or shape.
     """
@@ -44,7 +44,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """For few rows library's traffic; for many every operand once, because blocks stay in cache."""
+    """Counts library's traffic for few rows; for many rows every operand once, because blocks stay in cache."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -52,7 +52,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Why oneDNN cannot multiply many rows of bf16 here or would read the padding of a, or None."""
+    """Returns why oneDNN cannot multiply many rows of bf16 here or would read the padding of a, or None."""
     if _few(inputs.a, inputs.b, inputs.scale, inputs.bias):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -61,7 +61,7 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether torch's int8 call takes these operands and is faster."""
+    """Returns whether torch's int8 call takes these operands and is faster."""
     return a.shape[0] <= FEW_ROWS and library.why_not_taken(a, b, scale, bias) is None
 
 
@@ -70,7 +70,7 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     empty=epilogue_alone, allocates=True, traffic=traffic,
 )  # fmt: skip
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """a (scale b) + bias; for many rows of a by blocks of output channels; b is best from `pack`."""
+    """Computes a (scale b) + bias; for many rows of a by blocks of output channels; b is best from `pack`."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)

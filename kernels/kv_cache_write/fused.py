@@ -1,4 +1,4 @@
-"""Over naive: one launch writes k and v of each token to its slot; the kernel skips tokens without a slot."""
+"""The kernel `fused`, over naive: one launch writes k and v of each token to its slot, if it has one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.reference.kv_cache_write import SPEC
 
 NUM_WARPS = 4
 TILE = 1024
-"""Values of k and of v of a program: eight for each of 128 threads."""
+"""The number of values of k and of v in a program: eight for each of 128 threads."""
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _kv_cache_write(
     over="naive", shows={"": 'calls("naive").total >= 6 and launched == 1; STG_E_128 == global_store == 2'},
 )  # fmt: skip
 def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Skips a slot that is negative or past the cache."""
+    """Writes k and v to their slots; skips a slot that is negative or past the cache."""
     T, H_kv, D = k.shape
     block_d = next_power_of_2(D)
     block_heads = min(next_power_of_2(H_kv), max(TILE // block_d, 1))

@@ -1,6 +1,6 @@
-"""Over naive: without mask and selection; if every token has a slot, one `index_copy_` per cache.
+"""The kernel `index_copy`, over naive: if every token has a slot, one `index_copy_` per cache, without a mask.
 
-For the CPU, where the calls take the time of a decode step, and where reading the slots needs no synchronization.
+It is for the CPU, where calls take most time of a decode step, and reading the slots needs no synchronization.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.kernels.launcher import kernel
     },
 )  # fmt: skip
 def index_copy(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Skips a negative slot; a slot past the cache raises torch's `IndexError`."""
+    """Writes k and v to their slots; skips a negative slot; a slot past the cache raises torch's `IndexError`."""
     write(k, v, k_cache, v_cache, slot_mapping)
 
 

@@ -1,4 +1,4 @@
-"""Over fused: rows of any width in the registers of up to eight CTAs (`rmsnorm/cluster` says how)."""
+"""The kernel `cluster`, over fused: rows of any width in the registers of up to eight CTAs (see `rmsnorm/cluster`)."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
     limits={"H": MOST_WIDTH},
 )  # fmt: skip
 def cluster(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
-    """(x - mean) / sqrt(variance + eps) * weight + bias in fp32, rounded once; the variance after the mean."""
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, rounded once; the variance after the mean."""
     launch("layernorm", x, out, weight=weight, bias=bias, eps=eps, config=config)

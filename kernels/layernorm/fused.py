@@ -1,4 +1,4 @@
-"""Over naive: one pass that keeps rows in registers between their mean, their variance and the result."""
+"""The kernel `fused`, over naive: one pass that keeps rows in registers between mean, variance and result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _layernorm(
     )},
 )  # fmt: skip
 def fused(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
-    """(x - mean) / sqrt(variance + eps) * weight + bias in fp32, whole rows per program, rounded once."""
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, whole rows per program, rounded once."""
     T, H = x.shape
     _layernorm[(cdiv(T, config.block_t),)](
         x, weight, bias, out, T, H, x.stride(0), out.stride(0), eps,

@@ -1,4 +1,4 @@
-"""The norm as its formula: one torch call per step, in fp32."""
+"""The kernel `naive`: the norm as its formula: one torch call per step, in fp32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def naive(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float) -> None:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, step by step."""
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias, step by step."""
     x32 = x.float()
     centred = x32 - x32.mean(dim=-1, keepdim=True)
     variance = centred.pow(2).mean(dim=-1, keepdim=True)

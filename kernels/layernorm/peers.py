@@ -1,4 +1,4 @@
-"""torch.compile and Liger (`kernels/_peers.py`).  QuACK takes weights in fp32 alone."""
+"""Peers of layernorm: torch.compile and Liger (`kernels/_peers.py`).  QuACK takes only weights in fp32."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _liger = theirs("liger_kernel.ops.layer_norm", "layer_norm_forward")
 
 @peer()
 def compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """The op as torch.compile sees it."""
+    """The op's formula, which torch.compile compiles."""
     return layer_norm(x, weight.shape, weight, bias, eps)
 
 
 @peer(limits=LIGER, contiguous=("x",), holds={"bias is not None": "one"})
 def liger(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Any:
-    """It has no form without a bias."""
+    """Calls Liger, which needs a bias."""
     return _liger(x, weight, bias, eps)[0]

@@ -1,7 +1,7 @@
 """Device code that attention's Triton kernels share: the range of key tiles, the weights of one tile, the result.
 
 Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023, whose names these are: m_i is a row's
-running maximum, l_i its sum of weights, acc its sum of weighted values.  m_i is in the unit of the exponent (base 2,
+running maximum, l_i its sum of weights, acc its sum of weighted values.  m_i has the unit of the exponent (base 2,
 scaled), so one multiply-add turns a score into an exponent, and the sums are rescaled by exactly 1 while m_i stays.
 """
 
@@ -18,7 +18,7 @@ LOG2E: tl.constexpr = tl.constexpr(_attention.LOG2E)
 
 @triton.jit
 def capped(scores, cap):
-    """cap * tanh(scores / cap) with the hardware's exponential; the error is at most 4 * 2**-24 of the cap."""
+    """Returns cap * tanh(scores / cap) by the hardware's exponential, with an error of at most 4 * 2**-24 of cap."""
     return cap * (1 - 2 / (1 + tl.exp2(scores * (2.8853900817779268 / cap))))  # 2 log2(e)
 
 
@@ -54,15 +54,15 @@ def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
 
 @triton.jit
 def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Of a row of a block table, the pages of the keys from `start` on; entries past `end` are not read."""
+    """Reads the pages of the keys from `start` on in a row of a block table; entries past `end` are not read."""
     keys = start + tl.arange(0, BLOCK_N)
     return tl.load(row_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
 
 
 @triton.jit
 def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
-    """A tile of keys or values: with `MASKED` zeros for keys that are not `there`, because memory past the end may hold
-    NaN, and 0 * NaN is NaN; with `PADDED` for columns that are not `real`."""
+    """Loads a tile of keys or values: with `MASKED`, zeros for keys that are not `there`, as memory past the end may
+    hold NaN, and 0 * NaN is NaN; with `PADDED`, zeros for columns that are not `real`."""
     if MASKED:
         tile = tl.load(ptrs, mask=there & real, other=0.0)
     elif PADDED:
@@ -78,7 +78,7 @@ def weigh(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
-    """The weights of the key tile at `start`, the factor that rescales earlier sums, the new m_i and the new l_i.
+    """Weights of the key tile at `start`, the factor that rescales earlier sums, the new m_i and the new l_i.
 
     scores: (rows, BLOCK_N) products; rows: positions of the queries.  A score times `factor` is its exponent.  With
     `MASKED` the tile may contain keys that a row does not see.  The weight at the maximum is 2**RANGE, the sum's unit.
@@ -111,7 +111,7 @@ def weigh(
 def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, lse_rows, there, HEAD_DIM: tl.constexpr):
     """Stores the output, and the natural log-sum-exp if `lse_ptr` is not None, of the rows that are `there`.
 
-    sinks_offset: of one head for all rows, or of one head per row; out_rows, lse_rows: where each row begins, int64.
+    sinks_offset: one head for all rows, or one head per row; out_rows, lse_rows: where each row begins, int64.
     """
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E

@@ -1,5 +1,5 @@
-// What kernels for Hopper share: barriers by their addresses in shared memory, the fence before asynchronous reads, and
-// what a cluster of CTAs shares.
+// Helpers of kernels for Hopper: barriers by their addresses in shared memory, the fence before asynchronous reads, and
+// the memory and barriers of a cluster of CTAs.
 #pragma once
 
 using u32 = unsigned int;
@@ -39,7 +39,7 @@ __device__ __forceinline__ float load_cluster(u32 address, u32 rank) {
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at_rank(address, rank)) : "memory");
     return value;
 }
-// Until all CTAs of the cluster are here, and see what the others wrote before.
+// Waits until all CTAs of the cluster are here, and see what the others wrote before.
 __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -1,7 +1,7 @@
 // The rungs `multicast` of gemm and gemm_fp8: CUDA C++, compiled per config by macros.
 //
 // The two CTAs of a cluster have tiles one below the other, which need the same columns of b.  Each CTA loads its own rows of
-// a and a part of those columns, and TMA puts that part into the shared memory of both: L2 is asked once for what a cluster
+// a and a part of those columns, and TMA puts that part into the shared memory of both: L2 is read once for what a cluster
 // shares.  A warp loads, and each consumer warpgroup multiplies 64 rows, as in `gemm/cooperative`.
 //
 // A slot of the ring is `full` when all its bytes have arrived, its own and its peers'.  A load writes into every CTA, so
@@ -17,7 +17,7 @@
 #else
 #define WGMMA_TYPES "k16.f32.bf16.bf16"
 #endif
-#if FP8  // always along K
+#if FP8  // operands are always along K
 #define WGMMA_LAYOUT ""
 #elif A_ALONG_K && B_ALONG_K
 #define WGMMA_LAYOUT ", 0, 0"
@@ -51,7 +51,7 @@ constexpr int A_BYTES = CONSUMERS * BOX, STAGE_BYTES = A_BYTES + N_BOXES * BOX, 
 constexpr int THREADS = 128 * (CONSUMERS + 1), ROUNDS = N_BOXES / STAGED;
 static_assert(N_BOXES % CLUSTER == 0 && N_BOXES % STAGED == 0, "each CTA, and each round of stores, has whole boxes");
 
-// True for one lane of a warp; of it ptxas knows that it is one, so it starts copies without a loop over lanes.
+// True for one lane of a warp; ptxas knows that it is one lane, so copies need no loop over lanes.
 __device__ __forceinline__ bool elected() {
     u32 one;
     asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(one));
@@ -72,7 +72,7 @@ __device__ __forceinline__ void load(u32 to, const TensorMap* map, int x, int y,
         "l"(map), "r"(x), "r"(y), "r"(bar)
         : "memory");
 }
-// To the same place of every CTA of the cluster, whose barriers count it.
+// Copies to the same place of every CTA of the cluster; each CTA's barrier counts the bytes.
 __device__ __forceinline__ void load_for_all(u32 to, const TensorMap* map, int x, int y, u32 bar) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
@@ -86,7 +86,7 @@ __device__ __forceinline__ void store(const TensorMap* map, int x, int y, u32 fr
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until TMA has read all but the newest stores' shared memory.
+// Waits until TMA has read all shared memory but that of the newest stores.
 template <int NEWEST>
 __device__ __forceinline__ void wait_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(NEWEST) : "memory");
@@ -188,7 +188,7 @@ struct Epilogue {
         expect(bar, BOX);
         load(staged + box % STAGED * BOX, residual, column + 64 * box, row, bar);
     }
-    // Before the products end: asks for the residual, into memory that the last tile's stores have left.
+    // Before the products end: requests the residual, into memory that the last tile's stores have freed.
     __device__ __forceinline__ void begin(int row, int column) const {
 #if RESIDUAL
         if (leads()) {
@@ -198,7 +198,7 @@ struct Epilogue {
         }
 #endif
     }
-    // Before the last product ends.
+    // Work before the last product ends.
     __device__ __forceinline__ void load_bias(int column) {
 #if BIAS
         const Out* from = bias + column + 2 * (threadIdx.x % 4);
@@ -305,7 +305,7 @@ multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap
             for (int step = 0; step < steps; ++step, ring.next()) {
                 float scale[2] = {1.f, 1.f};
 #if BLOCK_SCALES
-                // Asked for before the wait for the tile, so that they are there before the product is.
+                // Loaded before the wait for the tile, so that the scales arrive before the product ends.
                 for (int h = 0; h < 2; ++h)
                     scale[h] = of_lane + 8 * h < M ? a_scales[8 * h * a_scale_m] * *b_scales : 0.f;
                 a_scales += a_scale_k, b_scales += b_scale_k;
@@ -328,7 +328,7 @@ multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap
             for (int step = 0; step < steps; ++step, ring.next()) {
                 wait(ring.full + 8 * ring.stage, ring.parity);
                 start(d, ring.slot(), which, step);
-                // One product stays in flight; the one before it is done, and its slot is free.
+                // One product stays in flight; the previous product is done, and its slot is free.
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
                 if (step) release(ring.empty + 8 * before);
                 before = ring.stage;
@@ -342,5 +342,5 @@ multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap
         if (epilogue.leads()) wait_stores<0>();  // shared memory must live until TMA has read it
     }
     __syncwarp();
-    cluster_barrier();  // no CTA exits while another one tells its barriers or fills its memory
+    cluster_barrier();  // no CTA exits while another CTA arrives at its barriers or fills its memory
 }

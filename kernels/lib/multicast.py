@@ -1,4 +1,4 @@
-"""The rung `multicast` of gemm and gemm_fp8 on the host: tiles, what a CTA needs, and the launch of `multicast.cu`."""
+"""The rung `multicast` of gemm and gemm_fp8 on the host: tiles, a CTA's needs, and the launch of `multicast.cu`."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from rooflab.roofline.occupancy import HOPPER
 
 SOURCE = (_cuda.LIB / "multicast.cu").read_text()
 CLUSTER = 2
-"""CTAs that share their columns of b."""
+"""The number of CTAs that share their columns of b."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
-"""Per thread, by number of consumers; the producer's warpgroup has 24."""
+"""Registers per thread, by number of consumers; the producer's warpgroup has 24."""
 ADDRESS_REGISTERS = 24
-"""For addresses, descriptors and loop counters, in addition to the accumulators."""
+"""Registers per thread for addresses, descriptors and loop counters, besides the accumulators."""
 
 
 @dataclass(frozen=True)
 class ClusterTile:
-    """Tile sizes, the ring, and the cluster."""
+    """A config: tile sizes, the ring, and the cluster."""
 
     consumers: int
-    """Warpgroups of 64 rows each."""
+    """The number of consumer warpgroups, of 64 rows each."""
     block_n: int
-    """Columns of a tile."""
+    """The number of columns of a tile."""
     stages: int
-    """Slots of the ring, with 128 bytes along K each."""
+    """The number of slots of the ring, with 128 bytes along K each."""
     group_m: int
-    """Row panels of tiles that share their columns of b in L2."""
+    """The number of row panels of tiles that share their columns of b in L2."""
     staged: int
-    """Boxes of 64 columns that a consumer has in shared memory for its stores."""
+    """The number of boxes of 64 columns that a consumer has in shared memory for its stores."""
 
     @property
     def block_m(self) -> int:
-        """Rows of a tile."""
+        """Returns the rows of a tile."""
         return BOX_ROWS * self.consumers
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, the boxes that are stored, and the barriers."""
+        """Returns the bytes of the ring, the staged boxes, and the barriers."""
         boxes = self.stages * (self.consumers + self.block_n // BOX_ROWS) + self.consumers * self.staged
         return boxes * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
 
     def clusters(self, M: int, N: int) -> int:
-        """Tiles of clusters."""
+        """Counts the tiles of clusters."""
         return cdiv(M, self.block_m * CLUSTER) * cdiv(N, self.block_n)
 
 
 tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged=(1, 2))
-"""Tiles of these consumers and columns, with rings of several depths."""
+"""Makes the space of configs for given consumers and columns: rings of three to six slots, one or two staged boxes."""
 
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Mean registers of the CTA's threads, for one fp32 value per output, and in fp8 for its sum; the ring, the staged
-    boxes and the barriers."""
+    """Returns the mean registers of the CTA's threads, for one fp32 value per output, in fp8 also for its sum; and the
+    bytes of the ring, the staged boxes and the barriers."""
     size, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
     values = config.block_n // 2 * (2 if size == 1 else 1)
     tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER
@@ -106,7 +106,7 @@ def launch(
 ) -> None:
     """Launches on the maps of a, b, the output and the residual (or the output again); `sizes` are M, N and K.
 
-    kind: `bf16`, `fp16` or `fp8`; along_k: whether a and b are contiguous along K; scales: those of fp8's a and b.
+    kind: `bf16`, `fp16` or `fp8`; along_k: whether a and b are contiguous along K; scales: of a and b in fp8.
     """
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)

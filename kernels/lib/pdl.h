@@ -1,7 +1,7 @@
-// A kernel that may start before the kernel before it ends (kernels/_pdl.py): it has the macro PDL then.
+// A kernel with the macro PDL may start before the previous kernel ends (kernels/_pdl.py).
 #pragma once
 
-// Waits until the kernel before is complete and its writes are visible, and lets the next kernel start once a thread of
+// Waits until the previous kernel is complete, its writes visible, and lets the next kernel start once a thread of
 // every CTA is here; a second call returns at once.  ptxas moves an `ld.global.nc` from one side of it to the other.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #ifdef PDL

@@ -1,4 +1,4 @@
-"""Philox-4x32-10 and the exponential race in torch steps.
+"""Philox-4x32-10 and the exponential race by torch's calls.
 
 torch has no unsigned multiply, so int64 holds the 32-bit words: products wrap modulo 2**64 with the right bits, and a
 mask cuts the result of an arithmetic shift to 32 bits.
@@ -16,7 +16,7 @@ W0, W1 = 0x9E3779B9, 0xBB67AE85
 def philox(
     seed: torch.Tensor, position: torch.Tensor, block: torch.Tensor, stream: torch.Tensor | int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Philox's four words for key = seed and counter = (position, block, stream, 0), int64 in [0, 2**32).
+    """Returns Philox's four words for key = seed and counter = (position, block, stream, 0), int64 in [0, 2**32).
 
     The int64 tensors broadcast.  The steps are in place once all words have the full shape.
     """
@@ -43,12 +43,12 @@ def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: to
 
 
 def words_of_tokens(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """The words (N,) of single tokens, each with its own seed and position."""
+    """Returns the words (N,) of single tokens, each with its own seed and position."""
     words = torch.stack(philox(seed, position, token >> 2), dim=-1)
     return words.gather(-1, (token & 3)[:, None]).squeeze(-1)
 
 
 def log_exponential(word: torch.Tensor) -> torch.Tensor:
-    """log E for each word, fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns log E for each word, fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_()

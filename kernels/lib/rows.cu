@@ -2,7 +2,7 @@
 //
 // CUDA C++, compiled per config by macros.  LANES threads of each of CLUSTER CTAs share a row, and a CTA has ROWS rows;
 // a thread holds VECTORS vectors of 16 bytes of each input.  Sums meet in a warp, a CTA and a cluster, always in the same
-// order.  With PERSISTENT a CTA goes on to further rows, and asks for the next one before it works on the one it has.
+// order.  With PERSISTENT a CTA takes further rows, and requests the next row before it works on this row.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -34,7 +34,7 @@ constexpr int VECTOR = 16 / (int)sizeof(T);
 constexpr int STRIDE = CLUSTER * LANES * VECTOR;
 constexpr bool TWO_INPUTS = OP == ADD_RMSNORM || OP == SILU || OP == GELU;
 #define NEG_INF __int_as_float(0xff800000)
-// An activation alone needs nothing of the other CTAs of its row.
+// An activation needs no data of the other CTAs of its row.
 #define CLUSTERED (CLUSTER > 1 && (QUANTIZE || OP < SILU))
 // Weights are loaded once, before the first row; after the sums of each row if registers do not hold both.
 constexpr bool LATE = VECTORS > 4;
@@ -76,7 +76,7 @@ __device__ __forceinline__ Vector pack(const float (&value)[VECTOR]) {
     return vector;
 }
 
-// PIECE elements are moved at once: 16 bytes, or less where an address or a width is no multiple of that.  What lies
+// PIECE elements are moved at once: 16 bytes, or less where an address or a width is not a multiple of 16.  What lies
 // past the end of the row is zero.  A row is used once: its loads of 16 bytes leave no line in L1; those of a weight do.
 template <bool ONCE> __device__ __forceinline__ Vector load(const T* row, int column, int width) {
     constexpr int BYTES = PIECE * (int)sizeof(T);
@@ -185,7 +185,7 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
     const int column = (rank * LANES + lane) * VECTOR;
     [[maybe_unused]] const i64 step = (i64)(gridDim.x / CLUSTER) * ROWS;
     i64 row = (i64)(blockIdx.x / CLUSTER) * ROWS + threadIdx.x / LANES;
-    int calls = 0;  // of over_row
+    int calls = 0;  // calls of over_row
 
     Vector held[VECTORS], other[VECTORS], w[VECTORS], b[VECTORS];
     auto load_row = [&](i64 of, Vector (&first)[VECTORS], Vector (&next)[VECTORS]) {
@@ -204,7 +204,7 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
     if constexpr (WEIGHTED && !LATE) {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) load_weight(i);
-        // Keeps these loads before the row's: ptxas would move them behind the sums, and memory would be waited for
+        // Keeps these loads before the row's: ptxas would move them behind the sums, and the CTA would wait for memory
         // twice.  The barrier does not wait for the loads.
         __syncthreads();
     }

@@ -22,69 +22,69 @@ from rooflab.reference.spec import Case, Scheme
 
 SOURCE = (_cuda.LIB / "rows.cu").read_text()
 OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
-"""The numbers by which the source knows the ops."""
+"""The numbers that stand for the ops in the source."""
 QUANTIZED = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""Those of the dtypes of quantised results."""
+"""The numbers that stand for the dtypes of quantised results."""
 TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
 WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
-"""Vectors of a weight or bias beside each vector of a row."""
+"""The number of weight or bias vectors that are loaded with each vector of a row."""
 VECTOR_BYTES = 16
 WARP = 32
 MOST_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
-"""Threads of a CTA that share a row, values of a thread, and CTAs of a portable cluster."""
+"""The most threads of a CTA that share a row, values of a thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256
-"""Threads of a CTA with several rows."""
+"""The number of threads of a CTA with several rows."""
 VECTORS = 4
-"""Vectors of a thread where many rows are under way: 64 bytes asked for before the first is used."""
+"""Vectors of a thread where many rows are in progress: 64 bytes are requested before the first is used."""
 RESIDENT_THREADS = 768
-"""Threads of an SM in a persistent grid; with up to 80 registers each, all of them run at once."""
+"""The number of threads per SM in a persistent grid; with up to 80 registers each, all of them run at once."""
 MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
-"""Values of a row that the registers of a cluster hold; half as many of each of two rows in fp32."""
+"""The most values of a row that the registers of a cluster hold; with two rows in fp32, half as many of each."""
 MOST_PAIRED = 8
-"""Vectors of a thread of each of two inputs."""
+"""The most vectors that a thread holds of each of two inputs."""
 PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
-"""Bytes of a row of each of two inputs that the registers of a cluster hold."""
+"""The most bytes per row, for each of two inputs, that the registers of a cluster hold."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How threads and CTAs divide the rows."""
+    """The division of the rows over threads and CTAs."""
 
     lanes: int
-    """Threads of a CTA that share a row."""
+    """The number of threads of a CTA that share a row."""
     vectors: int
-    """16-byte vectors of a row that a thread holds."""
+    """The number of 16-byte vectors of a row that a thread holds."""
     rows: int
-    """Rows of a CTA."""
+    """The number of rows of a CTA."""
     cluster: int
-    """CTAs that share a row."""
+    """The number of CTAs that share a row."""
     persistent: bool
-    """Whether as many CTAs as run at once take all rows, and ask for the next row early."""
+    """Whether the grid has only as many CTAs as run at once, which take all rows and request the next row early."""
 
 
 def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
-    """16-byte vectors of a row."""
+    """Counts the 16-byte vectors of a row."""
     return max(1, cdiv(int(case["H"] if "H" in case else case["I"]) * scheme.activation.itemsize, VECTOR_BYTES))
 
 
 def most_vectors(op: str, itemsize: int) -> int:
-    """16-byte vectors of a thread at most: 64 values, or eight vectors of each of two inputs."""
+    """Returns the most 16-byte vectors of a thread: 64 values, or eight vectors of each of two inputs."""
     return min(MOST_VALUES * itemsize // VECTOR_BYTES, MOST_PAIRED if op in TWO_INPUTS else 16)
 
 
 def may_persist(config: Config) -> bool:
-    """Whether registers hold two rows at once: more vectors or threads spill."""
+    """Returns whether registers hold two rows at once: more vectors or threads spill."""
     return config.vectors <= VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
 def ctas_of(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
-    """CTAs of a persistent grid: 768 threads an SM, in whole clusters."""
+    """Returns the CTAs of a persistent grid: 768 threads per SM, in whole clusters."""
     resident = sms * max(1, RESIDENT_THREADS // (config.lanes * config.rows))
     return max(config.cluster, min(groups, resident // config.cluster * config.cluster))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every division by powers of two that covers a row and does not leave more than half of the threads idle.
+    """Returns every division by powers of two that covers a row and leaves at most half of the threads idle.
 
     A CTA has whole warps, and at most 512 threads; a CTA of a cluster has one row, and four warps or more.
     """
@@ -101,14 +101,14 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def tuning(op: str) -> Tuning:
-    """The configs of the `cluster` rung of `op`."""
+    """Returns the configs of the `cluster` rung of `op`."""
     inputs = 1 + (op in TWO_INPUTS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
+        """Returns registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
 
-        The last are read from compiled code: 28, and 1.5 for each value of a thread (6 * vectors / itemsize); 12
-        more for two sums or a quantisation.
+        The registers of values are read from compiled code: 28, and 1.5 for each value of a thread (6 * vectors /
+        itemsize); 12 more for two sums or a quantisation.
         """
         heavy = op == "layernorm" or scheme.output.itemsize == 1
         weights = WEIGHTS.get(op, 0) if config.vectors <= VECTORS else 0
@@ -122,7 +122,7 @@ def tuning(op: str) -> Tuning:
         )
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Few rows: as many threads and CTAs as a row has vectors, for latency.  Many: 64 bytes a thread."""
+        """Chooses, for few rows, as many threads and CTAs as a row has vectors; for many rows, 64 bytes a thread."""
         T, needed = int(case["T"]), vectors_of(case, scheme)
         many, cluster = T > HOPPER_SMS, 1
         vectors = min(VECTORS // inputs if many else 1, next_power_of_2(needed))
@@ -141,7 +141,7 @@ def tuning(op: str) -> Tuning:
         return dataclasses.replace(config, persistent=more and may_persist(config))
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """It covers the row; a CTA of a cluster has one row."""
+        """Returns whether the config covers the row; a CTA of a cluster has one row."""
         covered = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
         covered = covered and (config.cluster == 1 or config.rows == 1)
         held = config.vectors <= most_vectors(op, scheme.activation.itemsize)
@@ -153,7 +153,7 @@ def tuning(op: str) -> Tuning:
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
     """Registers the decorated launcher as the rung `cluster` of `op`; `takes` are further fields of `kernel`.
 
-    `over_fused` compares its code with that of `fused`; `wide` is a case in which a cluster shares a row.
+    `over_fused` compares the code with the code of `fused`; `wide` is a case in which a cluster shares a row.
     """
     shows = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
@@ -205,7 +205,7 @@ def launch(
 
 
 def _piece(width: int, vector: int, tensors: list[torch.Tensor]) -> int:
-    """Elements that one access may move: the largest power of two that divides the width and every row's address."""
+    """The elements that one access may move: the largest power of two that divides the width and row addresses."""
     bits = width | vector
     for tensor in tensors:
         bits |= address_of(tensor) // tensor.element_size()

@@ -56,7 +56,7 @@ __device__ __forceinline__ float load_scale(const Scale* from) {
 #endif
 }
 
-// Loads 16 bytes of codes if `left` > 0, the bytes left in the row.  Behind the end the old codes stay: their
+// Loads 16 bytes of codes if `left` > 0, the bytes left in the row.  Past the end the old codes stay: their
 // activations are 0, and no code is infinite.  The weight is used once: the load bypasses L1, and L2 evicts it first.
 template <bool GUARDED>
 __device__ __forceinline__ void load_codes(uint4& codes, const u8* from, int left, u64 policy) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ u32 dequantize(u32 codes, u32 zero, u32 magic) {
 #if BITS == 4
     return subtract(codes & 0x000f000f | magic, zero);
 #else
-    return subtract(codes & 0x007f007f | magic, codes & 0x00800080 | magic);  // the sign is worth -128
+    return subtract(codes & 0x007f007f | magic, codes & 0x00800080 | magic);  // the sign bit has the value -128
 #endif
 }
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&w)[4], u32 low, u
         : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(low), "r"(high));
 }
 
-// Loads the chunk `ahead` shares further than `place`; `chunk` is its number.
+// Loads the chunk that is `ahead` shares after `place`; `chunk` is its number.
 template <bool GUARDED>
 __device__ __forceinline__ void load_chunk(Chunk& into, const Place& place, int ahead, int chunk, int groups,
                                            int row_bytes, int quad, u64 policy, u32 magic) {

@@ -21,67 +21,67 @@ from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD
 SOURCE = (_cuda.LIB / "stream.cu").read_text()
 WARP = 32
 ROWS = 16
-"""Rows of the weight per warp: the M of mma.m16n8k16."""
+"""The number of rows of the weight per warp: the M of mma.m16n8k16."""
 COLUMNS = 8
-"""The N of mma.m16n8k16."""
+"""The number of columns of a tile: the N of mma.m16n8k16."""
 MOST_COLUMNS = 16
-"""Two mma per 16 x 16 codes; with more, activations would fill the registers that the stream needs."""
+"""The most columns: two mma per 16 x 16 codes; with more, activations would take the registers of the stream."""
 MOST_M = 8
 VECTOR_BYTES = 16
-"""Of a load of a, where each of its rows is a whole number of them."""
+"""Bytes of a load of a, where each row of a is a whole number of such loads."""
 QUAD_BYTES = 64
 """Bytes of a row that a warp loads at once."""
 OTHER_REGISTERS = 32
-"""Least registers for addresses, scales and dequantized codes."""
+"""The least registers for addresses, scales and dequantized codes."""
 MAGIC = 0x43004300
-"""128 in bf16, twice."""
+"""The number 128 in bf16, twice in one word."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How warps and CTAs divide the weight."""
+    """The division of the weight over warps and CTAs."""
 
     warps: int
-    """Warps of a CTA."""
+    """The number of warps of a CTA."""
     warps_k: int
-    """Warps that share 16 rows; each takes every `warps_k * split`-th chunk of K."""
+    """The number of warps that share 16 rows; each takes every `warps_k * split`-th chunk of K."""
     split: int
-    """CTAs of a cluster that share 16 rows."""
+    """The number of CTAs of a cluster that share 16 rows."""
     depth: int
-    """Chunks that a warp has in flight ahead of the one that it multiplies."""
+    """The number of chunks that a warp has in flight ahead of the chunk that it multiplies."""
 
 
 def chunks(K: int, bits: int) -> int:
-    """Pieces of 64 bytes in a row of codes."""
+    """Counts the pieces of 64 bytes in a row of codes."""
     return -(-K * bits // (8 * QUAD_BYTES))
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Tiles of eight columns for M rows of a, with one column per group that a quad holds at once."""
+    """Counts the tiles of eight columns for M rows of a, with one column per group that a quad holds at once."""
     return -(-M * subgroups // COLUMNS)
 
 
 def warps_per_sm(tiles: int, zeros: bool) -> int:
-    """Warps that an SM's registers hold: 128 per thread, 168 with a second tile of activations or with zero points, 255
-    with both."""
+    """Counts the warps that an SM's registers hold: 128 per thread, 168 with a second tile of activations or with zero
+    points, 255 with both."""
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Ways to divide the weight, for codes of `bits`; `subgroups` are the groups that a quad holds by the scheme."""
+    """Returns ways to divide the weight, for codes of `bits`; `subgroups` gives the groups of a quad by the scheme."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        """Every way to split K over three warps or more, with two to eight chunks in flight."""
+        """Returns every way to split K over three warps or more, with two to eight chunks in flight."""
         sizes = itertools.product(((4, 1), (4, 2), *((n, n) for n in (3, 4, 5, 6, 8))), (1, 2, 4, 8), (2, 4, 6, 8))
         return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Rows of a, at most those that the kernel takes, and their tiles of columns."""
+        """Returns the rows of a, at most the number that the kernel takes, and their tiles of columns."""
         M = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Registers: codes in flight, and activations of this chunk and the next; shared memory: each warp's sums."""
+        """Registers: codes in flight, activations of this and the next chunk; shared memory: each warp's sums."""
         M, tiles = tiles_of(case, scheme)
         return Footprint(
             threads=WARP * config.warps,
@@ -91,13 +91,13 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Each share of K has a chunk, and the data in flight fit in a thread's registers."""
+        """Returns whether each share of K has a chunk, and the data in flight fit in a thread's registers."""
         shares, needs = config.warps_k * config.split, footprint(config, case, scheme)
         whole = shares == 1 or shares <= chunks(int(case["K"]), bits)
         return whole and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """One wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
+        """Makes one wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
         rows, most = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4
@@ -112,14 +112,14 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
+    """Counts every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
     a, scale = inputs.a, inputs.scale
     read = nbytes(a, inputs.b, scale, getattr(inputs, "zero", None), inputs.bias)
     return Traffic(read, a.shape[0] * scale.shape[0] * a.element_size())
 
 
 def divided(of: Arguments, bits: int, subgroups: int) -> Any:
-    """Of a layout: options of the compiler, the grid, the threads of a CTA, sizes and strides."""
+    """Computes for a layout: options of the compiler, the grid, the threads of a CTA, sizes and strides."""
     a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)

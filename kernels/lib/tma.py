@@ -15,22 +15,22 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from rooflab.kernels._tma import MapMaker
 
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-"""From global to shared memory; an mbarrier counts the bytes.  Triton has this name, and the next two, since 3.9."""
+"""Copies from global to shared memory; an mbarrier counts the bytes.  Triton has these three names since 3.9."""
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-"""From shared to global memory; `tma.store_wait` waits."""
+"""Copies from shared to global memory; `tma.store_wait` waits."""
 reinterpret = getattr(shared_memory_descriptor, "reinterpret", None) or shared_memory_descriptor._reinterpret
-"""The same shared memory with another dtype, shape and layout."""
+"""Returns the same shared memory with another dtype, shape and layout."""
 
-# To make a layout takes 9 us on the host, so each is made once.
+# Making a layout takes 9 us on the host, so each layout is made once.
 HEADS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-"""Of 64 columns of 16 bits in four dimensions, as attention loads them."""
+"""The layout of 64 columns of 16 bits in four dimensions, as attention loads them."""
 PAGES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
-"""The same in five dimensions, as attention loads pages."""
+"""The layout of 64 columns of 16 bits in five dimensions, as attention loads pages."""
 
 
 @cache
 def layout_of(box: tuple[int, ...], kind: gl.dtype) -> gl.NVMMASharedLayout:
-    """The widest swizzle that a box of this shape and dtype takes."""
+    """Returns the layout with the widest swizzle that a box of this shape and dtype takes."""
     return gl.NVMMASharedLayout.get_default_for(list(box), kind)
 
 
@@ -38,7 +38,7 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
     """Makes tensor maps of Triton's or Gluon's kind for tensors of one layout, without the constructor's checks: 0.5 us
     on the host, not 2.4.
 
-    The launcher has refused, with a sentence, what these would assert: addresses and strides that are not whole 16
+    The launcher has already refused the cases that these checks would find: addresses and strides that are not whole 16
     bytes, an empty dimension, another layout.
     """
 
@@ -54,14 +54,14 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
 
 @gluon.jit
 def advance(slot, phase, ring):
-    """The next slot of a ring, and the parity to wait for on its barriers, which changes with every round."""
+    """Returns the next slot of a ring, and the parity to wait for on its barriers, which changes with every round."""
     last = slot == ring.shape[0] - 1
     return gl.where(last, 0, slot + 1), phase ^ last.to(gl.int32)
 
 
 @gluon.jit
 def new_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers whose phase is complete after ARRIVALS arrivals and all bytes that were announced to them."""
+    """Makes barriers whose phase is complete after ARRIVALS arrivals and all bytes that were announced to them."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for nth in gl.static_range(NUMBER):
         mbarrier.init(barriers.index(nth), count=ARRIVALS)

@@ -3,8 +3,8 @@
 // A source defines three macros before it includes this file:
 //   WGMMA_N       8, 16, 32, 64, 128 or 256
 //   WGMMA_TYPES   K of an instruction and the types of a and b: "k16.f32.bf16.bf16"
-//   WGMMA_LAYOUT  which operands are contiguous along their rows of M or N instead of K: ", 0, 1" says b; "" for types
-//                 of which the opcode does not say
+//   WGMMA_LAYOUT  the operands that are contiguous along M or N, not K: ", 0, 1" means b; "" for types
+//                 whose opcode has no such flags
 // An instruction's text names each register of the sums, and the outputs of an asm have no loop: macros write both.
 #pragma once
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ void multiply(float (&d)[WGMMA_N / 2], u64 a, u64 b, 
                  : WGMMA_SUMS : "l"(a), "l"(b), "r"(keeps));
 }
 
-// Waits for all products of this warpgroup, which wrote d.
+// Waits for all products of this warpgroup, which write d.
 __device__ __forceinline__ void settle(float (&d)[WGMMA_N / 2]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" : WGMMA_SUMS :: "memory");
 }

@@ -1,4 +1,4 @@
-"""FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), `flashinfer-python`, if it is installed.
+"""Peer: FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), `flashinfer-python`, if it is installed.
 
 `BatchMLAPagedAttentionWrapper` takes the latent and the rotary part separately; here they are views.  `plan` reads the
 lengths and the table once per step for all layers, and the bench does not time it: see `_flashinfer`.  A log-sum-exp
@@ -20,11 +20,11 @@ from rooflab.kernels.mla_decode.split_kv import latents_once
 from rooflab.reference.spec import Arguments
 
 LATENT, ROTARY = 512, 64
-"""The sizes of DeepSeek-V2, the only ones that FlashInfer's kernels are built for."""
+"""The sizes of DeepSeek-V2, for which alone FlashInfer's kernels are built."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Work that an engine does once per step for all layers; waits for the device.  q and kv_cache may be on `meta`."""
+    """Makes the plan of a step for all layers; waits for the device.  q and kv_cache may be on `meta`."""
     q, kv_cache, device = inputs.q, inputs.kv_cache, inputs.block_table.device
     B, H, _ = q.shape
     pages = adapter.read_pages(inputs.block_table, inputs.seq_lens, kv_cache.shape[1])
@@ -58,8 +58,8 @@ def flashinfer(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float,
     return_lse: bool, plan: adapter.FlashInferPlan | None,
 ) -> Returned:  # fmt: skip
-    """`BatchMLAPagedAttentionWrapper`, which writes rows without gaps.  Without a plan it makes one, and waits for the
-    device to read the lengths and the table."""
+    """Calls `BatchMLAPagedAttentionWrapper`, which writes rows without gaps.  A call without a plan makes a plan, and
+    waits for the device to read the lengths and the table."""
     if plan is None:
         pages = {"kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
         plan = plan_of(Arguments(q=q, softmax_scale=softmax_scale, **pages), adapter.kept_wrapper)

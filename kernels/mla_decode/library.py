@@ -1,5 +1,5 @@
-"""Gathers the pages, then calls torch's scaled_dot_product_attention; torch's functions with a block table take at most
-256 dimensions per head.
+"""The kernel `library`: gathers the pages, then calls torch's scaled_dot_product_attention; torch's functions with a
+block table take at most 256 dimensions per head.
 
 All heads share a key, so they take the place of the queries: (B, 1, H, D) with (B, 1, S, D).
 """
@@ -17,7 +17,7 @@ from rooflab.kernels.launcher import kernel
 def library(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float
 ) -> Tensor:  # fmt: skip
-    """Does not read the lengths: it gathers and masks the whole table.  torch allocates the result."""
+    """Gathers and masks the whole table, without reading the lengths; torch allocates the result."""
     B, _, D = q.shape
     slots = block_table.shape[1] * kv_cache.shape[1]
     unseen = torch.arange(slots, device=q.device) >= seq_lens[:, None]  # (B, slots)

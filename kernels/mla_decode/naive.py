@@ -1,4 +1,4 @@
-"""One sequence at a time: gather its latents, scores in memory, softmax, second product."""
+"""The kernel `naive`, one sequence at a time: gather its latents, scores in memory, softmax, second product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def naive(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
     latent_dim: int, softmax_scale: float, return_lse: bool,
 ) -> None:  # fmt: skip
-    """Waits for the device to read the lengths."""
+    """Computes one sequence after another; waits for the device to read the lengths."""
     block_size = kv_cache.shape[1]
     for b, length in enumerate(seq_lens.tolist()):
         token = torch.arange(length, device=q.device)

@@ -1,4 +1,4 @@
-"""Over naive: heads are the rows of the tensor cores' tiles, and a latent is loaded once as key and value.
+"""`split_kv`, over naive: heads are rows of the tensor cores' tiles; a latent is loaded once as key and value.
 
 A sequence's keys are split over programs (flash-decoding: Dao et al., 2023), whose parts are merged by their
 log-sum-exps.  A step's pages are looked up one step ahead, so all pipeline stages are for latents.  One program reads a
@@ -30,11 +30,11 @@ from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 40
-"""For pointers, masks and the running maximum and sum, in addition to accumulator and scores."""
+"""Registers per thread for pointers, masks and the running maximum and sum, besides accumulator and scores."""
 MOST_SPLITS = 64
 LEAST_KEYS = 256
-"""Least keys per split: with fewer the merge costs more than the split gains.  Writing and reading a part of 64 heads
-moves the bytes of 230 keys."""
+"""The least keys per split: with fewer keys the merge costs more than the split gains.  Writing and reading a part of
+64 heads moves the bytes of 230 keys."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Config(LaunchConfig):
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers: accumulator and scores; shared memory: queries and staged latents."""
+    """Returns registers: accumulator and scores; shared memory: queries and staged latents."""
     latent, rotary = int(next_power_of_2(int(case["latent"]))), int(next_power_of_2(int(case["rotary"])))
     threads = 32 * config.num_warps
     tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
@@ -139,8 +139,8 @@ def split_kv_kernel(
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """The number of splits with which the waves of CTAs take least time, counted in keys (a part costs `LEAST_KEYS`);
-    splits of the longest sequence that a table can hold have at least `LEAST_KEYS` keys."""
+    """Returns the number of splits with which the waves of CTAs take least time, counted in keys (a part costs
+    `LEAST_KEYS`); splits of the longest sequence that a table can hold have at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))
@@ -149,13 +149,13 @@ def split_count(ctas: int, most_keys: int, sms: int) -> int:
 
 
 def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) -> int:
-    """The number of splits of a call; only sizes matter."""
+    """Returns the number of splits of a call; only sizes matter."""
     ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
 def latents_once(inputs: Arguments) -> Traffic:
-    """Each sequence's latents once, because L2 keeps them for its tiles of heads; q, lengths, table and result."""
+    """Counts each sequence's latents once, as L2 keeps them for its tiles of heads; q, lengths, table and result."""
     q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
     B, H, D = q.shape
     _, entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
@@ -164,7 +164,7 @@ def latents_once(inputs: Arguments) -> Traffic:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """`latents_once`, and the parts, which are written and read."""
+    """Counts `latents_once`, and the parts, which are written and read."""
     once, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
     if splits == 1:
         return once
@@ -173,7 +173,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
-    """Programs of one split, the scale, strides and constants; but for the parts."""
+    """Returns programs of one split, the scale, strides and constants, without the arguments of the parts."""
     (B, H, D), latent_dim = of.q.shape, of.latent_dim
     constants = {
         "LATENT": latent_dim, "ROTARY": D - latent_dim, "BLOCK_LATENT": next_power_of_2(latent_dim),
@@ -198,7 +198,7 @@ def split_kv(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
     latent_dim: int, softmax_scale: float, return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """Only the device reads the lengths; two runs agree bit for bit."""
+    """Computes decode attention; only the device reads the lengths; two runs agree bit for bit."""
     (B, H, _), (programs, scale, strides, constants) = q.shape, bound
     splits = splits_of(q, kv_cache, block_table, config)
     parts, part_lse = out[None], None if lse is None else lse[None]

@@ -1,4 +1,4 @@
-"""Over gqa_packed: chunks of queries, bounded by `cu_seqlens_q`, and sequences with one query, in one launch.
+"""`chunked`, over gqa_packed: query chunks, bounded by `cu_seqlens_q`, and sequences with one query, in one launch.
 
 A tile is BLOCK_M rows of one sequence and KV head; a row is a query with one of the group's heads.  So a loaded key
 serves all heads, and even a chunk of few queries fills a tensor core's rows (gqa_packed packs only heads; prefill in
@@ -6,7 +6,7 @@ chunks: Agrawal et al., "SARATHI", 2023).  The grid is an upper bound from T, B 
 sequence in cu_seqlens_q by bisection, so the host does not wait for the device.  The last tiles, which see the most
 keys, come first.
 
-Tried, predicted, not built: docs/notes/paged_attention.md.
+Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _first_query(cu_ptr, b):
-    """First query of sequence b; without bounds each sequence has one query."""
+    """Returns the first query of sequence b; without bounds each sequence has one query."""
     return tl.load(cu_ptr + b) if cu_ptr is not None else b
 
 
@@ -81,7 +81,7 @@ def chunked_kernel(
     last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, queries - 1)
     # Steps begin at the first visible key, anywhere in a page: earlier pages may have been freed.
     ends = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
-    for part in tl.static_range(0 if WINDOW else 1, 3):  # of three ranges of keys the middle one needs no mask
+    for part in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         page = pages_of(table_ptr, ends[part], length, BLOCK_SIZE, BLOCK_N)
         for start in range(ends[part], ends[part + 1], BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
@@ -110,7 +110,7 @@ def chunked_kernel(
 
 
 def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
-    """A CTA for each tile that there may be of each head of keys; sizes and strides; constants."""
+    """Returns a CTA for each possible tile of each head of keys; sizes and strides; constants."""
     (T, H, _), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
     numbers, strides, constants = options(of.but(causal=True), of.block_table.shape[1] * block_size)
@@ -139,7 +139,7 @@ def chunked(
     sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
     bound: Any,
 ) -> None:  # fmt: skip
-    """Any block_size; each cache may be e4m3.  Does not wait for the device."""
+    """Computes attention with any block_size; each cache may be e4m3.  Does not wait for the device."""
     ctas, numbers, constants = bound
     chunked_kernel[(ctas,)](
         q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, out, lse, *numbers,

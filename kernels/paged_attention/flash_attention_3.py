@@ -1,7 +1,7 @@
-"""FlashAttention-3 over a paged cache (Shah et al., arXiv 2407.08608): `flash_attn_with_kvcache`, if it is installed.
+"""Peer: FlashAttention-3 over a paged cache (Shah et al., arXiv 2407.08608): `flash_attn_with_kvcache`, if installed.
 
-Decode only: chunks of prompts need the longest one's length on the host.  `fa3-fwd` has no pages; the authors' package
-and `tokenspeed-fa3` have.
+The peer is for decode only: chunks of prompts need the longest length on the host.  `fa3-fwd` does not support pages;
+the authors' package and `tokenspeed-fa3` do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def flash_attention_3(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
     softmax_scale: float | None, window: int | None, softcap: float | None, return_lse: bool,
 ) -> Returned:  # fmt: skip
-    """`flash_attn_with_kvcache`, which allocates the result, with the package's own number of splits."""
+    """Calls `flash_attn_with_kvcache`, which allocates the result, with the package's own number of splits."""
     check_all_pages(q, k_cache, block_table, seq_lens)
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)

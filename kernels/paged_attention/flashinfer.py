@@ -1,4 +1,4 @@
-"""FlashInfer's paged attention (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, if it is installed.
+"""Peer: FlashInfer's paged attention (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if it is installed.
 
 Decode steps go to `BatchDecodeWithPagedKVCacheWrapper`, chunks of queries to `BatchPrefillWithPagedKVCacheWrapper`,
 both with the backend that FlashInfer chooses.  `plan` reads the lengths and the table once per step for all layers, and
@@ -21,12 +21,12 @@ from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
 
 TENSOR_CORE_GROUP = 4
-"""Query heads per KV head from which decoding uses tensor cores, as in SGLang; CUDA cores take only groups of 1, 2, 3,
-4, 6 and 8."""
+"""The query heads per KV head from which decoding uses tensor cores, as in SGLang; CUDA cores take only groups of 1, 2,
+3, 4, 6 and 8."""
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Work that an engine does once per step for all layers; waits for the device.  q and k_cache may be on `meta`."""
+    """Makes the plan of a step for all layers; waits for the device.  q and k_cache may be on `meta`."""
     q, cu_seqlens_q = inputs.q, inputs.cu_seqlens_q
     T, H, D = q.shape
     _, block_size, H_kv, _ = inputs.k_cache.shape
@@ -62,8 +62,8 @@ def flashinfer(
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
     return_lse: bool, plan: adapter.FlashInferPlan | None,
 ) -> Returned:  # fmt: skip
-    """Batch decode or batch prefill, which write rows without gaps.  Without a plan it makes one, and waits for the
-    device to read the lengths and the table."""
+    """Calls batch decode or batch prefill, which write rows without gaps.  A call without a plan makes a plan, and
+    waits for the device to read the lengths and the table."""
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
         given = Arguments(

@@ -1,14 +1,14 @@
-"""torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, compiled by `torch.compile`; decode only.
+"""Peer: torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, by `torch.compile`; decode only.
 
 The cache is one long sequence of keys.  A `BlockMask` from the block table lists each query's pages, and `mask_mod`
 turns a place in the cache into a place in the sequence, as in the paper's section on paged attention.  A masked value
 is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result: the list has only pages
-that are seen whole.  torch steps gather, clean and attend a last page that is not full, and a page in which a window
-begins, and merge them by their log-sum-exps.  Mask, list and merge are made in the call, in one compiled graph, and are
-timed with it; an engine would make mask and list once per step for all layers.
+whose tokens the query sees all.  torch steps gather, clean and attend a last page that is not full, and a page in which
+a window begins, and merge them by their log-sum-exps.  Mask, list and merge are made in the call, in one compiled
+graph, and are timed with it; an engine would make mask and list once per step for all layers.
 
-The first call of each shape compiles, which takes seconds.  No fp32, because a setting of the process decides whether
-its products are TF32.
+The first call of each shape compiles, which takes seconds.  The peer refuses fp32, because a setting of the process
+decides whether its products are TF32.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16
-"""Keys of the smallest matrix product; a page is a step of its loop, so it must be a power of two."""
+"""The least page: the smallest matrix product has this many keys; a page is a step of the loop, so a power of two."""
 QUERY_BLOCK = 128
-"""Queries that share a row of the block mask; here only one of them exists."""
+"""The queries that share a row of the block mask; here only one of them exists."""
 
 
 def attend(
@@ -45,8 +45,8 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """(B, H, D) fp32 and the log-sum-exp (B, H), for `torch.compile`.  Run without compilation, torch multiplies every
-    slot of the cache by a weight, and the result is right only if no slot holds NaN or inf."""
+    """Returns (B, H, D) fp32 and the log-sum-exp (B, H), for `torch.compile`.  Run without compilation, torch
+    multiplies every slot of the cache by a weight, and the result is right only if no slot holds NaN or inf."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     group = q.shape[1] // k_cache.shape[2]
@@ -74,7 +74,7 @@ def attend(
 
 
 def _first(seq_lens: Tensor, window: int | None) -> Tensor:
-    """(B,): the first key that each sequence's query sees."""
+    """Returns the first key that each sequence's query sees, (B,)."""
     return torch.zeros_like(seq_lens) if window is None else (seq_lens - window).clamp(min=0)
 
 
@@ -83,7 +83,7 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window: int | None) -> Any:
-    """The mask for the pages that each sequence's query sees whole."""
+    """Makes the mask for the pages of which each sequence's query sees all tokens."""
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
@@ -106,7 +106,7 @@ def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window:
         BLOCK_SIZE=(QUERY_BLOCK, block_size),
         mask_mod=seen,
         seq_lengths=(1, num_blocks * block_size),
-        compute_q_blocks=False,  # only a backward pass needs them; torch would take the list's width for the cache's
+        compute_q_blocks=False,  # only a backward pass needs them; torch would mistake the list's width for the cache's
     )
 
 
@@ -121,8 +121,8 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the keys from `first` to `end` in the page of `column`, (B,) each: (B, H, D) fp32, and the
-    log-sum-exp (B, H)."""
+    """Computes attention over the keys from `first` to `end` in the page of `column`, (B,) each: (B, H, D) fp32, and
+    the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
@@ -154,8 +154,8 @@ COMPILED = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The visible keys and values once, and each sequence's table of places (4 bytes per page), written and read.
-    torch decides how to split keys, so partial results are not counted."""
+    """Counts the visible keys and values once, and each sequence's table of places (4 bytes per page), written and
+    read. torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
     places = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
@@ -175,7 +175,7 @@ def flex(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
     softmax_scale: float | None, window: int | None, softcap: float | None, return_lse: bool,
 ) -> Returned:  # fmt: skip
-    """FlexAttention over a paged cache, whose compiled code allocates the result.  Does not read the lengths."""
+    """Computes FlexAttention over a paged cache; its compiled code allocates the result.  Does not read the lengths."""
     if q.device.type != "cuda":
         raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():

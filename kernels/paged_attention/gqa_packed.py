@@ -1,4 +1,4 @@
-"""Over naive: decode attention that walks the block table (pages: Kwon et al., "PagedAttention", SOSP 2023).
+"""`gqa_packed`, over naive: decode attention over a block table (Kwon et al., "PagedAttention", SOSP 2023).
 
 A program takes a sequence and a KV head.  Its group's query heads are the rows of one matrix product, because a decode
 query alone would use one of a tensor core's 16 rows.
@@ -65,7 +65,7 @@ def gqa_packed_kernel(
 
 
 def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """A program for each sequence and head of keys; sizes and strides; constants."""
+    """Returns a program for each sequence and head of keys; sizes and strides; constants."""
     (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
     numbers = (
         H // H_kv, get_scale(of.q, of.softmax_scale) * LOG2E, *of.q.stride()[:2], *of.k_cache.stride()[:3],
@@ -89,6 +89,6 @@ def gqa_packed(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, config: StepConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """A group of query heads reads its keys once."""
+    """Computes decode attention; a group of query heads reads its keys once."""
     grid, numbers, constants = bound
     gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *numbers, **constants)

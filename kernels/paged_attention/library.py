@@ -1,4 +1,4 @@
-"""Gathers the pages, then calls torch's scaled_dot_product_attention, which takes no block table.
+"""The kernel `library`: gathers the pages, then calls torch's scaled_dot_product_attention, which has no block table.
 
 torch's functions that take one have their own kernels: `torch_varlen` (from 2.12 on, with pages of 256 tokens unless
 FlashAttention-3 is activated) and `flex`, both in 16 bits and on CUDA only.
@@ -22,17 +22,17 @@ from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.launcher import kernel
 
 Caches = tuple[Tensor, Tensor]
-"""Of keys and of values."""
+"""The caches of keys and of values."""
 ONE_CALL = 48 * 1024
-"""Key elements of the longest sequence up to which one call for all sequences is faster on a CPU than one call each; a
-call per sequence finds its gathered keys and values in cache."""
+"""The most key elements of the longest sequence for which one call for all is faster on a CPU than a call each; a call
+per sequence finds its gathered keys and values in cache."""
 
 WORKSPACE_BYTES = 2**30
-"""Gathered keys and values at a time on a GPU: each row's table is as wide as the longest sequence's."""
+"""Bytes of keys and values gathered at a time on a GPU: each row's table is as wide as the longest sequence's table."""
 
 
 def _chunk(q: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None) -> Tensor:
-    """One sequence's queries (T, H, D) over its gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
+    """Attends one sequence's queries (T, H, D) to its gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
     T, S = len(q), keys.shape[1]
     if window is None or S == 0:
         return call(q[None], keys, values, True, scale)[0]
@@ -46,12 +46,12 @@ def _chunk(q: Tensor, keys: Tensor, values: Tensor, scale: float | None, window:
 
 
 def _first(length: int, queries: int, window: int | None) -> int:
-    """The first key that one of a sequence's last `queries` sees."""
+    """Returns the first key that one of a sequence's last `queries` sees."""
     return 0 if window is None else max(0, length - queries + 1 - window)
 
 
 def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tensor:
-    """The slots from `first` to `length` of each row of `block_table`, (B, H_kv, length - first, D); on a CPU
+    """Gathers the slots from `first` to `length` of each row of `block_table`, (B, H_kv, length - first, D); on a CPU
     index_select is up to 3 times as fast as indexing."""
     block_size = cache.shape[1]
     begin, end = first // block_size, -(-length // block_size)
@@ -63,7 +63,7 @@ def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tens
 def _padded(
     queries: Tensor, caches: Caches, block_table: Tensor, lengths: list[int], scale: float | None, window: int | None
 ) -> Tensor:
-    """All sequences in one call, with a mask for the shorter ones; (B, H_kv, group, D)."""
+    """Computes all sequences in one call, with a mask for the shorter ones; returns (B, H_kv, group, D)."""
     longest = max(lengths)
     if min(lengths) == longest:
         first = _first(longest, 1, window)
@@ -88,7 +88,7 @@ def _padded(
 def _whole_table(
     queries: Tensor, caches: Caches, block_table: Tensor, seq_lens: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
-    """All pages of the table, with padding entries clamped to a real page and masked; (B, H_kv, group, D)."""
+    """Computes over all pages of the table; padding entries read a real page and are masked; (B, H_kv, group, D)."""
     slots = block_table.shape[1] * caches[0].shape[1]
     table = block_table.clamp(0, len(caches[0]) - 1)
     unseen = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
@@ -105,13 +105,13 @@ def library(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None,
 ) -> None:  # fmt: skip
-    """On the CPU it reads the lengths and gathers only the needed pages.  On a GPU that would wait for the device, so a
+    """Reads the lengths on the CPU and gathers only the needed pages.  On a GPU reading would wait for the device, so a
     decode step gathers the whole table and masks."""
     caches, scale = (k_cache, v_cache), never_zero(softmax_scale)
     if cu_seqlens_q is not None:
         bounds = cu_seqlens_q.tolist()
         for b, (start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
-            if start == end:  # then the table may hold anything, and so it may before the window
+            if start == end:  # then the table may hold anything, as it may before a window
                 continue
             first, pages = _first(length, end - start, window), block_table[b : b + 1]
             keys, values = (_gather(cache, pages, first, length).transpose(1, 2) for cache in caches)

@@ -1,4 +1,4 @@
-"""flash_attention's naive kernel for one sequence at a time, whose keys and values are gathered first."""
+"""The kernel `naive`: flash_attention's naive kernel per sequence, whose keys and values are gathered first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 
 
 def _gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
-    """A sequence's tokens from `first` on, (1, length - first, H_kv, D)."""
+    """Gathers a sequence's tokens from `first` on, (1, length - first, H_kv, D)."""
     token = torch.arange(first, length, device=cache.device)
     return cache[table.long()[token // cache.shape[1]], token % cache.shape[1]][None]
 
@@ -23,12 +23,12 @@ def naive(
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
     sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
 ) -> None:  # fmt: skip
-    """Waits for the device to read the lengths."""
+    """Computes one sequence after another; waits for the device to read the lengths."""
     scale = get_scale(q, softmax_scale)
     bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
         rows, count = slice(bounds[b], bounds[b + 1]), bounds[b + 1] - bounds[b]
-        if not count:  # then the table may hold anything, and so it may before the window
+        if not count:  # then the table may hold anything, as it may before a window
             continue
         first = 0 if window is None else max(0, length - count + 1 - window)
         keys, values = (_gathered(cache, block_table[b], first, length) for cache in (k_cache, v_cache))

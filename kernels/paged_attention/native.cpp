@@ -1,7 +1,7 @@
 #include "_native_attention.h"
 
 struct Paged : Shape {
-    i64 tokens, pages_of_sequence, pages;  // of q, of a row of the table, of the caches
+    i64 tokens, pages_of_sequence, pages;  // sizes of q, of a row of the table, of the caches
 };
 
 // Whether a bound, a length or a page that a query sees is out of place, as reference/pages.py says; it has the words.

@@ -1,4 +1,4 @@
-"""For the CPU, in C++: reads the pages where they lie, for decoding rows and chunks of prompts alike."""
+"""The kernel `native`, for the CPU, in C++: reads the pages in place, for decode rows and chunks of prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """The sizes, strides, window and threads of a layout."""
+    """Returns the sizes, strides, window and threads for a layout."""
     q, k_cache, block_table = of.q, of.k_cache, of.block_table
     k_page, k_token, k_head, _ = k_cache.stride()
     v_page, v_token, v_head, _ = of.v_cache.stride()
@@ -41,10 +41,10 @@ def native(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, bound: Any,
 ) -> None:  # fmt: skip
-    """Decoding rows and chunks of prompts in one call, which also looks at lengths, bounds and pages."""
+    """Computes decode rows and chunks of prompts in one call, which also checks lengths, bounds and pages."""
     bounds = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
     pointers = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)
     more = seq_lens.data_ptr(), block_table.data_ptr()
     if built(SOURCE, "ippppppppf")(DTYPES[q.dtype], *pointers, *more, bound, get_scale(q, softmax_scale)):
-        # It says what is wrong.
+        # `check_pages` says what is wrong.
         check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q, window)

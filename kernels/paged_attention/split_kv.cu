@@ -1,5 +1,5 @@
 // Decode attention over pages in equal shares, by mma.m16n8k16.  Compiled once per layout and config: `split_kv.py`
-// names the macros (sizes, dtypes, and how a CTA is made up).
+// names the macros (sizes, dtypes, and the parts of a CTA).
 //
 // Work.  16 keys of a sequence are a unit.  All units stand in one line: by sequence, then by set of a CTA's heads,
 // then from the first visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.  The units of a
@@ -10,7 +10,7 @@
 // warps of a CTA read the same positions, each for its own head; the heads are neighbours, so together they read whole
 // runs of a page.
 //
-// Bytes.  Each warp fills a ring of its own by cp.async, STAGES - 1 units ahead, and waits for no other warp.
+// Bytes.  Each warp fills its own ring by cp.async, STAGES - 1 units ahead, and waits for no other warp.
 //
 // No warp waits for a part: a warp that is not the last one at a counter goes on.
 
@@ -32,7 +32,7 @@ constexpr int HEAD_SETS = H_KV * ROW_TILES / WARPS;
 static_assert(STAGES > 1, "a ring of one unit would be read before its copies have arrived");
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 #if BF16
-#define KIND "bf16"  // of queries and output, and of what both products multiply
+#define KIND "bf16"  // dtype of queries and output, and of the factors of both products
 #else
 #define KIND "f16"
 #endif
@@ -106,14 +106,14 @@ __device__ __forceinline__ void load_tile(u32 (&b)[2][2], u32 from) {
 #endif
 }
 
-// Of 16 values d, the first of the pair `p` (0, 1) that a lane holds.
+// The first of the 16 values d in the pair `p` (0, 1) that a lane holds.
 __device__ __forceinline__ int column(int p) {
     return FP8 ? 4 * (threadIdx.x % 4) + 2 * p : 8 * p + 2 * (threadIdx.x % 4);
 }
 
 // ---- Shares --------------------------------------------------------------------------------------------------------
 
-// The number of keys that a sequence's query sees: the newest ones.
+// The number of keys that a sequence's query sees: the newest keys.
 __device__ __forceinline__ int visible(int length, int window) { return max(min(length, window), 0); }
 __device__ __forceinline__ int units_of(int length, int window) { return (visible(length, window) + UNIT - 1) / UNIT; }
 
@@ -137,7 +137,7 @@ struct Cursor {
         end = length;
         key = length - visible(length, window);
     }
-    // Moves to the next segment; the last one has no next one.
+    // Moves to the next segment; the last segment has no next.
     __device__ __forceinline__ void skip(const int* lens, int B, int window) {
         if (++set == HEAD_SETS) {
             set = 0;
@@ -161,7 +161,7 @@ __device__ __forceinline__ int page_at(const Keys& keys, const Cursor& at) {
     return key < at.end ? __ldg(keys.table + at.b * keys.table_row + (u32)key / BLOCK_SIZE) : 0;
 }
 
-// 16 bytes past L1 (.cg); L2 fetches 128 from HBM at a time.
+// Copies 16 bytes past L1 (.cg); L2 fetches 128 from HBM at a time.
 __device__ __forceinline__ void copy(u32 to, const u8* from, int bytes, u64 policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
                  ::"r"(to), "l"(from), "r"(bytes), "l"(policy) : "memory");
@@ -293,7 +293,7 @@ struct State {
         }
     }
 
-    // The pair `p` of tile `j` in row half `h`.
+    // Returns the pair `p` of tile `j` in row half `h`.
     __device__ __forceinline__ float2 pair(int j, int p, int h) const {
         return FP8 ? float2{acc[2 * j][2 * h + p], acc[2 * j + 1][2 * h + p]}
                    : float2{acc[2 * j + p][2 * h], acc[2 * j + p][2 * h + 1]};
@@ -312,7 +312,7 @@ __device__ __forceinline__ float sink_in(float& lse2, const float* sinks, int he
     return keys / all;
 }
 
-// Where the results go.
+// Pointers and strides of the results.
 struct Output {
     u16* out;
     float* lse;
@@ -347,7 +347,7 @@ __device__ __forceinline__ bool count_part(u32* counter, int count) {
     return before == count - 1;
 }
 
-constexpr int BATCH = CTAS_PER_SM * WARPS > 8 ? 2 : 4;  // parts on their way at once, as far as registers reach
+constexpr int BATCH = CTAS_PER_SM * WARPS > 8 ? 2 : 4;  // parts in flight at once, as many as registers allow
 // A pass merges up to 512 values of each part: four float4 a lane.
 constexpr int ROWS_AT_ONCE = D >= 512 / ROWS ? 512 / D : ROWS, FOURS = (ROWS_AT_ONCE * D + 127) / 128;
 
@@ -357,7 +357,7 @@ struct Parts {
     u32* counters;
     int first, last, warp;
 
-    // A CTA leaves at most two: of a segment that began before its share, and of one that begins in it.
+    // A CTA leaves at most two parts: of a segment that began before its share, and of one that begins in it.
     __device__ __forceinline__ i64 row_of(int share) const {
         return ((i64)(share * 2 + (share == first)) * WARPS + warp) * ROWS;
     }
@@ -544,12 +544,12 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         const float cap2 = cap * LOG2E, v_factor = v_scale ? v_scale[kv_head] : 1.f;
 #pragma unroll 1
         do {
-            // Up to where this segment or the one being loaded ends, so the inner loop need not look for the next one.
+            // Ends where this segment or the one being loaded ends, so the inner loop looks for no segment.
             int until = min(count, unit + now.left());
             if (unit + STAGES - 1 < count) until = min(until, unit + ahead.left());
 #pragma unroll 1
             for (; unit < until; ++unit, now.key += UNIT) {
-                // One group a unit, also an empty one: with STAGES - 2 pending, this unit's copies are done.
+                // One cp.async group per unit, even an empty one: with STAGES - 2 pending, this unit's copies are done.
                 asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
                 __syncwarp();  // all copies have arrived, and no lane reads the stage that is filled next
                 load(unit + STAGES - 1);

@@ -1,11 +1,11 @@
-"""Over gqa_packed: cuts the keys of all sequences into equal shares, one for every CTA that fits on the GPU.
+"""`split_kv`, over gqa_packed: cuts the keys of all sequences into equal shares, one for every CTA that fits.
 
 gqa_packed has one program per sequence and KV head: 8 for one request of Llama-3-8B on 132 SMs, and as many steps as
 the longest sequence needs if lengths differ.  Here the units of 16 keys of all sequences stand in one line, and a CTA's
 share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
 Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
 
-The device code is `split_kv.cu`.  Tried, predicted, not built: docs/notes/paged_attention.md.
+The device code is `split_kv.cu`.  Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ from rooflab.roofline.occupancy import HOPPER, SHARED_RESERVED, occupancy
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 UNIT = 16
-"""Keys that a warp multiplies at once: the K of mma.m16n8k16 in the second product."""
+"""The number of keys that a warp multiplies at once: the K of mma.m16n8k16 in the second product."""
 MOST_ROWS = 16
-"""Query heads per warp: the M of mma.m16n8k16."""
+"""The most query heads per warp: the M of mma.m16n8k16."""
 WIDTH = 12
-"""More parts than this are merged in about sqrt(count) groups, and then the groups' sums."""
+"""The most parts that are merged directly; more parts are merged in about sqrt(count) groups, then the groups' sums."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
 BLOCK = 2**18
-"""Counters that launches on a GPU share out, 1 MiB: with 8 warps on each of 132 SMs for 248 streams and addresses.
-Layers of a graph take turns at a few addresses, and so do graphs of one pool."""
+"""The counters in a block that launches on a GPU share, 1 MiB: with 8 warps on each of 132 SMs for 248 streams and
+addresses. Layers of a graph take turns at a few addresses, and so do graphs of one pool."""
 OTHER_REGISTERS = 40
-"""Least registers of a thread for cursors, addresses, scores and weights."""
+"""The least registers of a thread for cursors, addresses, scores and weights."""
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """How the keys are divided, and how many are in flight."""
+    """The division of the keys, and the number of keys in flight."""
 
     warps: int
-    """Warps per CTA, each with its own head; their number divides the heads."""
+    """The number of warps per CTA, each with its own head; their number divides the heads."""
     num_stages: int
-    """Units of a warp's ring."""
+    """The number of units in a warp's ring."""
     ctas_per_sm: int
     least: int
-    """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
+    """The number of units of the smallest share; large enough to hide the cost of writing and adding a part."""
 
 
 def rows_of_tile(group: int) -> tuple[int, int]:
-    """Query heads of a KV head per warp, and the number of warps for its group."""
+    """Returns the query heads of a KV head per warp, and the number of warps for its group."""
     return min(group, MOST_ROWS), -(-group // MOST_ROWS)
 
 
 def virtual_heads(H: int, H_kv: int) -> int:
-    """Number of virtual heads: one per KV head and 16 query heads of its group."""
+    """Returns the number of virtual heads: one per KV head and 16 query heads of its group."""
     return H_kv * rows_of_tile(H // H_kv)[1]
 
 
 def ring_bytes(config: SplitConfig, D: int, group: int, scheme: Scheme) -> int:
-    """Bytes per CTA: keys and values of each warp's units, with 16 bytes between keys that avoid bank conflicts of
-    ldmatrix, and the queries if registers have no room for them."""
+    """Returns bytes per CTA: keys and values of each warp's units, with 16 bytes between keys that avoid bank conflicts
+    of ldmatrix, and the queries if registers have no room for them."""
     size = D * scheme.weight.itemsize
     pitch = size + (0 if size // 16 % 2 else 16)
     queries = 2 * MOST_ROWS * D if D > 128 and group > MOST_ROWS // 2 else 0
@@ -80,12 +80,12 @@ SPACE = space(SplitConfig, warps=range(1, 9), num_stages=(2, 3, 4, 6), ctas_per_
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
-    """At least four warps per SM; those that do not divide the heads are illegal."""
+    """Returns configs with at least four warps per SM; warps that do not divide the heads are illegal."""
     return tuple(config for config in SPACE(case) if config.warps * config.ctas_per_sm >= 4)
 
 
 def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers for accumulators and queries, shared memory for the warps' rings."""
+    """Returns registers for accumulators and queries, and shared memory for the warps' rings."""
     D, H, H_kv, context = (int(case[name]) for name in ("D", "H", "H_kv", "context"))
     group, sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
     most = int(case["B"]) * sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT)
@@ -98,8 +98,8 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """The warps divide the heads, `ctas_per_sm` CTAs fit on an SM, and a warp loads a unit while it multiplies
-    another."""
+    """Returns whether the warps divide the heads, `ctas_per_sm` CTAs fit on an SM, and a warp loads a unit while it
+    multiplies another."""
     needs = footprint(config, case.but(context=0), scheme)
     held = occupancy((9, 0), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm >= config.ctas_per_sm
     whole = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
@@ -107,7 +107,7 @@ def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
-    """Neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
+    """Puts neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
 
     8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
     """
@@ -126,8 +126,8 @@ SPLIT_KV = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """CTAs, and sets of heads: as many CTAs as fit on the GPU; fewer if shares of sequences that fill the table would
-    have less than `least` units."""
+    """Returns the numbers of CTAs and of sets of heads: as many CTAs as fit on the GPU; fewer if shares of sequences
+    that fill the table would have less than `least` units."""
     sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     slots = block_table.shape[1] * k_cache.shape[1]
     most = q.shape[0] * sets * -(-min(slots, window or slots) // UNIT)
@@ -135,7 +135,7 @@ def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, co
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Unfinished parts: for each segment (a sequence's keys for a set of heads) that is cut, its number of shares."""
+    """Counts parts of unfinished results: the sum, over all cut segments, of the shares that cut each segment."""
     units = [-(-length // UNIT) for length in lengths]
     total = sum(units) * sets
     shares = max(min(ctas, total // least), 1)
@@ -149,8 +149,8 @@ def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The visible keys and values once for each 16 query heads of a KV head; each part is written and read once.  The
-    sums of groups do not count, because L2 holds them."""
+    """Counts the visible keys and values once for each 16 query heads of a KV head; each part is written and read once.
+    The sums of groups do not count, because L2 holds them."""
     q, k_cache, config = inputs.q, inputs.k_cache, inputs.config
     (_, H, D), H_kv = q.shape, k_cache.shape[2]
     lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
@@ -163,19 +163,19 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 _counters: dict[tuple[int, bool, int], Tensor] = {}
-"""By GPU and stream; of captured launches, by GPU and the address of their parts."""
+"""The counters of launches, by GPU and stream; of captured launches, by GPU and the address of their parts."""
 _unused: dict[int, Tensor] = {}
-"""What is left of each GPU's last `BLOCK`."""
+"""The rest of each GPU's last `BLOCK`."""
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """At least `count` zeros for the next launch on the current stream, which leaves zeros there.
+    """Returns at least `count` zeros for the next launch on the current stream, which leaves zeros there.
 
     Launches that may run at once must not share them.  A stream's launches run one after another.  A graph may be
     replayed on any stream, so a captured launch has the counters of its parts' address: torch's memory pools never give
     one address to two launches that run at once.  Zeros set in a capture are set again at each replay, for the price of
-    a launch, so a captured launch takes them from a block that a launch outside of a capture has made, while that
-    lasts.  On a CPU each launch has new ones, because an emulated launch may be broken off.
+    a launch, so a captured launch takes zeros from a block that a launch outside a capture has made, until the block is
+    used up.  On a CPU each launch has new counters, because an emulated launch may be aborted.
     """
     device = parts.device
     if device.type != "cuda":
@@ -223,7 +223,7 @@ def split_kv(
     softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: SplitConfig,
 ) -> None:  # fmt: skip
-    """Equal shares of all keys, in one launch.  After the first launch it does not wait for the device."""
+    """Computes equal shares of all keys, in one launch.  After the first launch it does not wait for the device."""
     (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
     ctas, _ = grid(q, k_cache, block_table, window, config)
     # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.

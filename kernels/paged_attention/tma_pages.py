@@ -1,4 +1,4 @@
-"""Over chunked, in Gluon: TMA copies pages, and a separate warp issues the copies.
+"""The kernel `tma_pages`, over chunked, in Gluon: TMA copies pages, and a separate warp issues the copies.
 
 In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy of a page's
 keys of a head, at least 8 tokens at a time.  Two warpgroups of 64 rows overlap one block's value product with the next
@@ -6,7 +6,7 @@ block's exponentials, as in flash_attention's ping_pong but without turns (Shah 
 2407.08608).  Rows are queries with their group's heads, as in chunked; CTAs are persistent.  A page may hold NaN past
 the end of its sequence, so the producer writes zeros there before consumers get the last block's values.
 
-Tried, predicted, not built: docs/notes/paged_attention.md.
+Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _bound(cu, b):
 
 @gluon.jit
 def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length, the
-    blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that see
-    the most keys come first."""
+    """Finds the tile of this CTA's round `turn`: KV head, sequence, first query, number of queries, first row, length,
+    the blocks of keys from `low` to `high` that some row sees, and the first key that some row sees.  The tiles that
+    see the most keys come first."""
     cu, lens, B, H_kv, tiles, window = work
     number = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - number // H_kv
@@ -78,8 +78,8 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
-    """A slot in wgmma's swizzled atoms of 8 rows and 64 columns.  If one copy takes all columns of a box, those of 8
-    rows lie before the next 8 rows; if it takes 64, all rows lie before the next 64 columns."""
+    """The layout of a slot in wgmma's swizzled atoms of 8 rows and 64 columns.  If one copy takes all columns of a box,
+    8 rows lie before the next 8 rows; if a copy takes 64 columns, all rows lie before the next 64 columns."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     across = [[0, column] for column in (64, 128) if column < columns]
     down = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
@@ -94,8 +94,8 @@ def _tile(ring, slot, COPIES: gl.constexpr):
 
 @gluon.jit
 def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The page numbers of the boxes of a block, one in each lane.  -1 past the end of the sequence and before all
-    windows, where pages may have been freed."""
+    """Returns the page numbers of the boxes of a block, one in each lane.  -1 past the end of the sequence and before
+    all windows, where pages may have been freed."""
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     key = start + lane * BOX
     there = (lane < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
@@ -150,8 +150,8 @@ def _produce(
     loads, work, memory,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """One warp's work: a block's keys before the values of the block before it, in the order in which the products need
-    them."""
+    """Does one warp's work: loads a block's keys before the values of the block before it, in the order in which the
+    products need them."""
     k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes = loads
     cu, lens, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
@@ -196,8 +196,8 @@ def _steps(
     q_tile, memory, state, from_block, to_block, low, positions, scales, window,
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Blocks `from_block` down to `to_block`: a block's exponentials overlap the value product of the block before.
-    The block's keys have arrived; each step but that of block `low` waits for the next block's."""
+    """Computes blocks `from_block` down to `to_block`: a block's exponentials overlap the value product of the block
+    before. The block's keys have arrived; each step but that of block `low` waits for the next block's."""
     weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -229,7 +229,7 @@ def _steps(
 def _consume(
     given, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
 ):
-    """A warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
+    """Does a warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
     tensors, strides, scales, work, queries_tile, memory = given
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
@@ -341,8 +341,8 @@ def pages_kernel(
 
 
 def bind(of: Arguments) -> tuple[Any, ...]:
-    """What a launch passes in addition to tensors: the grid, maps, numbers and constants.  As many CTAs as SMs, or as
-    there may be tiles."""
+    """Returns the arguments of a launch besides tensors: the grid, maps, numbers and constants.  As many CTAs as SMs,
+    or as there may be tiles."""
     (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles, columns = tiles_at_most(T, B, H // H_kv, 2 * 64), attention.tile_columns(D)
     # A window of more keys than a table has room for hides nothing; the device uses 32 bits.
@@ -383,7 +383,7 @@ def tma_pages(
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
     sinks: Tensor | None, return_lse: bool, config: PagesConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """A producer warp copies pages; two warpgroups of 64 rows multiply.  Does not wait for the device."""
+    """Runs a producer warp that copies pages and two warpgroups that multiply 64 rows.  Never waits for the device."""
     ctas, k_map, v_map, numbers, flags = bound
     pages_kernel[(ctas,)](
         q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *numbers, **flags

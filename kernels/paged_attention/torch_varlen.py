@@ -1,4 +1,4 @@
-"""`torch.nn.attention.varlen.varlen_attn` with a block table, which it takes from torch 2.12 on.
+"""Peer: `torch.nn.attention.varlen.varlen_attn` with a block table, which it takes from torch 2.12 on.
 
 With torch's default, FlashAttention-2, a page must hold a multiple of 256 tokens.  A decode step needs no mask (its one
 query sees all its keys), so it passes no window; then FlashAttention-2 packs a group's query heads into the rows of a
@@ -27,14 +27,14 @@ from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256
-"""FlashAttention-2's pages hold a multiple of this many tokens."""
+"""The divisor of the tokens in a page of FlashAttention-2."""
 ANY_PAGE = "FA3"
-"""torch's name for FlashAttention-3."""
+"""torch's name for FlashAttention-3, which takes pages of any size."""
 NEEDED = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
 
 
 def _active() -> str | None:
-    """The kernel that replaces torch's FlashAttention-2 in this process, or None."""
+    """Returns the name of the kernel that replaces torch's FlashAttention-2 in this process, or None."""
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import current_flash_attention_impl
 
@@ -42,12 +42,12 @@ def _active() -> str | None:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The visible keys and values once, and the log-sum-exp, which torch always writes."""
+    """Counts the visible keys and values once, and the log-sum-exp, which torch always writes."""
     return in_pages(inputs.but(return_lse=True))
 
 
 def why_not_taken(inputs: Arguments) -> str | None:
-    """Why torch's function cannot take these inputs, or None."""
+    """Returns why torch's function cannot take these inputs, or None."""
     block_size = inputs.k_cache.shape[1]
     reason = why_lacking(*NEEDED)
     if reason or _active() == ANY_PAGE:
@@ -68,9 +68,9 @@ def torch_varlen(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, return_lse: bool,
 ) -> Returned:  # fmt: skip
-    """`varlen_attn` with a block table, which allocates the result.  Does not read the lengths: the longest lengths
-    that it passes are the most that q and the table can hold."""
-    # At each call, because what is activated may have changed.
+    """Calls `varlen_attn` with a block table, which allocates the result.  Does not read the lengths: the longest
+    lengths that it passes are the most that q and the table can hold."""
+    # Asked at each call, because the activated kernel may have changed.
     if reason := why_not_taken(Arguments(k_cache=k_cache)):
         raise ValueError(reason)
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)

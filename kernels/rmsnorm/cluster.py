@@ -1,8 +1,8 @@
-"""Over fused: a row of up to 262,144 values in the registers of up to eight CTAs; short rows share a CTA.
+"""`cluster`, over fused: a row of up to 262,144 values in the registers of up to eight CTAs; short rows share a CTA.
 
-The device code is that of `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  A row
-that is too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second
-launch.  Where there are many rows, the grid is persistent.  The same pass may quantise the output.
+The device code is `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  A row that is
+too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second launch.
+Where there are many rows, the grid is persistent.  The same pass may quantise the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def cluster(
     x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,
     eps: float, weight_offset: float, round_first: bool, quantize: str | None, config: Config,
 ) -> None:  # fmt: skip
-    """x / rms(x) * (weight + weight_offset) in fp32, rounded once; with `round_first`, x / rms is rounded too."""
+    """Norms: x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
     launch(
         "rmsnorm", x, out, weight=weight, scale=scale, eps=eps, weight_offset=weight_offset,
         round_first=round_first, config=config,

@@ -1,4 +1,4 @@
-"""Over naive: a program reads its rows once, and keeps them in registers while it sums and scales them."""
+"""The kernel `fused`, over naive: a program reads its rows once, and keeps them in registers to sum and scale them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _rmsnorm(
 def fused(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, config: Config
 ) -> None:
-    """x / rms(x) * (weight + weight_offset) in fp32, rounded once; with `round_first`, x / rms is rounded too."""
+    """Norms: x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
     T, H = x.shape
     _rmsnorm[(cdiv(T, config.block_t),)](
         x, weight, out, T, H, x.stride(0), out.stride(0), eps, weight_offset,

@@ -1,4 +1,4 @@
-"""The norm as a model's source code writes it: one torch call per step, in fp32."""
+"""The kernel `naive`: the norm as in a model's source code: one torch call per step, in fp32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.kernels.launcher import kernel
 def norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0, round_first: bool = False
 ) -> torch.Tensor:
-    """The norm of x (T, H) in fp32, not rounded."""
+    """Computes the norm of x (T, H) in fp32, not rounded."""
     x32 = x.float()
     mean_square = x32.pow(2).mean(dim=-1, keepdim=True)  # (T, 1)
     normalized = x32 * torch.rsqrt(mean_square + eps)
@@ -26,5 +26,5 @@ def naive(
     x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,
     eps: float, weight_offset: float, round_first: bool, quantize: str | None,
 ) -> None:  # fmt: skip
-    """x / rms(x) * (weight + weight_offset), step by step."""
+    """Computes x / rms(x) * (weight + weight_offset), step by step."""
     write_rows(norm(x, weight, eps, weight_offset, round_first), out, scale)

@@ -1,4 +1,4 @@
-"""For the CPU, in C++: one call, where torch makes several that each cost more than the work of a decode step."""
+"""The kernel `native`, for the CPU, in C++: one call; torch's several calls cost more than a decode step's work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.reference.spec import Arguments
 
 
 def shape(of: Arguments) -> Any:
-    """The sizes, strides and threads of a layout."""
+    """Returns the sizes, strides and threads for a layout."""
     return sizes(*of.x.shape, of.x.stride(0), 0, of.out.stride(0), 0, torch.get_num_threads())
 
 
@@ -26,6 +26,6 @@ def shape(of: Arguments) -> Any:
 def native(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, bound: Any
 ) -> None:
-    """x / rms(x) * (weight + weight_offset) in fp32, rounded once."""
+    """Computes x / rms(x) * (weight + weight_offset) in fp32, rounded once."""
     pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
     built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

@@ -1,4 +1,4 @@
-"""torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
+"""Peers of rmsnorm: torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _quack = theirs("quack.rmsnorm", "rmsnorm_fwd")
 
 @peer()
 def compiled(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Tensor:
-    """The op as torch.compile sees it."""
+    """The op's formula, which torch.compile compiles."""
     return norm(x, weight, eps, weight_offset, round_first).to(x.dtype)
 
 
 @peer(limits=LIGER, contiguous=("x",))
 def liger(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Any:
-    """Its casting mode `llama` rounds first, `gemma` does not."""
+    """Calls Liger: its casting mode `llama` rounds before the product with the weight, `gemma` does not."""
     return _liger(x, weight, eps, weight_offset, "llama" if round_first else "gemma", None)[0]
 
 
 @peer(contiguous=("x",))
 def quack(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float) -> Any:
-    """Without bias and residual, in the dtype of x."""
+    """Calls QuACK without bias and residual, in the dtype of x."""
     return _quack(x, weight, None, None, None, None, eps, False, weight_offset)[0]

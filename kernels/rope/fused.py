@@ -1,4 +1,4 @@
-"""Over naive: one launch rotates q and k; each value is read once and written once."""
+"""The kernel `fused`, over naive: one launch rotates q and k; each value is read once and written once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.reference.spec import Arguments
 
 NUM_WARPS = 4
 TILE = 1024
-"""Values of each half of a program's heads: eight for each of 128 threads."""
+"""The number of values of each half of a program's heads: eight for each of 128 threads."""
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _rope(
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
     pairs = tl.arange(0, BLOCK_HALF)
-    # A scalar mask that is broadcast is no mask for Triton 3.9's interpreter.
+    # Triton 3.9's interpreter ignores a scalar mask that is broadcast.
     known = pairs < tl.where((position >= 0) & (position < max_position), HALF, 0)
     cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)[None, :]
     sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)[None, :]
@@ -70,7 +70,7 @@ def _rope(
 
 
 def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
-    """The grid, the sizes and strides, and the constants of a launch."""
+    """Computes the grid, the sizes and strides, and the constants of a launch."""
     (T, H, D), H_kv = of.q.shape, of.k.shape[1]
     block_half = next_power_of_2(D // 2)
     block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE // block_half, 1))
@@ -97,6 +97,6 @@ def fused(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
     interleaved: bool, bound: Any,
 ) -> None:  # fmt: skip
-    """In fp32, rounded once; a position outside the tables gives zeros, because a kernel cannot raise."""
+    """Rotates q and k in fp32, rounded once; a position outside the tables gives zeros, as a kernel cannot raise."""
     grid, numbers, constants = bound
     _rope[grid](q, k, cos, sin, positions, q_out, k_out, *numbers, **constants)

@@ -1,6 +1,6 @@
-"""Over naive: joins q and k along the heads, so each step is one torch call for both.
+"""The kernel `joined`, over naive: joins q and k along the heads, so each step is one torch call for both.
 
-For the CPU, where the calls take the time of a decode step, not the arithmetic.
+It is for the CPU, where calls and not arithmetic take the time of a decode step.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rooflab.kernels.launcher import kernel
 def joined(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """In fp32; the two results are views of one tensor, and a position outside the tables raises torch's error."""
+    """Rotates in fp32 to two views of one tensor; a position outside the tables raises torch's error."""
     return turned(q, k, cos, sin, positions, interleaved)
 
 
 def turned(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """q and k rotated by the angles of their positions."""
+    """Returns q and k rotated by the angles of their positions."""
     H = q.shape[1]
     c = cos[positions].unsqueeze(1)  # (T, 1, D/2)
     s = sin[positions].unsqueeze(1)

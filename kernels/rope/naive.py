@@ -1,4 +1,4 @@
-"""Rotary embedding as a model's source code writes it: gather the angles, then rotate q and k, one call per step."""
+"""The kernel `naive`, as in a model's source code: gathers the angles, then rotates q and k, one call per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def naive(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
     interleaved: bool,
 ) -> None:  # fmt: skip
-    """In fp32, step by step; a position outside the tables raises torch's error."""
+    """Rotates q and k in fp32, step by step; a position outside the tables raises torch's error."""
     D = q.shape[2]
     firsts = slice(0, D, 2) if interleaved else slice(0, D // 2)
     seconds = slice(1, D, 2) if interleaved else slice(D // 2, D)

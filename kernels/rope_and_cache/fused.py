@@ -1,5 +1,5 @@
-"""Over naive: one launch; a program norms and rotates some heads of some tokens' q, or of their k, which it writes with
-v to the tokens' slots."""
+"""The kernel `fused`, over naive: one launch; a program norms and rotates some heads of some tokens' q, or of their k,
+which it writes with v to the tokens' slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _load(
     x_ptr, rows, real, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_TAIL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Some heads in fp32: the first and the second values of their pairs, and the columns that are not rotated."""
+    """Loads heads in fp32: the first and the second values of their pairs, and the columns that are not rotated."""
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
@@ -58,7 +58,7 @@ def _store_pairs(
 
 @triton.jit
 def _scaled(x, scale, FP8: tl.constexpr):
-    """x in fp32 before the rounding to e4m3: scaled and clamped; unchanged for a cache of another dtype."""
+    """Returns x in fp32 before the rounding to e4m3: scaled and clamped; unchanged for a cache of another dtype."""
     if FP8:
         # NaN stays NaN: an error in an earlier kernel must not look like a large value.
         quotient = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
@@ -81,7 +81,7 @@ def _turn(
     stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norms and rotates some heads, and stores those that are `kept`; returns the rows of v, if there is one."""
+    """Norms and rotates some heads, and stores those that are `kept`; returns the rows of v, if v is given."""
     if norm_ptr is not None:
         first = tl.zeros([1, 1], tl.int32)
         w1, w2, w_tail = _load(norm_ptr, first, first == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
@@ -99,7 +99,7 @@ def _turn(
         columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
         v = tl.load(v_ptr + v_rows + columns, mask=real & (columns < D), other=0.0)
     x1, x2, tail = _load(x_ptr, rows, real, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
-    if not PDL:  # what waits for the position comes behind the loads that do not
+    if not PDL:  # loads that wait for the position follow loads that do not
         cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
     if norm_ptr is not None:
         squares = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail * tail, axis=1)
@@ -168,7 +168,7 @@ def _rope_and_cache(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """q, k and v are read, also where a token has no slot; the angles are read once per distinct position."""
+    """Counts q, k and v, which are read even where a token has no slot; the angles once per distinct position."""
     q, k, cos, positions, slots = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
     written = int((slots >= 0).sum()) * k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
@@ -178,7 +178,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
-    """The grid, the sizes and strides, and the constants of a launch."""
+    """Computes the grid, the sizes and strides, and the constants of a launch."""
     (T, H, D), H_kv, R = of.q.shape, of.k.shape[1], 2 * of.cos.shape[1]
     block_half = next_power_of_2(cdiv(D, 2))
     # For few tokens, programs of 1024 values would not fill the SMs twice; else a thread has 16 bytes of each half.
@@ -208,8 +208,8 @@ def fused(
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """In fp32, rounded once; skips a slot outside the cache, and a position outside the tables rotates to zeros:
-    a kernel cannot raise."""
+    """Computes in fp32, rounded once; skips a slot outside the cache, and a position outside the tables rotates to
+    zeros: a kernel cannot raise."""
     grid, numbers, constants = bound
     _rope_and_cache[grid](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,

@@ -1,4 +1,4 @@
-"""Over naive, for a CPU without a C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
+"""The kernel `joined`, over naive, for a CPU without C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def joined(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *, interleaved: bool,
 ) -> None:  # fmt: skip
-    """Skips a negative slot; a position outside the tables or a slot outside the caches raises torch's error."""
+    """Rotates and writes; skips a negative slot; a wrong position, or a slot past the caches, raises torch's error."""
     turned_q, turned_k = rope.turned(q, k, cos, sin, positions, interleaved)
     q_out.copy_(turned_q)
     index_copy.write(turned_k, v, k_cache, v_cache, slot_mapping)

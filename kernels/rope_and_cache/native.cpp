@@ -5,7 +5,7 @@
 struct Sizes {
     i64 T, H, H_kv, D, half, positions, slots;
     i64 q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head;  // strides
-    i64 cos_row, sin_row;                                                        // of the tables
+    i64 cos_row, sin_row;                                                        // strides of the tables
     i64 interleaved, threads;
 };
 
@@ -20,7 +20,7 @@ static void turn(const In* in, T* out, const float* cos, const float* sin, const
     for (i64 i = 2 * s.half; i < s.D; ++i) out[i] = rounded<T>(to_float(in[i]));
 }
 
-// Norms a head, rotates it and rounds it once; x is room for D values.
+// Norms a head, rotates it and rounds it once; x is a buffer of D values.
 template <class T>
 static void norm_and_turn(const T* in, T* out, const T* norm, float eps, const float* cos, const float* sin, float* x,
                           const Sizes& s) {

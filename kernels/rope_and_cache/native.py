@@ -1,4 +1,4 @@
-"""For the CPU, in C++: each new token is normed, rotated and written in one pass."""
+"""The kernel `native`, for the CPU, in C++: each new token is normed, rotated and written in one pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """The sizes, strides and threads of a layout."""
+    """Returns the sizes, strides and threads for a layout."""
     (T, H, D), H_kv, (max_position, half) = of.q.shape, of.k.shape[1], of.cos.shape
     strides = (stride for x in (of.q, of.k, of.v, of.q_out) for stride in x.stride()[:2])
     slots = of.k_cache.shape[0] * of.k_cache.shape[1]

@@ -1,4 +1,4 @@
-"""One program per row, without a sort: a bisection over the row's values finds the cut of top-k and top-p.
+"""`bisect`, one program per row, no sort: bisection over the row's values finds the cut of top-k and top-p.
 
 A float becomes a uint32 key with the same order (the bits of a negative float are inverted).  A pass over the row
 compares with 16 thresholds, which is four halvings, so eight passes find the exact value where a count or a mass
@@ -18,17 +18,17 @@ from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 
 MAX_VOCABULARY = 2**24
-"""fp32 counts tokens exactly up to this number."""
+"""The largest vocabulary: fp32 counts tokens exactly up to this number."""
 NUM_WARPS = 8
 BLOCK = 1024
 SEARCH_BLOCK = 512
-"""Tokens of a step of the search: 32 registers of a thread hold them and 16 thresholds.  BLOCK: of the other passes."""
+"""Tokens of a step of the search: 32 registers of a thread hold them and 16 thresholds.  BLOCK: in other passes."""
 
 
 @triton.jit
 def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
-    """A block of fp32 logits, -inf past the end; NaN becomes -inf and +inf the largest float, so the drawn token is in
-    the vocabulary."""
+    """Loads a block of fp32 logits, -inf past the end; NaN becomes -inf and +inf the largest float, so the drawn token
+    is in the vocabulary."""
     tokens = start + tl.arange(0, BLOCK)
     x = tl.load(row_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
     x = tl.where(x == x, x, float("-inf"))
@@ -37,26 +37,26 @@ def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def to_key(x):
-    """A uint32 with the order of x; -0.0 and 0.0 have the same key."""
+    """Returns a uint32 with the order of x; -0.0 and 0.0 have the same key."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
 def from_key(key):
-    """The float of a key."""
+    """Returns the float of a key."""
     return tl.where((key >> 31) == 1, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weigh(x, best, temperature):
-    """exp((x - best) / temperature); the subtraction comes first, so the error is relative to the gap."""
+    """Returns exp((x - best) / temperature); the subtraction comes first, so the error is relative to the gap."""
     return tl.exp(tl.div_rn(x - best, temperature))
 
 
 @triton.jit
 def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The smallest key with less than `limit` (> 0) above it, in tokens or in mass."""
+    """Returns the smallest key with less than `limit` (> 0) above it, in tokens or in mass."""
     digits = tl.arange(0, 16)
     prefix = tl.full((), 0, tl.uint32)
     for step in range(8):
@@ -77,7 +77,7 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
 
 @triton.jit
 def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
-    """The number and the mass of the tokens above a key."""
+    """Returns the number and the mass of the tokens above a key."""
     count = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
@@ -171,7 +171,7 @@ def bisect(
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
     top_n: int | None, **edits: Edit,
 ) -> None:  # fmt: skip
-    """Without a sort.  Edits and log-probabilities are torch steps before and after the launch."""
+    """Draws without a sort.  Edits and log-probabilities are torch calls before and after the launch."""
     B, V = logits.shape
     changed = any(edit is not None for edit in edits.values())
     rows = edited(logits, Edits(**edits)) if changed else logits  # the kernel itself takes 16 bits

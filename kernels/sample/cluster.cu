@@ -22,8 +22,8 @@ constexpr int VECTOR = BYTES / (int)sizeof(T);
 constexpr int UNROLL = 4;
 constexpr int WARPS = THREADS / 32;
 constexpr int CUTS = 7;       // thresholds that a pass compares with
-constexpr int SEGMENT = 128;  // tokens that a warp may hold: those between two thresholds
-constexpr int FEW = 128;      // tokens of a row for that end, in which each is compared with each
+constexpr int SEGMENT = 128;  // the most tokens between two thresholds that a warp holds
+constexpr int FEW = 128;      // tokens of a row at which the search ends and compares each with each
 #define NEVER __int_as_float(0xff800000)
 #define LARGEST 3.4028234663852886e38f
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ float from_key(u32 key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-// A weight below 2**-126 is 0; to keep it takes 3 more instructions and a branch for each logit (read in the SASS).
+// A weight below 2**-126 is 0; keeping it takes 3 more instructions and a branch for each logit (read in the SASS).
 __device__ __forceinline__ float weigh(float x, float best, float rate) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((x - best) * rate));
@@ -73,7 +73,7 @@ __device__ __forceinline__ float load_cluster(const float* mine, u32) { return *
 struct Shared {
     float warps[WARPS][8], cta[2][8], total[8];
     float segment[WARPS][SEGMENT], list[FEW], found[FEW], weight[FEW];
-    float length;  // of list
+    float length;  // length of list
     int lengths[WARPS];
 };
 
@@ -118,7 +118,7 @@ template <bool MAX, int N> __device__ __forceinline__ void combine(Shared& share
     turn ^= 1;
 }
 
-// What a thread knows of its row.
+// A thread's view of its row.
 struct Row {
     const float4* four;  // this CTA's part, -inf past its end
     int groups, first;   // groups of four; the part's first token
@@ -167,7 +167,7 @@ __device__ __forceinline__ int keep(Shared& shared, int& turn, const Row& row, f
     return (int)sums[0];
 }
 
-// What the warps of the cluster hold, at most FEW tokens, in every CTA in the same order: in `found`.
+// Collects in `found` the tokens that the cluster's warps hold, at most FEW, in the same order in every CTA.
 __device__ __forceinline__ void share_held(Shared& shared, int held) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int offset = 0, length = 0;
@@ -246,7 +246,7 @@ __device__ __forceinline__ float find_cut(Shared& shared, int& turn, const Row& 
             }
         }
         combine<false>(shared, turn, above);
-        const float more = held < 0 ? 0.f : above_high;  // of the tokens that no warp holds any more
+        const float more = held < 0 ? 0.f : above_high;  // for tokens that no warp holds any more
         const float before = high;
 #pragma unroll
         for (int c = 0; c < CUTS; ++c) {
@@ -257,7 +257,7 @@ __device__ __forceinline__ float find_cut(Shared& shared, int& turn, const Row& 
     }
 }
 
-// Over the row: how many tokens are above the cut, their mass, and how many are equal to it.
+// Counts over the row the tokens above the cut, their mass, and the tokens equal to the cut.
 __device__ __forceinline__ void tail_of(Shared& shared, int& turn, const Row& row, float cut, float (&sums)[3]) {
     sums[0] = sums[1] = sums[2] = 0.f;
     each(row, [&](float one, int) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ float last_tie(Shared& shared, int& turn, const Row& 
     return last[0];
 }
 
-// The largest and the least finite value.
+// The largest and the least finite value of a row.
 __device__ __forceinline__ void extremes(Shared& shared, int& turn, Row& row) {
     float ends[2] = {NEVER, NEVER};
     each(row, [&](float one, int) {
@@ -373,7 +373,7 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
     __syncthreads();
 
 #if TOP_N >= 0
-    // Of the logits as they came: their sum, and the likeliest, in the order of value and id.
+    // For the given logits: their sum, and the likeliest tokens, in the order of value and id.
     extremes(shared, turn, row);
     const float raw_best = row.best;
     float all[3];
@@ -462,7 +462,7 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
         const bool by_count = top_k > 0 && top_k < V;
         if (by_count || top_p < 1.f) tail_of(shared, turn, row, NEVER, sums);
         float kept = sums[1], ties = 0.f, wanted = 0.f;
-        // At first by count, then by mass in what is left: one piece of code for both.
+        // First by count, then by mass in the rest: one piece of code for both.
         for (int by_mass = 0; by_mass < 2; ++by_mass) {
             if (by_mass ? top_p >= 1.f : !by_count || sums[0] <= top_k) continue;
             const float limit = by_mass ? top_p * kept : (float)top_k;

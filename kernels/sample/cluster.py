@@ -1,9 +1,9 @@
-"""Over bisect: a row lies in the shared memory of a cluster, so it is read from memory once, at any batch.
+"""`cluster`, over bisect: a row lies in a cluster's shared memory, so it is read from memory once, at any batch.
 
 A search narrows the bracket of a cut with seven thresholds per pass: by interpolation, and after four passes by halving
 keys, which always ends.  After two passes over the row each warp holds its tokens of the bracket, and the next passes
-read these alone; when they are few, every CTA gets them all and finds the cut exactly.  Sums meet in a warp, a CTA and
-a cluster in a fixed order, so two runs agree bit for bit.
+read these alone; when few tokens are left, every CTA gets them all and finds the cut exactly.  Sums meet in a warp, a
+CTA and a cluster in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from rooflab.roofline.occupancy import HOPPER
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 THREADS = 512
 FEW_THREADS = 128
-"""For a part of at most `FEW_TOKENS`: fewer sums to add up."""
+"""The number of threads for a part of at most `FEW_TOKENS`: fewer sums to add up."""
 FEW_TOKENS = 2048
 OWN_BYTES = 12 * 1024
-"""Static shared memory: sums, and the tokens at the end of a search."""
+"""Bytes of static shared memory: sums, and the tokens at the end of a search."""
 MAX_CLUSTER = 8
 AIMED_SHARE = 16 * 1024
-"""Tokens of a CTA at which two CTAs share an SM, as 64 registers a thread allow: one row is loaded while another is
-searched."""
+"""The tokens of a CTA at which two CTAs share an SM, as 64 registers a thread allow: the SM loads one row while it
+searches another."""
 MAX_TOP_N = 32
 EDITS = tuple(each.name for each in fields(Edits))
-"""In the order of the kernel's arguments."""
+"""The names of the edits, in the order of the kernel's arguments."""
 MOST_TOKENS = (HOPPER.shared_bytes_per_cta - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
-"""What the shared memory of a cluster holds."""
+"""The most tokens that the shared memory of a cluster holds."""
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """One way to launch the kernel."""
+    """One way to launch the kernel: CTAs and threads."""
 
     cluster: int
-    """CTAs that share a row."""
+    """The number of CTAs that share a row."""
     threads: int
-    """Threads of a CTA."""
+    """The number of threads of a CTA."""
 
 
 def share_of(V: int, cluster: int) -> int:
-    """Tokens of a CTA: whole vectors, calls of Philox and words of the mask."""
+    """Returns the tokens of a CTA: whole vectors, calls of Philox and words of the mask."""
     return int(cdiv(V, 32 * cluster)) * 32
 
 
 def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The row's part in shared memory; seven thresholds, their sums and four vectors in flight in registers."""
+    """Returns the row's part in shared memory; seven thresholds, their sums and four vectors in flight in registers."""
     shared = 4 * share_of(int(case["V"]), config.cluster) + OWN_BYTES
     return Footprint(config.threads, 40, shared, int(case["B"]) * config.cluster)
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """As few CTAs as hold the row and leave room for other rows; more, while SMs are idle and a CTA has much to do."""
+    """Chooses as few CTAs as hold the row and leave room for other rows; more, while SMs are idle and work is large."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (
@@ -78,7 +78,7 @@ def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
 
 CONFIGS = space(ClusterConfig, cluster=(1, 2, 4, 8), threads=(128, 256, 512))
 TUNING = Tuning(ClusterConfig, CONFIGS, few_ctas, footprint)
-"""Legal are those whose shared memory holds the row."""
+"""The tuning; a config is legal if its shared memory holds the row."""
 
 
 @kernel(
@@ -95,7 +95,7 @@ def cluster(
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
     top_n: int | None, config: ClusterConfig, **edits: Edit,
 ) -> None:  # fmt: skip
-    """One launch that reads each logit once, with log-probabilities of up to 32 tokens."""
+    """Draws in one launch that reads each logit once, with log-probabilities of up to 32 tokens."""
     B, V = logits.shape
     share = share_of(V, config.cluster)
     given = [edits[name] for name in EDITS]

@@ -1,4 +1,4 @@
-"""FlashInfer's sampling, the package `flashinfer-python`, if it is installed: no sort, but rounds of rejection.
+"""Peer: FlashInfer's sampling, the package `flashinfer-python`, if it is installed: rounds of rejection, no sort.
 
 Logits are divided by the temperature.  With top-k they go to `top_k_top_p_sampling_from_logits`, top-k first, which is
 faster if all rows have one k; without, through a softmax to `top_p_sampling_from_probs`.  Both compare values: tokens
@@ -19,14 +19,14 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The division and one pass over its result; without top-k a softmax and one pass.  More rounds are not counted."""
+    """Counts the division and a pass over its result; without top-k a softmax and a pass; further rounds not."""
     n, rows = inputs.logits.numel(), 24 * len(inputs.logits)
     passes = 1 if any(inputs.top_k.tolist()) else 2
     return Traffic(n * (inputs.logits.element_size() + 4 * passes) + rows, 4 * n * passes + rows, launches=2 + passes)
 
 
 def why_not(inputs: Arguments) -> str | None:
-    """Why FlashInfer cannot take these inputs, or None; reads the settings, and so waits for the device."""
+    """Returns why FlashInfer cannot take these inputs, or None; reads the settings, and so waits for the device."""
     if not inputs.temperature.is_meta and not bool((inputs.temperature > 0).all()):
         return "temperature: expected values > 0 in all rows, got 0"
     if not inputs.min_p.is_meta and bool(inputs.min_p.any()):
@@ -35,7 +35,7 @@ def why_not(inputs: Arguments) -> str | None:
 
 
 def plan_of(inputs: Arguments) -> int | Tensor:
-    """top-k as FlashInfer takes it: a number if all rows have it, or (B,) int32; V is off."""
+    """Returns top-k as FlashInfer takes it: a number if all rows have the same, or (B,) int32; V means off."""
     V = inputs.logits.shape[1]
     top_k = torch.where(inputs.top_k > 0, inputs.top_k, V).clamp(max=V)
     numbers = set(top_k.tolist())
@@ -51,8 +51,8 @@ def flashinfer(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor, *,
     plan: int | Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Token ids (B,) int64; `seed` and `position` are not used.  Without a plan it waits for the device to read the
-    settings, and raises `ValueError` on rows that it cannot take.  There is no `out`, because FlashInfer writes int32.
+    """Returns token ids (B,) int64; `seed` and `position` are not used.  A call without a plan waits for the device to
+    read settings, and raises `ValueError` on rows that it cannot take.  FlashInfer writes int32, so there is no `out`.
     """
     if plan is None:
         inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)

@@ -1,4 +1,4 @@
-"""What a user of torch writes: sort, cumulative sums, and torch.multinomial, which draws from torch's own stream."""
+"""The kernel `library`, as users of torch write it: sort, cumulative sums, and torch.multinomial."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def library(
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
     top_n: int | None, **edits: Edit,
 ) -> None:  # fmt: skip
-    """torch.sort and torch.multinomial; `seed` and `position` are not used.  On the CPU raises `ValueError` on rows
-    without a law."""
+    """Calls torch.sort and torch.multinomial; `seed` and `position` are not used.  On the CPU raises `ValueError` on
+    rows without a law."""
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(ordered[:, 0])
     kept, scores = kept_of(ordered, temperature, top_k, top_p, min_p)

@@ -1,4 +1,4 @@
-"""For the CPU: a threshold leaves few tokens to sort and to race, and a greedy row is one argmax."""
+"""`prefilter`, for the CPU: a threshold leaves few tokens to sort and to race, and a greedy row is one argmax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.reference.sample import SPEC
 from rooflab.reference.sample_rules import Edits
 
 FIRST_GUESS = 256
-"""Tokens tried for top_p before a bound that leaves more tokens."""
+"""The number of tokens that are tried for top_p before a bound that leaves more tokens."""
 
 
 @kernel(
@@ -31,12 +31,12 @@ def prefilter(
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
     top_n: int | None, **edits: Edit,
 ) -> None:  # fmt: skip
-    """For the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for it.
+    """Draws on the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for it.
     Raises `ValueError` on rows without a law."""
     changed = Edits(**edits)
     if not changed.tensors and not any(temperature.tolist()):
         torch.argmax(logits, dim=-1, out=tokens)
-        check_rows(logits.gather(1, tokens[:, None])[:, 0])  # a NaN is the largest for argmax
+        check_rows(logits.gather(1, tokens[:, None])[:, 0])  # argmax takes a NaN for the largest value
     else:
         _draw(edited_rows(logits, changed), (temperature, top_k, top_p, min_p), seed, position, tokens)
     if logprob_ids is not None and logprobs is not None:
@@ -44,7 +44,7 @@ def prefilter(
 
 
 def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, position: Tensor, out: Tensor) -> None:
-    """Writes the tokens (B,); `settings` are the temperature, top_k, top_p and min_p of each row."""
+    """Writes the drawn tokens (B,); `settings` are the temperature, top_k, top_p and min_p of each row."""
     few: list[tuple[int, Tensor, Tensor]] = []
     for b, (row, t, k, p, m) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
         if t == 0:
@@ -60,7 +60,7 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
         else:
             few.append((b, *_survivors(row, best, t, k, p, m)))
     if few:
-        # For all rows at once, because Philox on few tokens costs its hundred calls, not its arithmetic.
+        # All rows at once, because Philox on few tokens takes the time of its hundred calls, not of its arithmetic.
         places, tokens, scores = zip(*few, strict=True)
         sizes = [len(ids) for ids in tokens]
         at = torch.tensor(places).repeat_interleave(torch.tensor(sizes))
@@ -70,7 +70,7 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
 
 
 def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Fills ids and log-probabilities (B, 1 + n): a threshold leaves few tokens to sort, with all ties at it."""
+    """Fills ids and log-probabilities (B, 1 + n): a threshold leaves few tokens to sort, its ties included."""
     n = ids.shape[1] - 1
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):
@@ -83,7 +83,7 @@ def _note_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) 
 def _survivors(
     row: Tensor, best: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
-    """The tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best."""
+    """Returns the tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best."""
     total = None
     if 0 < top_k < len(row):
         threshold = row.topk(top_k).values[-1]
@@ -110,7 +110,7 @@ def _survivors(
 
 
 def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
-    """A value such that the tokens with at least this value hold top_p of the unnormalized mass `total`."""
+    """Returns a value such that the tokens with at least this value hold top_p of the unnormalized mass `total`."""
     if len(row) > FIRST_GUESS:
         values = row.topk(FIRST_GUESS).values
         if ((values - best) / temperature).exp_().double().sum() >= top_p * total:

@@ -1,4 +1,4 @@
-"""Over naive: one pass reads gate and up, combines them in registers and writes the result; also for `gelu_and_mul`."""
+"""The kernel `fused`, over naive: one pass reads gate and up and writes the result; `gelu_and_mul` uses it too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.reference.silu_and_mul import SPEC
 
 NUM_WARPS = 4
 MOST_COLUMNS = 1024
-"""Of a program, eight for each of 128 threads: one 16-byte load of gate and one of up in bf16."""
+"""The most columns of a program, eight for each of 128 threads: one 16-byte load of gate and one of up in bf16."""
 
 
 @triton.jit
@@ -46,12 +46,12 @@ def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: 
     )},
 )  # fmt: skip
 def fused(x: Tensor, out: Tensor) -> None:
-    """silu(gate) * up in fp32, rounded once."""
+    """Computes silu(gate) * up in fp32, rounded once."""
     launch(x, out, gelu=False)
 
 
 def launch(x: Tensor, out: Tensor, gelu: bool) -> None:
-    """Runs silu_and_mul or gelu_and_mul."""
+    """Launches silu_and_mul, or gelu_and_mul if `gelu`."""
     T, I = out.shape
     block_i = min(next_power_of_2(I), MOST_COLUMNS)
     gated[(T, cdiv(I, block_i))](

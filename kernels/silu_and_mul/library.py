@@ -1,4 +1,4 @@
-"""The two torch calls that a user would make without this op: silu, then the product."""
+"""The kernel `library`: the two torch calls that a user would make without this op: silu, then the product."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def library(x: Tensor, out: Tensor) -> None:
-    """silu(gate) * up with `silu` and `mul`; silu(gate) is rounded to the dtype in between."""
+    """Computes silu(gate) * up by `silu` and `mul`; silu(gate) is rounded to the dtype in between."""
     I = out.shape[1]
     torch.mul(torch.nn.functional.silu(x[:, :I]), x[:, I:], out=out)

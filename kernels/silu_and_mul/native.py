@@ -1,4 +1,4 @@
-"""For the CPU, in C++: one pass over gate and up, which are read once."""
+"""The kernel `native`, for the CPU, in C++: one pass over gate and up, which are read once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """The sizes, strides and threads of a layout."""
+    """Returns the sizes, strides and threads for a layout."""
     return sizes(*of.out.shape, of.x.stride(0), of.out.stride(0), torch.get_num_threads())
 
 
@@ -26,10 +26,10 @@ def shape(of: Arguments) -> Any:
     over="naive", shows={"": 'calls("naive").total >= 3 and calls("native").names.keys() <= {"empty", "empty_like"}'},
 )  # fmt: skip
 def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
-    """silu(gate) * up in fp32, rounded once."""
+    """Computes silu(gate) * up in fp32, rounded once."""
     run(x, out, bound, gelu=False)
 
 
 def run(x: Tensor, out: Tensor, bound: Any, gelu: bool) -> None:
-    """The activation of the gate, silu or gelu, times up."""
+    """Computes the activation of the gate, silu or gelu, times up."""
     built(SOURCE, "ipppi")(DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), bound, gelu)

@@ -1,4 +1,4 @@
-"""Over fused: rows of any width in the registers of up to eight CTAs (`rmsnorm/cluster` says how)."""
+"""The kernel `cluster`, over fused: rows of any width in the registers of up to eight CTAs (see `rmsnorm/cluster`)."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
     limits={"H": MOST_WIDTH},
 )  # fmt: skip
 def cluster(x: Tensor, out: Tensor, *, config: Config) -> None:
-    """exp(x - max) / sum in fp32, rounded once."""
+    """Computes exp(x - max) / sum in fp32, rounded once."""
     launch("softmax", x, out, config=config)

@@ -1,4 +1,4 @@
-"""Over naive: one pass that keeps rows in registers between their maximum, their sum and the result."""
+"""The kernel `fused`, over naive: one pass that keeps rows in registers between maximum, sum and result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _softmax(x_ptr, out_ptr, T, H, stride_x, stride_out, BLOCK_T: tl.constexpr, 
     )},
 )  # fmt: skip
 def fused(x: Tensor, out: Tensor, *, config: Config) -> None:
-    """exp(x - max) / sum in fp32, whole rows per program, rounded once; each row has a finite value."""
+    """Computes exp(x - max) / sum in fp32, whole rows per program, rounded once; each row has a finite value."""
     T, H = x.shape
     _softmax[(cdiv(T, config.block_t),)](
         x, out, T, H, x.stride(0), out.stride(0),

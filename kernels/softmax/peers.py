@@ -1,4 +1,4 @@
-"""torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
+"""Peers of softmax: torch.compile, Liger and QuACK (`kernels/_peers.py`)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _quack = theirs("quack.softmax", "softmax_fwd")
 
 @peer()
 def compiled(x: Tensor) -> Tensor:
-    """The op as torch.compile sees it."""
+    """The op's formula, which torch.compile compiles."""
     return torch.softmax(x, -1)
 
 
 @peer(limits=LIGER, contiguous=("x",))
 def liger(x: Tensor) -> Any:
-    """Behind its autograd function."""
+    """Calls Liger's softmax through its autograd function."""
     return _liger(x)[0]
 
 
 @peer(contiguous=("x",))
 def quack(x: Tensor) -> Any:
-    """Behind its autograd function."""
+    """Calls QuACK's softmax through its autograd function."""
     return _quack(x)

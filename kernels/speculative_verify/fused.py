@@ -1,5 +1,5 @@
-"""One program per sequence: all drafts' ratios at once, then one pass over the row that decides, without a residual in
-memory.  Of the laws of other positions it reads one probability each."""
+"""The kernel `fused`, one program per sequence: all drafts' ratios at once, then one pass over the row that decides,
+without a residual in memory.  It reads one probability of each other position's law."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rooflab.roofline.model import Traffic
 
 NUM_WARPS = 16
 BLOCK = 2048
-"""Tokens of a step of the pass; a program alone must keep enough loads in flight."""
+"""The tokens of a step of the pass; a program alone must keep enough loads in flight."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """One row of each law, as after a rejection; a sector of each law for each draft."""
+    """Counts one row of each law, as after a rejection; a sector of each law for each draft."""
     B, K = inputs.draft_tokens.shape
     V = inputs.target_probs.shape[2]
     laws = 1 if inputs.draft_probs is None else 2
@@ -30,7 +30,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def race(
     p_ptr, q_ptr, drafted, seed, position, stream, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The winner of the race over max(p - q, 0), or over p, and its score."""
+    """Returns the winner of the race over max(p - q, 0), or over p, and its score."""
     lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, V, BLOCK):
@@ -100,7 +100,7 @@ def fused(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
     num_accepted: Tensor, *, draft_probs: Tensor | None,
 ) -> None:  # fmt: skip
-    """One launch; tokens are padded with -1."""
+    """Verifies the drafts in one launch; tokens are padded with -1."""
     (B, K), V = draft_tokens.shape, target_probs.shape[2]
     law = target_probs if draft_probs is None else draft_probs
     fused_kernel[(B,)](

@@ -1,4 +1,4 @@
-"""The definition in torch steps, over every row of both laws."""
+"""The kernel `naive`: the definition by torch's calls, over every row of both laws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def naive(
     draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
     num_accepted: Tensor, *, draft_probs: Tensor | None,
 ) -> None:  # fmt: skip
-    """Accepts and draws in torch steps; tokens are padded with -1."""
+    """Accepts drafts and draws a token by torch's calls; tokens are padded with -1."""
     B, K = draft_tokens.shape
     V = target_probs.shape[2]
     place = torch.arange(K, device=seed.device)
