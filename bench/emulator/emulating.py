@@ -29,10 +29,10 @@ OWN = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a kernel although it ran."""
+    """A fault of a kernel that ran to its end."""
 
     kind: str
-    """`race`: a GPU may compute something else.  `note`: ptxas mends it."""
+    """`race`: a GPU may compute another result.  `note`: ptxas repairs the fault."""
     kernel: str
     text: str
 
@@ -45,7 +45,7 @@ class Emulation(Launches):
     """What was launched inside `emulating`, and what was found."""
 
     memory: tuple[torch.Tensor, ...] = ()
-    """Tensors that kernels find by pointers in memory, beside those whose address was asked for inside."""
+    """Tensors that kernels reach by pointers in memory and whose addresses the code took before the `with` block."""
     gpu: OnGpu | None = None
 
     @property
@@ -64,13 +64,13 @@ class Emulation(Launches):
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """What kernels may find by pointers."""
+        """The tensors that kernels may reach by pointers in memory."""
         return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
 
 Choice = Mapping[str, Any] | float | None
-"""Of an autotuned kernel: values of the config that runs; or seconds in which all run, one after another; or None for
-the first."""
+"""For an autotuned kernel: values of the config that runs; or a time in seconds, within which all configs run in turn;
+or None for the first config."""
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def emulating(
     Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
     autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
     the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
-    addresses were asked for before.  With `ctas` only the first and the last CTA run, and `ctas` others.
+    autotuned kernel runs with its first config, or with the config that `configs` asks for.  `races=False` is faster.
 
     Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
     what nobody wrote, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
@@ -101,7 +101,7 @@ def emulating(
         ):
             yield run
     except EmulationError as error:
-        # Another one, because contextlib gives the same one its whole traceback back.
+        # Raises a new error, because contextlib gives the same error its whole traceback back.
         raise EmulationError(*error.args).with_traceback(users_part(error.__traceback__)) from None
 
 

@@ -17,7 +17,7 @@ from rooflab.bench.emulator.text.syntax import PtxKernel
 
 Lanes = npt.NDArray[np.int64]
 MOST_BLOCK = 1024
-"""Bytes of the largest block that the race detector takes at once."""
+"""The bytes of the largest block that the race detector takes at once."""
 
 
 class Ctas(Protocol):
@@ -194,7 +194,7 @@ class Observer:
 
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
-        """Reports `cp.async.bulk.wait_group`: copies that are over, each with the lane that issued it."""
+        """Reports `cp.async.bulk.wait_group`: the copies that are over, each with the lane that issued the copy."""
         for lane, mark in done:
             if mark is not None and group.races is not None:
                 # Only the thread that issued the copy has waited for it.
@@ -250,12 +250,12 @@ class Observer:
         return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Whether the instruction's scope is the CTA: then other CTAs see a plain access."""
+        """Whether the scope of the instruction is the CTA: then other CTAs see a plain access."""
         parts = self._kernel.instructions[instruction].parts
         return "cta" in parts or "cluster" in parts and not self._has_clusters
 
     def _is_near(self, instruction: int) -> bool:
-        """Whether the instruction's scope is the cluster."""
+        """Whether the scope of the instruction is the cluster."""
         return "cluster" in self._kernel.instructions[instruction].parts
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
@@ -293,7 +293,7 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """A range of bytes as equal blocks, each at a multiple of its size."""
+    """The starts of equal blocks that cover a range of bytes, each at a multiple of its size, and that size."""
     width = MOST_BLOCK
     while start % width or size % width:
         width //= 2

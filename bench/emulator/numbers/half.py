@@ -21,24 +21,24 @@ _SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
 
 
 def add(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """a + b."""
+    """Computes a + b."""
     # A float32 has at least 2 p + 2 bits for the p bits of either format: first rounding to float32 changes no result.
     return _each(lambda x, y: x + y, kind, ftz, sat, a, b)
 
 
 def sub(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """a - b."""
+    """Computes a - b."""
     return _each(lambda x, y: x - y, kind, ftz, sat, a, b)
 
 
 def mul(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """a * b."""
+    """Computes a * b."""
     # Products are exact in float32, except those of bf16 below 2**-135, a quarter of bf16's smallest number.
     return _each(lambda x, y: x * y, kind, ftz, sat, a, b)
 
 
 def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = False, relu: bool = False) -> Value:
-    """a * b + c."""
+    """Computes a * b + c."""
 
     def fused(x: Value, y: Value, z: Value) -> Value:
         product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
@@ -87,7 +87,7 @@ def negative(a: Value, kind: str, ftz: bool = False) -> Value:
 
 
 def flush(codes: Value, kind: str) -> Value:
-    """Codes (uint16) in which denormals become zeros of the same sign."""
+    """The codes (uint16), with each denormal replaced by a zero of the same sign."""
     form = get_format(kind)
     normal = (codes & np.uint16(form.overflow)) != 0
     return codes if full(normal) else pick(normal, codes, codes & _SIGN)
