@@ -55,7 +55,7 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
 
 
 def _sectors(x: torch.Tensor) -> int:
-    """Bytes of the distinct elements in memory, in whole sectors."""
+    """The bytes of the distinct elements in memory, in whole sectors."""
     return -(-held(x) // SECTOR) * SECTOR
 
 
