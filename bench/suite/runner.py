@@ -148,7 +148,7 @@ class _SuiteRun:
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
-        """The outcome of an entry that is not run: an entry that it needs is not done, or the budget is used up."""
+        """The outcome of an entry that is not run: an entry that it needs is not done, or too little budget is left."""
         known = self.progress.outcomes
         here = {other.id for other in self.plan}
         for name in entry.needs:
