@@ -175,7 +175,7 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
     """A small case in which a program takes several tiles; None for an op whose programs do not."""
     case = spec.cases["smoke"][0]
     along = next((name for name in TILED if name in case), "")
-    if not along or (along == "H" and "D" in case):  # in such a case H is a number of heads
+    if not along or (along == "H" and "D" in case):  # there H is a number of heads
         return None
     most = BESIDE | ({"T": 2} if along in ("I", "H") else {})
     sizes = {name: min(int(case[name]), size) for name, size in most.items() if name in case}

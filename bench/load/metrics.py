@@ -4,7 +4,6 @@ TTFT and E2E are taken twice: from the scheduled arrival and from the send.  If 
 requests held a request back, only the first value shows the delay (coordinated omission).  ITL is per token: the gap
 before a chunk of k tokens counts as k gaps of 1/k each, so bundles do not inflate ITL; the gaps between chunks, as a
 reader sees them, are reported too.
-
 """
 
 from __future__ import annotations

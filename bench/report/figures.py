@@ -124,7 +124,6 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
     the times that others published for these cases.
 
     The case is the largest of the suite by FLOPs and bytes, because large cases are the usual reason to buy a device.
-
     """
     ceilings = device.ceilings()
     points = []

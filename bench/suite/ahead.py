@@ -3,7 +3,6 @@
 The plan's entries name the kernels that they launch; each kernel with code of our own is compiled for each case, in
 processes on half of the cores.  The compilers' caches on disk pass the code on to the entries' processes.  Without a
 plan, the command compiles the lab's kernels and says how long this takes.  It needs no GPU.
-
 """
 
 from __future__ import annotations

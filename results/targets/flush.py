@@ -41,7 +41,6 @@ def compare_flushes(
     (`read_error`, `write_error`).  A size counts only if each of its samples is a single call, so that every call finds
     the cache as the flush left it, and is long enough for the clock; `left_out` has the other sizes with the reason.
     `budget_s` is the time for all readings.  Raises `ValueError` if no size counts.
-
     """
     device = torch.device(device)
     cache = cache_bytes or (last_level_cache_bytes() if device.type == "cpu" else _l2_bytes(device))
