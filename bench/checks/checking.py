@@ -164,7 +164,7 @@ def in_common(results: Sequence[CheckResult], again: Again) -> str:
 
 
 def _holds(names: Sequence[str], wrong: Sequence[CheckResult], right: Sequence[CheckResult], again: Again) -> bool:
-    """Whether moving the values of these names from a right case to a wrong one, and back, moves the fault too."""
+    """Whether the fault moves with the values of these names, from a wrong case to a right case and back."""
     for bad, good in zip(wrong[:LOOKS], right[:LOOKS], strict=False):
         statuses = []
         for one, other in ((bad, good), (good, bad)):

@@ -69,13 +69,13 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 
 
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
-    """The checks of the kernels of a selection on the domain of their op.
+    """The checks of a selection's kernels, with cases from the domain of their op.
 
-    The smoke cases come first, in every scheme. Then edge cases, the most different first, and cases that the seed
-    draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of
-    `CheckTask.ways` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
-    every scheme on the first, in the last scheme on the others. With `every`, edge cases run in every scheme, and all
-    of the op's own cases with all planted inputs. The first check of each principle comes before the others.
+    The smoke cases come first, in every scheme.  Then edge cases, the most different first, and drawn cases follow in
+    turn, each in one scheme, which changes from case to case.  A drawn case also has one of `CheckTask.ways` and one
+    planted set of inputs.  A kernel that runs in software has all sets only on smoke cases: in every scheme on the
+    first, in the last scheme on the others.  With `every`, edge cases run in every scheme, and the op's own cases with
+    all planted inputs. The first check of each principle comes first.
     """
     found = []
     for op, kernels in chosen.kernels.items():
@@ -172,7 +172,7 @@ def _numbers_of_c(text: str) -> set[int]:
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
-    """A small case in which a program takes several tiles; None for an op whose programs do not."""
+    """A small case in which a program takes several tiles; None for an op whose programs never do."""
     case = spec.cases["smoke"][0]
     along = next((name for name in TILED if name in case), "")
     if not along or (along == "H" and "D" in case):  # there H is a number of heads
@@ -265,8 +265,8 @@ def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str])
 
 
 def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
-    """A line that names the principles that the checks have tried, and those that they have not tried; or, if the whole
-    plan ran without a fault, those for which these kernels have no case."""
+    """A line with the principles that the checks have tried and have not tried; after a whole plan without a fault,
+    with the principles for which these kernels have no case instead."""
     ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
     tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
     named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]

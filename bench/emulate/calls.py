@@ -29,7 +29,7 @@ from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
 MATRIX = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
-"""By PTX's type of a matrix product, our name of the type, which has a rate."""
+"""By PTX's type of a matrix product, our name of the type, for which a device has a rate."""
 TILE = 16
 """A divisor of every tile of our kernels."""
 

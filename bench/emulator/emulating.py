@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass
 class Emulation(Launches):
-    """What was launched inside `emulating`, and what was found."""
+    """The launches inside `emulating`, and the faults that were found."""
 
     memory: tuple[torch.Tensor, ...] = ()
     """Tensors that kernels reach by pointers in memory and whose addresses the code took before the `with` block."""
@@ -50,7 +50,7 @@ class Emulation(Launches):
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found in all launches, races first."""
+        """The findings of all launches, races first."""
         kinds = (("race", "races"), ("note", "notes"))
         found = [
             Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
@@ -87,10 +87,10 @@ def emulating(
     Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
     autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
     the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
-    autotuned kernel runs with its first config, or with the config that `configs` asks for.  `races=False` is faster.
+    addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA and `ctas` others run.
 
     Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
-    what nobody wrote, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
+    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
     """
     run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
@@ -124,7 +124,7 @@ def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str
 
 
 def users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without frames of this package and of Triton behind the user's last."""
+    """The traceback up to the user's last frame, without later frames of this package and of Triton."""
     if trace is None:
         return None
     rest = users_part(trace.tb_next)

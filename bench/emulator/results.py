@@ -28,7 +28,7 @@ class Bytes:
     global_read: int = 0
     """Bytes that the lanes' loads request."""
     global_read_sectors: int = 0
-    """Sectors of those requests, counted per warp's request: the bytes between L1 and L2 if no request hits in L1."""
+    """Sectors that these loads request, counted per warp's request: bytes from L2 to L1 if no request hits in L1."""
     global_write: int = 0
     global_write_sectors: int = 0
     copy_read: int = 0
@@ -57,13 +57,13 @@ class LaunchResult:
     tensor_flops: Mapping[str, int]
     """Multiplications and additions of the tensor cores, by the operands' type."""
     shared_wavefronts: int
-    """Turns that shared memory took for loads and stores, without those for wgmma and TMA."""
+    """Turns that shared memory took for loads and stores, without the turns for wgmma and TMA."""
     shared_wavefronts_least: int
     """Turns that shared memory would take without bank conflicts."""
     races: tuple[str, ...]
     """Sentences, one for each pair of instructions that a GPU may run in another order."""
     notes: tuple[str, ...]
-    """Breaks of PTX's rules that ptxas mends, as its own notes on this PTX say; and sums of which the last bits are
+    """Violations of PTX's rules that ptxas repairs, by its own notes on this PTX; and sums whose last bits are
     undefined, as Triton 3.9 makes them."""
     ctas: int
     """The number of CTAs in the grid."""

@@ -27,7 +27,7 @@ DTYPES = {
 Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
 """Takes a compiled kernel, its grid and its arguments."""
 Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
-"""Takes the configs of an autotuned kernel and its arguments by name; returns those that run."""
+"""Takes the configs of an autotuned kernel and its arguments by name; returns the configs that run."""
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:

@@ -170,7 +170,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sizes of one call."""
+    """The sizes of one call of a kernel."""
 
     uuid: str
     axes: Mapping[str, int]

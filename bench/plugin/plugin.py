@@ -320,8 +320,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 def emulated() -> Iterator[Emulation]:
     """Runs every Triton kernel that the test launches in the emulator, on CPU tensors, as an H100 would.
 
-    The test fails where a kernel reads or writes out of bounds, reads what nobody wrote, never ends, or has a race;
-    the fixture's value lists its launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
+    The test fails where a kernel reads or writes out of bounds, reads unwritten memory, never ends, or has a race; the
+    fixture's value lists its launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
     """
     from rooflab.bench.emulate import emulating
 

@@ -1,6 +1,6 @@
 """All contents of a report as plain data: the page is drawn from them, and `--json` prints them.
 
-The summary comes first: the best kernels against naive and the library, what is wrong, and what is not measured.
+The summary comes first: the best kernels against naive and the library, faults, and missing measurements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From records to roofline figures and ladder rows; no number is typed in by hand."""
+"""Makes roofline figures and ladder rows from records; no number is typed in by hand."""
 
 from __future__ import annotations
 

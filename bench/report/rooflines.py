@@ -111,7 +111,7 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """The value and its text by name; quantities that bound nothing are left out."""
+    """By name, the value of a quantity and its text; quantities that bound nothing are left out."""
     rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}

@@ -80,7 +80,7 @@ BAD = ("findings", "spill_loads", "spill_stores", "stack_bytes")
 
 @dataclass(frozen=True)
 class CompiledRow:
-    """A launched kernel of a kernel of an op."""
+    """A GPU kernel that a kernel of an op launches, with facts of its compiled code."""
 
     record: Record
     failed: bool

@@ -53,7 +53,7 @@ class Progress:
 
 
 def load(run: Path, plan: Sequence[str]) -> Progress:
-    """Reads the results in a run's folder for the entries of a plan.  Raises `ValueError` on a file without one."""
+    """Reads the results of a plan's entries in a run's folder.  Raises `ValueError` on a file without a result."""
     found = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
     return Progress({entry_id: outcome for entry_id, outcome in found.items() if outcome is not None})
 

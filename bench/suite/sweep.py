@@ -2,7 +2,7 @@
 
 A sweep's folder holds one folder for each machine key, and in it one folder for each shard (an op, a family or an
 entry), which is an ordinary suite run.  GPUs of one kind share the shards; each kind runs all shards, because times of
-different machines are never merged.  The runs are the whole state: an interrupted sweep does those not done.
+different machines are never merged.  The runs are the whole state: a resumed sweep does the missing runs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SweepWorker:
 def sweep(address: str | None, names: Sequence[str], settings: SuiteSettings, workers: int | None, say: Say) -> Sweep:
     """Runs a shard for each name on the cluster at `address`; with None, starts a cluster on this machine.
 
-    Without `workers`, there is one for each GPU of the cluster.  Raises `ValueError` if the folder holds another sweep
+    Without `workers`, each GPU of the cluster has one worker.  Raises `ValueError` if the folder holds another sweep
     without `resume`, if the cluster cannot be reached, or if no worker can be used.
     """
     out, runs = settings.out, sorted(settings.out.glob("*/*/summary.json"))

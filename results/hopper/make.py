@@ -2,10 +2,10 @@
 
     python results/hopper/make.py --gpu h100 --out results/hopper/README.md
 
-Measured ratios come from the targets' records in `results/<gpu>*/`; where there is none, a published time stands over
-a predicted one.  A prediction is a range: what public kernels of its kind took of their predicted time, from the tenth
-to the ninetieth percentile, but never faster than the best rate that anybody has published for the card, the op and
-its dtype.  Where the range contains 1, the page says `cannot tell`.
+Measured ratios come from the targets' records in `results/<gpu>*/`; without records, a published time is divided by a
+predicted time.  A prediction is a range: from the tenth to the ninetieth percentile of published over predicted time of
+public kernels of its kind, but never faster than the best published rate for the card, the op and its dtype.  If the
+range contains 1, the page says `cannot tell`.
 """
 
 from __future__ import annotations

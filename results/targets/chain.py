@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(const unsigned* next
 
 
 def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
-    """One CTA; each thread does `depth` dependent loads, each from the address that the last load gave, and one store.
+    """Makes a kernel of one CTA, whose threads do `depth` loads, each from the address that the last gave, and a store.
 
     The kernel's time is about the least time of any kernel with `depth` dependent loads and a store.
     Raises `ValueError` if `depth` is less than 1.

@@ -91,7 +91,7 @@ _FP8_CASES = (
 )
 _PER_TOKEN = "M=1,N=8192,K=8192"
 NEAR_ZERO = 10
-"""The outputs near zero are one in this many."""
+"""One output in this many, the nearest to zero, counts as near zero."""
 _LONGEST = "M=2048,N=4096,K=16384,scales=tensor,bias=false"
 
 

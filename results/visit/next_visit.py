@@ -98,7 +98,7 @@ class Line:
 
 
 def lines_of(known: Mapping[str, Known]) -> list[Line]:
-    """The open entries in lines that fit: the first line of each theme, in the themes' order, then the second lines."""
+    """The open entries in lines of limited time: the first line of each theme in their order, then the second lines."""
     entries = {entry.id: entry for entry in make_plan(files=[PLAN])}
     lines: list[Line] = []
     for entry_id in sorted(EVERY, key=lambda name: -entries[name].value):

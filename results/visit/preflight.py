@@ -130,7 +130,7 @@ def profiler() -> Any:
 
 
 def cuda_cpp() -> Any:
-    """NVRTC, a cluster, a launch that depends on the one before, and a graph; `x` must be 3 in each place."""
+    """Runs NVRTC code, a cluster, a launch that depends on the previous one, and a graph; each must give `x` = 3."""
     import numpy as np
     import torch
 

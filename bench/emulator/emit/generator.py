@@ -307,7 +307,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Writes checks of accumulators that an instruction reads, except of a whole copy, which a later wait fills."""
+        """Writes a check of each accumulator that the instruction reads, except whole copies, which the wait fills."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return

@@ -15,7 +15,7 @@ _COMPARISONS = {
     "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
 }  # fmt: skip
 _UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""Comparisons that are also true for NaN, without equ and neu; each is the negation of the comparison given here."""
+"""By comparison that is also true for NaN (except equ and neu), the comparison whose negation it is."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 

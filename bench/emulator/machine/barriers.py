@@ -223,7 +223,7 @@ class Barriers:
         return went
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Each waiting context, and what it waits for."""
+        """Lists each waiting context, with the reason of the wait in words."""
         waits = []
         for (_, number), state in self._states.items():
             wanted = "all" if state.wanted is None else str(state.wanted)
@@ -303,7 +303,7 @@ class ClusterBarrier:
         return bool(went)
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Each waiting context, and what it waits for."""
+        """Lists each waiting context, with the reason of the wait in words."""
         return [(context, "for the cluster's barrier") for context in self._parked]
 
 

@@ -84,7 +84,7 @@ class LaneContext:
         return SPLIT
 
     def many_ways(self, index: Any, targets: Sequence[int]) -> int:
-        """`brx.idx`: each lane goes on at its own target."""
+        """Runs `brx.idx`: each lane goes on at its own target."""
         values = np.unique(index)
         if int(values[-1]) >= len(targets):
             text = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"

@@ -224,7 +224,7 @@ class Observer:
         self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
         copy: bool, reduces: bool, value: Any, old: Callable[[], Any],
     ) -> None:  # fmt: skip
-        """Reports that lanes, or a copy, write `value` to global memory; `old` returns what is there."""
+        """Reports that lanes, or a copy, write `value` to global memory; `old` returns the earlier values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races

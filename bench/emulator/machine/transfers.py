@@ -96,7 +96,7 @@ class Transfers:
             transfer.run()
 
     def finish_one(self) -> bool:
-        """Finishes one copy that an mbarrier waits for; returns whether there was one."""
+        """Finishes one copy that an mbarrier waits for; returns whether there was a copy."""
         if not self._loads:
             return False
         helpful = list(self._loads)

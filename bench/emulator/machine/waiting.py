@@ -62,7 +62,7 @@ class Waiting:
         self.clusters.recheck()
 
     def describe(self) -> list[tuple[LaneContext, str, int]]:
-        """Each waiting context, what it waits for, and at which instruction."""
+        """Lists each waiting context, the reason of the wait in words, and the instruction that waits."""
         at_mbarriers = [
             (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
         ]

@@ -249,7 +249,7 @@ def fmin(
 def fmax(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """`max`, by the rules and with the modifiers of `fmin`."""
+    """Runs `max`, by the rules and with the modifiers of `fmin`."""
     return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
 
 

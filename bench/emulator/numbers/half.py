@@ -50,12 +50,12 @@ def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = 
 
 
 def fmin(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
-    """`min`, with the modifiers of `floats.fmin`."""
+    """Runs `min`, with the modifiers of `floats.fmin`."""
     return _each(lambda x, y: floats.fmin(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
 
 
 def fmax(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
-    """`max`, with the modifiers of `floats.fmax`."""
+    """Runs `max`, with the modifiers of `floats.fmax`."""
     return _each(lambda x, y: floats.fmax(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
 
 
@@ -77,12 +77,12 @@ def tanh(a: Value, kind: str) -> Value:
 
 
 def absolute(a: Value, kind: str, ftz: bool = False) -> Value:
-    """`abs`: the sign bit cleared."""
+    """Runs `abs`: clears the sign bit."""
     return _raw(lambda x: x & _MAGNITUDE, kind, ftz, a)
 
 
 def negative(a: Value, kind: str, ftz: bool = False) -> Value:
-    """`neg`: the sign bit inverted."""
+    """Runs `neg`: inverts the sign bit."""
     return _raw(lambda x: x ^ _SIGN, kind, ftz, a)
 
 

@@ -106,13 +106,13 @@ def rem(a: Value, b: Value) -> Value:
 
 
 def imin(a: Value, b: Value, relu: bool = False) -> Value:
-    """`min`; with `relu` a negative result becomes 0."""
+    """Runs `min`; with `relu` a negative result becomes 0."""
     result = np.minimum(a, b)
     return np.maximum(result, 0) if relu else result
 
 
 def imax(a: Value, b: Value, relu: bool = False) -> Value:
-    """`max`; with `relu` a negative result becomes 0."""
+    """Runs `max`; with `relu` a negative result becomes 0."""
     result = np.maximum(a, b)
     return np.maximum(result, 0) if relu else result
 

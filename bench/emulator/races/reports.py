@@ -14,7 +14,7 @@ class Race:
     """Two accesses to one place, at least one of them a write, that nothing orders."""
 
     space: str
-    """`shared` or `global`."""
+    """The state space of the race: `shared` or `global`."""
     kind: str
     """A key of `VERBS`, with the first access first; `lanes`: one warp's lanes wrote different values, or `rounding`:
     values that differ by rounding alone; or `end`: an asynchronous operation that nothing waited for before its CTA

@@ -1,10 +1,10 @@
 """Races on shared memory, found by vector clocks in whatever order the emulator runs the warps.
 
 The lanes of a warp run in lockstep here: the actions of one warp are ordered, and a race between lanes of one warp is
-reported only where one instruction writes different values to one address.  Of these the last lane's value stays, and
-warps are compared by what stays of each: since Triton 3.8 all warps that hold one row store its sum, which a fused
-multiply-add rounds differently in each lane.  Order is known per warp, not per thread: a barrier that half of a warp
-reaches counts for the warp.
+reported only where one instruction writes different values to one address.  The last lane's value stays, and warps are
+compared by the values that stay: since Triton 3.8 all warps that hold one row store its sum, which a fused multiply-add
+rounds differently in each lane.  Order is known per warp, not per thread: a barrier that half of a warp reaches counts
+for the warp.
 
 All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
 1024 bytes and the addresses are multiples of it, as PTX requires of every access; this file does not check it.

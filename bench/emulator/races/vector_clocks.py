@@ -53,7 +53,7 @@ class AsyncOperation:
     stamp: int
     """The clock and the actor; an access adds its instruction."""
     known: Stamps
-    """By plane, what is ordered before the operation: (3, actors)."""
+    """By plane, the knowledge that is ordered before the operation: (3, actors)."""
 
 
 class VectorClocks:
@@ -109,7 +109,7 @@ class VectorClocks:
         self._advance(s, w)
 
     def fence_proxy_async(self, slots: Index, warps: Index) -> None:
-        """Orders what the warps know and have done before their later operations of the async proxy."""
+        """Runs fence.proxy.async: orders all that the warps know and did before their later async-proxy operations."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
         self.fence_mbarrier_init(slots, warps)

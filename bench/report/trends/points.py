@@ -1,4 +1,4 @@
-"""From records to the points of trends, and the order of their commits.
+"""Makes the points of trends from records, and orders their commits.
 
 A point is a timed kernel in a run; records without a place in a trend are counted by reason.
 """
