@@ -218,7 +218,7 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """The case in the op's own form; None if the op does not have the case, or if the case is too much work."""
+    """The case as the op defines it; None if the op does not have the case, or if the case is too much work."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
@@ -265,8 +265,8 @@ def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str])
 
 
 def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
-    """A line with the principles that the checks have tried and have not tried; after a whole plan without a fault,
-    with the principles for which these kernels have no case instead."""
+    """A line with two lists: the principles that the checks have tried, and the principles that they have not tried.
+    If a whole plan ran without a fault, the second list has the principles without a case for these kernels."""
     ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
     tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
     named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]

@@ -45,7 +45,7 @@ class Emulation(Launches):
     """The launches inside `emulating`, and the faults that were found."""
 
     memory: tuple[torch.Tensor, ...] = ()
-    """Tensors that kernels reach by pointers in memory and whose addresses the code took before the `with` block."""
+    """Tensors that kernels reach by pointers, and whose addresses were taken before the `with` block."""
     gpu: OnGpu | None = None
 
     @property

@@ -210,7 +210,7 @@ _handles: list[Handle] = []
 
 def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
     """Runs a launch with the arguments of Triton's own launcher; skips an empty grid."""
-    args = others[6:]  # behind stream, function, two of metadata and two hooks
+    args = others[6:]  # after stream, function, two of metadata and two hooks
     kinds = list(kernel.src.signature.values())
     if len(args) == len(kinds):
         args = tuple(value for value, kind in zip(args, kinds, strict=True) if kind != "constexpr")

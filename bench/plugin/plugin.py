@@ -222,7 +222,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's, which ends the run where something has regressed
+@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's hook, which ends the run where something has regressed
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Names readings that are noise, for which pytest-benchmark's table has no place, and tests that did not run."""
     lines = config.stash.get(_NOISY, [])

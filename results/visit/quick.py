@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
 
 def heads(T: int, D: int, B: int, H: int, K: int) -> str:
-    """The case text of a causal prefill."""
+    """The text of a case of causal prefill."""
     return PREFILL.format(B=B, T=T, H=H, K=K, D=D)
 
 

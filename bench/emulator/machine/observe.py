@@ -168,7 +168,7 @@ class Observer:
         transfer = races.begin_async(start // c.group.race_bytes, warps, LOAD)
         blocks, width = _blocks(start, size)
         races.async_write(transfer, blocks, width, instruction)
-        # A CTA's own mbarrier needs no fence in a cluster either: Triton emits one only where other CTAs signal.
+        # A CTA's own mbarrier needs no fence in a cluster either: Triton emits a fence only where other CTAs signal.
         foreign = int(c.slots[lane]) != barrier // c.group.shared_size
         races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=foreign)
         return transfer
@@ -262,7 +262,7 @@ class Observer:
         assert self.global_races is not None
         release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
         near = self._is_near(instruction)
-        # In the lanes' order, in which `atomics` gives them their values: the last one has seen all others.
+        # In the lanes' order, in which `atomics` gives them their values: the last lane has seen all others.
         for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
             self.global_races.synchronise(actor, address, release, acquire, stores, near)
 

@@ -33,7 +33,7 @@ def sub(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> 
 
 def mul(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
     """Computes a * b."""
-    # Products are exact in float32, except those of bf16 below 2**-135, a quarter of bf16's smallest number.
+    # Products are exact in float32, except products of bf16 below 2**-135, a quarter of bf16's smallest number.
     return _each(lambda x, y: x * y, kind, ftz, sat, a, b)
 
 
@@ -42,7 +42,7 @@ def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = 
 
     def fused(x: Value, y: Value, z: Value) -> Value:
         product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
-        # The exponents of f16 are so close that a float64 sum never becomes a tie; those of bf16 are not.
+        # The exponents of f16 are so close that a float64 sum never becomes a tie; the exponents of bf16 are not.
         total = product + addend if kind == "f16" else odd_sum(product, addend)
         return rectify(total) if relu else total
 
