@@ -1,4 +1,4 @@
-"""The command line inside the tests' process, which has torch and the kernels loaded already."""
+"""Runs the command line inside the tests' process, which has already loaded torch and the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One kernel compiled for Hopper, for tests of its code."""
+"""Compiles one kernel for Hopper, for tests of its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of compiled kernels share: requests with their results, and footprints held against them."""
+"""Helpers for tests of compiled kernels: requests with their results, and the check of footprints against them."""
 
 from __future__ import annotations
 

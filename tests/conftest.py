@@ -1,4 +1,4 @@
-"""Triton's interpreter mode belongs to the whole process and must be set before triton is first imported."""
+"""Sets Triton's interpreter mode, which belongs to the whole process, before triton is first imported."""
 
 import gc
 import os
@@ -17,18 +17,18 @@ import torch  # noqa: E402
 from needs import ALLOWED, skip_without  # noqa: E402
 
 SEED = int(os.environ.get("ROOFLAB_TEST_SEED", "0"))
-"""Draws which cases of a long list `make test` runs."""
+"""The seed that draws which cases of a long list `make test` runs."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_ignore_collect(collection_path, config):
-    """With `-m gpu`, leaves out the files without such tests: on a card's machine, what they import may be missing."""
+    """With `-m gpu`, leaves out files without such tests: on a card's machine, their imports may be missing."""
     only_gpu = config.option.markexpr == "gpu" and collection_path.suffix == ".py"
     return True if only_gpu and "mark.gpu" not in collection_path.read_text() else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `sampled(n, m)`, the seed draws n cases; m others, or all, are `more`, and the rest `slow`."""
+    """For a test marked `sampled(n, m)`, the seed draws n cases; m others, or all, are `more`, and the rest `slow`."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares the collector what will stay: thousands of tests and every module, at each full collection."""
+    """Freezes all tests and modules, so that no full garbage collection visits these objects again."""
     gc.freeze()
 
 
@@ -57,7 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """With ROOFLAB_NO_SKIPS=1 fails a test that is skipped for a reason that is not allowed there."""
+    """With ROOFLAB_NO_SKIPS=1, fails a test that is skipped for a reason that is not allowed."""
     report = yield
     if os.environ.get("ROOFLAB_NO_SKIPS") and report.skipped and skip_reason(report) not in ALLOWED:
         report.outcome = "failed"
@@ -67,7 +67,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says the seed, and counts the skipped tests by reason."""
+    """Prints the seed, and counts the skipped tests by reason."""
     terminalreporter.write_line(f"seed of the sampled cases: {SEED} (ROOFLAB_TEST_SEED)")
     counts = Counter(map(skip_reason, terminalreporter.stats.get("skipped", ())))
     for reason, count in counts.most_common():
@@ -80,9 +80,9 @@ def skip_reason(report: Any) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet() -> Iterator[None]:
-    """Calls no reading of this process NOISY: the test workers keep each other's processors busy.
+    """Lets no reading of this process be NOISY, because the test workers keep each other's processors busy.
 
-    Before a sample a part of the cache is emptied, because all of it takes 0.1 s.
+    Before a sample only a part of the cache is flushed, because the whole flush takes 0.1 s.
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in ("core.timers.timing", "engine.runs", "core.ceilings.cpu_limits"):
@@ -94,7 +94,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def equal_times(tmp_path_factory) -> Iterator[None]:
-    """Times no kernel when an engine is loaded: the first that can run serves, on every machine the same."""
+    """Times no kernel when an engine is loaded: the first kernel that can run serves, the same on every machine."""
     from rooflab.engine.choose import choose_kernels
 
     folder = tmp_path_factory.mktemp("times")
@@ -106,7 +106,7 @@ def equal_times(tmp_path_factory) -> Iterator[None]:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets the number of torch's threads, which is as before when the test has ended."""
+    """Returns a function that sets the number of torch's threads, which is restored when the test has ended."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""git for tests: commits by one author, and no configuration of the machine."""
+"""Runs git for tests: commits by one author, without the configuration of the machine."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""What a test may need beyond Python packages: asked for once, here.
+"""Everything that a test may need beyond Python packages, with one check for each need.
 
-A test says `@pytest.mark.needs("browser")`, and is skipped with the reason where there is none. The run's last lines
-count all skips by reason. With ROOFLAB_NO_SKIPS=1, as in `.ci/run`, a skip fails unless its reason stands in
+A test says `@pytest.mark.needs("browser")`, and is skipped with the reason if there is no browser. The run's last lines
+count all skips by reason. With ROOFLAB_NO_SKIPS=1, as in `.ci/run`, a skip fails unless its reason is in
 `skips_allowed.txt`.
 """
 

@@ -1,4 +1,4 @@
-"""What the tests of ops share: an op's kernels that run here, what they refuse and in which words, and the judge."""
+"""Helpers for tests of ops: an op's kernels that run here, their refusals with the messages, and the judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: of a tiny model of random weights, and the stub of the load generator."""
+"""Starts servers in their own processes: one with a tiny model of random weights, and the load generator's stub."""
 
 import json
 import os

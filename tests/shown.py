@@ -1,8 +1,8 @@
-"""What a rung's code shows, read from its registration: `over` names the rung below, `shows` holds expressions.
+"""The properties of a rung's code, read from its registration: `over` names the rung below, `shows` holds expressions.
 
-`shows={"": "loop.tma == 2 > below.loop.tma; threads == 384"}` is about what the rung launches at the most work of
-llama3_8b, in bf16 where the op has it.  Another key is a case, a scheme behind `in`, a config behind `with`, or several
-of them: `"M=1,N=4096,K=4096 in fp16"`; `{1|8}` stands for either.  The names are those of `Shown`, the case's, and
+`shows={"": "loop.tma == 2 > below.loop.tma; threads == 384"}` is about the rung's launches for the largest case of
+llama3_8b, in bf16 if the op has it.  Another key is a case, a scheme after `in`, a config after `with`, or several:
+`"M=1,N=4096,K=4096 in fp16"`; `{1|8}` stands for either.  The names are those of `Shown`, those of the case, and
 
 - a family of instructions (`tma`, `wgmma`; `bench/compile/sass.py`), or the beginning of an opcode with `_` for `.` and
   `__` for anything (`STG_E_128`, `LDG__128`): how many the code has;

@@ -1,4 +1,4 @@
-"""A small Llama for tests: its config on disk, and engines of random weights."""
+"""A small Llama for tests: its config on disk, and engines with random weights."""
 
 import json
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What every room may use: the clock, texts and JSON, exit statuses, and what a cubin holds."""
+"""Helpers that every room may use: the clock, texts and JSON, exit statuses, and the code in a cubin."""

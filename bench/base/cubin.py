@@ -1,4 +1,4 @@
-"""What code is in a cubin, which is an ELF file."""
+"""Reads the code in a cubin, which is an ELF file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def code_hash(cubin: bytes) -> str:
     sections = {}
     for name_at, kind, _, _, offset, size in headers:
         name = cubin[names_at + name_at : cubin.index(b"\0", names_at + name_at)].decode()
-        sections[name] = b"" if kind == 8 else cubin[offset : offset + size]  # 8 (NOBITS): no bytes in the file
+        sections[name] = b"" if kind == 8 else cubin[offset : offset + size]  # type 8 (NOBITS) has no bytes in the file
     digest = hashlib.sha256()
     for name in sorted(filter(lambda name: name.startswith(CODE_SECTIONS), sections)):
         digest.update(f"{name}:{len(sections[name])}:".encode() + sections[name])

@@ -1,4 +1,4 @@
-"""Values of JSON as the types that a dataclass declares: one check for our own records and for other tools' files."""
+"""Converts JSON values to the types that a dataclass declares: one check for our records and for other tools' files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _hints = cache(get_type_hints)
 
 
 def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
-    """An object of JSON as the dataclass `kind`; fields that the class does not have are ignored.
+    """Converts a JSON object to the dataclass `kind`; fields that the class does not have are ignored.
 
     Raises `ValueError` with `place` and the path of a value that is missing, has another type, or is refused by its
     class.
@@ -27,7 +27,7 @@ def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
 
 
 def decoded_fields(kind: type, values: JsonObject, place: str) -> dict[str, Any]:
-    """Those fields of the dataclass `kind` that an object of JSON has.  Raises `ValueError` as `decoded` does."""
+    """The fields of the dataclass `kind` that a JSON object has, by name.  Raises `ValueError` as `decoded` does."""
     with _at(place):
         return {name: _decode(hint, values[name], name) for name, hint in _hints(kind).items() if name in values}
 

@@ -1,4 +1,4 @@
-"""The extras of the package: which of them installs a module that is missing."""
+"""The extras of the package: which extra installs a module that is missing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MODULES = {
     "serve": ("fastapi", "uvicorn", "h11", "uvloop", "zmq", "prometheus_client", "aiohttp"),
     "replicas": ("ray",),
 }
-"""By extra the modules that commands import of it. Beside these, `cuda`, `tracing` and `published` are asked for by the
-one place that uses each."""
+"""By extra, the modules that commands import from it.  The extras `cuda`, `tracing` and `published` are not here:
+each is asked for by the only code that uses it."""
 
 
 def how_to_install(module: str | None) -> str | None:
-    """The sentence for a module that is not installed, or None where no extra has it."""
+    """The sentence that says how to install a module, or None if no extra has the module."""
     extras = (extra for extra, modules in MODULES.items() if str(module).partition(".")[0] in modules)
     return next((f"{module}: is not installed; pip install 'rooflab[{extra}]'" for extra in extras), None)
 

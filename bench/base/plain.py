@@ -14,7 +14,7 @@ from typing import Any
 from rooflab.roofline.names import visible
 
 Json = Any
-"""A value in the types of JSON: of a record, of a row that is shown, or between two processes."""
+"""A value in the types of JSON: in a record, in a row that is shown, or between two processes."""
 JsonObject = Mapping[str, Json]
 Row = dict[str, Json]
 """A row of a table."""
@@ -44,9 +44,9 @@ def number_of(name: str, value: Json) -> float:
 
 
 def in_utc(text: str) -> str:
-    """A time of ISO 8601 in UTC, so that times sort as their texts do; one without a zone is in UTC.
+    """Converts an ISO 8601 time to UTC, so that times sort as their texts do; a time without a zone counts as UTC.
 
-    Raises `ValueError` if it is another text.
+    Raises `ValueError` on any other text.
     """
     try:
         found = datetime.fromisoformat(text)
@@ -60,9 +60,9 @@ _COMMA = re.compile(r"[-+]?\d[\d.]*,\d+")
 
 
 def number_in(text: str, place: str) -> float | None:
-    """The number that another tool wrote, also as `1,234.5` or `nan`; None for words.
+    """The number that another tool wrote, also as `1,234.5` or `nan`; None if the text is words.
 
-    Raises `ValueError` with the place on a decimal comma: taken out, it would make the number another one.
+    Raises `ValueError` with the place on a decimal comma: without the comma it would be another number.
     """
     found = text.strip()
     if _NUMBER.fullmatch(found):
@@ -78,13 +78,13 @@ def first_line(error: BaseException) -> str:
 
 
 class Marked(str):
-    """A text that is Markdown already."""
+    """A text that already is Markdown."""
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """The lines of a Markdown table; a column whose name ends with `:` holds numbers and is aligned to the right.
 
-    No character of a cell is markup, except in a `Marked` one; None is an empty cell.
+    No character of a cell is markup, except in a `Marked` cell; None is an empty cell.
     """
     rule = "".join("--:|" if name.endswith(":") else "---|" for name in columns)
     return [_line(name.removesuffix(":") for name in columns), f"|{rule}", *map(_line, rows)]
@@ -101,7 +101,7 @@ def markdown_cell(text: str) -> Marked:
 
 
 def markdown_code(name: str) -> Marked:
-    """A name as code in a cell; as entities where a code span cannot hold it: parsers differ on a backslash there."""
+    """A name as code in a cell; as entities if a code span cannot hold it, because parsers differ on a backslash."""
     shown = visible(name)
     if shown.strip() == shown and not set("`|\\") & set(shown):
         return Marked(f"`{shown}`")

@@ -7,12 +7,12 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """How a command ends; if several apply, the first in this order."""
+    """The exit status of a command; if several apply, the first in this order is taken."""
 
     USAGE = 2
     INTERRUPTED = 130
     BROKEN = 14
-    """A kernel has broken the CUDA context: a fresh process must do the rest."""
+    """A kernel has broken the CUDA context: a fresh process must do the remaining work."""
     INCORRECT = 11
     INVALID = 13
     SLOWER = 10
@@ -21,5 +21,5 @@ class ExitStatus(IntEnum):
 
     @classmethod
     def first(cls, found: Collection[int]) -> ExitStatus:
-        """The first of these that applies."""
+        """The first of the statuses in `found`, in the order of this class."""
         return next((status for status in cls if status in found), cls.DONE)

@@ -1,8 +1,8 @@
-"""`time` as the system has it, whoever replaced a function of Python's own module, before or after this import.
+"""The system's functions of `time`, even where a program replaced those of Python's own module.
 
-A frozen clock (freezegun in a test) or a module that patches `time.perf_counter` would let a loop that waits for a time
-run for ever, or publish a tenth of a time.  So what times in `bench` calls a second instance of the built-in module,
-which nobody else knows.  It costs what `time` costs: libc's `clock_gettime` by ctypes takes 0.8 us a reading.
+A frozen clock (freezegun in a test) or a module that patches `time.perf_counter` would make a loop that waits for a
+time run for ever, or publish a tenth of a time.  So the timing code in `bench` calls a second instance of the built-in
+module, which nobody else knows.  A call costs as much as in `time`: libc's `clock_gettime` by ctypes takes 0.8 us.
 """
 
 from importlib.machinery import BuiltinImporter

@@ -1,1 +1,1 @@
-"""`rooflab check`: which checks are made, of listed or of drawn cases, and what they say together."""
+"""`rooflab check`: which checks are made, of listed or of drawn cases, and the summary of their results."""

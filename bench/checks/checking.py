@@ -1,4 +1,4 @@
-"""The checks that a command asks for: made, summed up, with what is true of all wrong ones, and what to run again."""
+"""Makes the checks that a command asks for, sums them up, says what all wrong checks share and what to run again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_checks(
 
 
 Again = Callable[[CheckResult, Case, str], str]
-"""The status of a result's kernel on another case, in a scheme; empty if that cannot be checked."""
+"""The status of a result's kernel on another case, in a scheme; empty if this case cannot be checked."""
 
 
 def looking_again(check: Checkers, limit_s: float) -> Again:
@@ -72,7 +72,7 @@ def looking_again(check: Checkers, limit_s: float) -> Again:
 
 
 def smallest_failures(failures: Sequence[CheckResult], device: torch.device, again: Again) -> Iterator[str]:
-    """For each failure the command that shows it; drawn cases are made as small as they still fail."""
+    """For each failure, the command that shows it; drawn cases are made as small as possible while they still fail."""
     for failed in failures:
         spec, kernel = registry.get_op(failed.op), registry.get_kernel(failed.op, failed.kernel)
         most, case = most_work(kernel, device), failed.case
@@ -88,14 +88,14 @@ def smallest_failures(failures: Sequence[CheckResult], device: torch.device, aga
 
 
 def size_of(result: CheckResult) -> int:
-    """Bytes of the inputs of a check."""
+    """The bytes of the inputs of a check."""
     asked = result.case, get_scheme(result.scheme), torch.device("meta"), result.seed
     inputs = registry.get_op(result.op).make_inputs(*asked).values()
     return nbytes(*(value for value in inputs if isinstance(value, torch.Tensor)))
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
-    """One row per check."""
+    """Returns one row per check."""
     names = ("scheme", "seed", "status", "checked_by", "discriminating", "weak", "reason")
     return [
         {"op": result.op, "kernel": result.kernel, "case": result.case.id}
@@ -106,8 +106,8 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 
 
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
-    """One row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  Kernels of `asked`
-    without a result have a row too; one is `unknown` if checks were left out and no result says whether it is right."""
+    """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  Kernels of
+    `asked` without a result have a row too: `unknown` if checks were left out and no result says what is right."""
     rows = []
     counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
     for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):
@@ -135,15 +135,15 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
 
 
 LOOKS = 3
-"""Most pairs of a wrong and a right case that are tried, until one can be checked with values of the other."""
+"""The most pairs of a wrong and a right case that are tried, until one case can be checked with values of the other."""
 Facts = Mapping[str, Any]
 
 
 def in_common(results: Sequence[CheckResult], again: Again) -> str:
-    """A sentence with what is true of all wrong checks of one kernel, and of none of its right ones, and with the run
-    in which all wrong ones failed; empty if nothing is.  With one wrong or one right check almost everything would
-    be, and by chance much is: it is said if a wrong case with a right one's value is right, and the other way round.  A
-    case of nothing, which any kernel does right, says nothing."""
+    """A sentence with a fact that all wrong checks of a kernel share and none of its right checks has, and the run in
+    which all wrong checks failed; empty without such a fact.  With one wrong or one right check almost any fact would
+    do, and many do by chance: so a fact is named only if a wrong case with a right case's value is right, and the
+    other way round.  A case without elements does not count, because any kernel is right on it."""
     passed = [
         result for result in results if result.status == "OK" and all(v for k, v in result.case.items() if k.isupper())
     ]
@@ -164,7 +164,7 @@ def in_common(results: Sequence[CheckResult], again: Again) -> str:
 
 
 def _holds(names: Sequence[str], wrong: Sequence[CheckResult], right: Sequence[CheckResult], again: Again) -> bool:
-    """Whether the values of these names, moved from a right case to a wrong one and back, move the fault."""
+    """Whether the fault moves with the values of these names, from a wrong case to a right case and back."""
     for bad, good in zip(wrong[:LOOKS], right[:LOOKS], strict=False):
         statuses = []
         for one, other in ((bad, good), (good, bad)):
@@ -176,14 +176,14 @@ def _holds(names: Sequence[str], wrong: Sequence[CheckResult], right: Sequence[C
 
 
 def _equal_or_not(pair: Sequence[str], wrong: Sequence[Facts], right: Sequence[Facts]) -> str:
-    """Whether two sizes are equal in each wrong case and in no right one, or the other way round."""
+    """Whether two sizes are equal in each wrong case and in no right case, or the other way round."""
     equal = [{facts.get(pair[0]) == facts.get(pair[1]) for facts in side} for side in (wrong, right)]
     sign = "=" if equal == [{True}, {False}] else "!=" if equal == [{False}, {True}] else ""
     return f"{pair[0]} {sign} {pair[1]}" if sign else ""
 
 
 def _apart(name: str, wrong: set[Any], right: set[Any]) -> str:
-    """A text that is true of each value in `wrong` and of none in `right`; empty without one."""
+    """A text that is true of each value in `wrong` and of none in `right`; empty without such a text."""
     if wrong & right or None in wrong:
         return ""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in wrong | right):

@@ -1,9 +1,9 @@
-"""Which checks a command makes: of listed cases, or of cases that a seed draws from an op's domain, a cover of pairs
-that fits the time; and a failing case made small.
+"""Which checks a command makes: of listed cases, or of cases that a seed draws from an op's domain and that cover
+pairs of values in the time that there is; and how a failing case is made small.
 
-A check is drawn for a principle, a kind of inputs on which kernels go wrong that are right on usual ones
-(`CheckTask.principle`, from `DomainPoint.principle` or the case).  A run or a planted set shows one if its label begins
-with it and a colon: `32-bit offsets: far x`, `planted values: a row of zeros`.
+A principle is a kind of inputs on which kernels go wrong that are right on usual inputs; a check is drawn for it
+(`CheckTask.principle`, from `DomainPoint.principle` or the case).  A run, or a planted set of inputs, shows a principle
+if its label begins with the principle and a colon: `32-bit offsets: far x`, `planted values: a row of zeros`.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from rooflab.reference.domain import Domain, DomainPoint, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
 HOW = "otherwise"
-"""The axis beside those of the case: which of `CheckTask.ways` a check of it has."""
+"""The axis in addition to the axes of the case: which of `CheckTask.ways` a check of the case uses."""
 TRIES = 25
-"""Most checks that make one failing case small."""
+"""The most checks that make one failing case small."""
 
 
 TILED = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
-"""Sizes at which a program takes several tiles, of the one along which it goes: the first that a case has."""
+"""Sizes at which a program takes several tiles; used for the first of these axes that a case has."""
 BESIDE = {"B": 1, "T": 16, "M": 16, "N": 48}
-"""The most of other sizes then, so that a check of all planted sets takes a few seconds in the emulator."""
+"""The largest other sizes in such a case, so that a check of all planted sets takes a few seconds in the emulator."""
 
 
 class Most(NamedTuple):
-    """The most drawn cases of an op, and the most work of one."""
+    """The most drawn cases of an op, and the most work of one case."""
 
     cases: int
     elements: int
-    """Elements of all inputs."""
+    """The number of elements of all inputs."""
     flops: float
     rows: int
-    """Rows of the first input of an op without a matrix product: most kernels have a CTA for each."""
+    """The number of rows of the first input of an op without a matrix product: most kernels have a CTA for each row."""
     side: int
-    """Longest dimension of a matrix product's inputs: kernels have a CTA, or a step of a loop, for each tile of it."""
+    """The longest dimension of a matrix product's inputs: kernels have a CTA, or a step of a loop, for each tile."""
 
 
 ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
-"""Tens of milliseconds a call on one core of a CPU, which also computes the oracle."""
+"""Limits with which a call takes tens of milliseconds on one core of a CPU, which also computes the oracle."""
 IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
-"""A few seconds for a check in the emulator or in Triton's interpreter; half a minute at most.  A product over 4,771
-rows took three."""
+"""Limits with which a check takes a few seconds in the emulator or in Triton's interpreter; half a minute at most.  A
+product over 4,771 rows took three."""
 
 
 def listed_checks(chosen: Selection) -> list[CheckTask]:
-    """Every kernel of a selection on every case of it, in every scheme."""
+    """The checks of every kernel of a selection on every case of the selection, in every scheme."""
     return [
         CheckTask(kernel, case, scheme, chosen.seed)
         for op, kernels in chosen.kernels.items()
@@ -69,13 +69,13 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 
 
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
-    """The kernels of a selection on the domain of their op.
+    """The checks of a selection's kernels, with cases from the domain of their op.
 
-    The smoke cases come first, in every scheme. Then edge cases, the most different first, and cases that the seed
-    draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of
-    `CheckTask.ways` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
-    every scheme on the first, in the last scheme on the others. With `every`, edge cases run in every scheme, and all
-    of the op's own cases with all planted inputs. The first check of each principle comes before the others.
+    The smoke cases come first, in every scheme.  Then edge cases, the most different first, and drawn cases follow in
+    turn, each in one scheme, which changes from case to case.  A drawn case also has one of `CheckTask.ways` and one
+    planted set of inputs.  A kernel that runs in software has all sets only on smoke cases: in every scheme on the
+    first, in the last scheme on the others.  With `every`, edge cases run in every scheme, and the op's own cases with
+    all planted inputs. The first check of each principle comes first.
     """
     found = []
     for op, kernels in chosen.kernels.items():
@@ -102,8 +102,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """The checks of one kernel that it takes: without options that it refuses, or in another scheme; and the first one
-    of each kind that it refuses, which says so."""
+    """The checks that a kernel takes: without options that it refuses, or else in another scheme; and the first
+    check of each kind that it refuses, which says so."""
     refusals, made = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for item in asked:
         item = item._replace(schemes=(item.scheme, *(scheme for scheme in schemes if scheme != item.scheme)))
@@ -124,13 +124,13 @@ def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
 
 
 def most_work(kernel: Kernel, device: torch.device) -> Most:
-    """The most that is drawn for a kernel on a device: less where it runs in software."""
+    """The most that is drawn for a kernel on a device; it is less where the kernel runs in software."""
     return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Points of a cover of the op's domain and of `CheckTask.ways`, every third one near a kernel's `own` numbers, if
-    there are any; empty for an op that states no domain."""
+    """The points of a cover of the op's domain and of `CheckTask.ways`, every third point near a kernel's `own`
+    numbers if there are any; no points for an op that states no domain."""
     if spec.domain is None:
         return []
     cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
@@ -142,8 +142,8 @@ def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ())
 
 @cache
 def own_numbers(path: Path) -> tuple[int, ...]:
-    """The integers above 1 in a kernel's file and in C++ that it names or holds: block sizes, limits, defaults.  Of
-    those beyond 2**20, which is no size of a case, none."""
+    """The integers from 2 to 2**20 in a kernel's file and in C++ that the file names or holds: block sizes, limits,
+    defaults.  Larger numbers are left out, because no case has such a size."""
     text, found = path.read_text(encoding="utf-8"), set[int]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
@@ -172,7 +172,7 @@ def _numbers_of_c(text: str) -> set[int]:
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
-    """A small case in which a program takes several tiles; None for an op whose programs do not."""
+    """A small case in which a program takes several tiles; None for an op whose programs never do."""
     case = spec.cases["smoke"][0]
     along = next((name for name in TILED if name in case), "")
     if not along or (along == "H" and "D" in case):  # there H is a number of heads
@@ -183,14 +183,14 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
-    """The cases so that each one has the most settings that no case before it has; sizes are no settings.
+    """The cases in an order in which each case has the most settings that no earlier case has; sizes are no settings.
 
     Options stand in the last cases of most lists.  In this order 74 wrong kernels took 414 checks instead of 477; the
     fault of a window longer than the keys showed in check 21 instead of 59.
     """
     left, found, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
     while left:
-        case = max(left, key=lambda one: len(_settings(one) - met))  # the first of the best
+        case = max(left, key=lambda one: len(_settings(one) - met))  # max takes the first of the best
         left.remove(case)
         found.append(case)
         met |= _settings(case)
@@ -209,7 +209,7 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 
 def _wider(domain: Domain) -> Domain:
-    """The domain with the axis `HOW`, which changes no case."""
+    """The domain with the additional axis `HOW`, which changes no case."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != HOW})
@@ -218,7 +218,7 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """The case in the op's own form; None where the op does not have it, or where it is too much work."""
+    """The case as the op defines it; None if the op does not have the case, or if the case is too much work."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
@@ -234,7 +234,7 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
-    """The turn of each check among those of its kernel, of which the first that the kernel takes comes first."""
+    """The turn of each check among the checks of its kernel; the first check that the kernel takes comes first."""
     turns, begun, found = Counter[str](), set[str](), []
     for item in checks:
         name, spec = item.kernel.id, registry.get_op(item.kernel.op)
@@ -252,7 +252,7 @@ Item = TypeVar("Item")
 
 
 def shown_by(labels: Iterable[str]) -> set[str]:
-    """The principles of runs."""
+    """The principles that the labels of runs show."""
     begun = (label.removeprefix("planted ").partition(":")[0] for label in labels)
     return {principle for principle in begun if principle in PRINCIPLES}
 
@@ -265,8 +265,8 @@ def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str])
 
 
 def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
-    """A line: which of the principles the checks that ran have tried, and which they have not, or, of a whole plan
-    without a fault, which have no case for these kernels."""
+    """A line with two lists: the principles that the checks have tried, and the principles that they have not tried.
+    If a whole plan ran without a fault, the second list has the principles without a case for these kernels."""
     ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
     tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
     named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]

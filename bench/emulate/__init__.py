@@ -15,18 +15,18 @@ __all__ = ["emulating", "emulators"]
 
 
 RUN_S = 1800.0
-"""Longest time of one emulated run."""
+"""The longest time of one emulated run, in seconds."""
 
 
 @cache
 def emulators() -> Pool:
-    """The processes that emulate kernels, of one thread each; they do not interpret Triton's, and stay to the end."""
+    """The processes that emulate kernels, one thread each; they stay to the end and interpret no Triton kernels."""
     environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
     return Pool("rooflab.bench.emulate.worker", environment=environment, limit_s=RUN_S)
 
 
 def __getattr__(name: str) -> Any:
-    """`emulating`, whose import takes that of the emulator."""
+    """Imports `emulating` at its first use, because this also imports the emulator."""
     if name != "emulating":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.ours").emulating

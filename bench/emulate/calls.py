@@ -29,25 +29,25 @@ from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
 MATRIX = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
-"""PTX's types of matrix products by ours, each with its rate."""
+"""By PTX's type of a matrix product, our name of the type, for which a device has a rate."""
 TILE = 16
-"""Every tile of our kernels is a multiple of it."""
+"""A divisor of every tile of our kernels."""
 
 
 @dataclass(frozen=True)
 class EmulatedCall:
-    """One emulated call."""
+    """An emulated call, with its answer and its predicted time."""
 
     target: KernelCase
     answer: Mapping[str, Any]
     """The answer of `run.run`."""
     gpu: str
     predicted: Predicted | None = None
-    """From the counted bytes; None for a call that failed or did not run whole."""
+    """The time predicted from the counted bytes; None for a call that failed or did not run all CTAs."""
 
     @property
     def prediction(self) -> str:
-        """A sentence on the predicted time; empty without one."""
+        """A sentence on the predicted time; empty without a prediction."""
         if self.predicted is None:
             return ""
         found = self.predicted.prediction
@@ -57,7 +57,7 @@ class EmulatedCall:
         return f"with these bytes {took:.3g} us are predicted on {self.gpu}; the bound is {least:.3g} us"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without the text of the sources."""
+        """The call as JSON values, without the text of the sources."""
         launches = [{key: value for key, value in item.items() if key != "sources"} for item in self.answer["launches"]]
         named = {name: self.target.to_json()[name] for name in ("op", "kernel", "scheme")}
         return {
@@ -72,9 +72,9 @@ class EmulatedCall:
 def choose(
     op: str | None, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str], config: str | None
 ) -> list[KernelCase]:
-    """The kernels, cases and schemes that the texts name; a `.py` file stands for what it registers.
+    """The kernels, cases and schemes that the texts name; a `.py` file stands for the kernels that it registers.
 
-    Without a case each kernel gets the smallest of its op's most ragged ones: a missing mask shows only there.  Raises
+    Without a case each kernel gets the smallest of its op's most ragged cases: a missing mask shows only there.  Raises
     `ValueError` on a text that names nothing, and where no kernel has compiled code.
     """
     chosen = choose_kernels(op, names)
@@ -93,7 +93,7 @@ def choose(
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Of the smoke and edge cases that the kernel takes, the smallest of those with most sizes that no tile divides."""
+    """Of the smoke and edge cases that the kernel takes, the smallest one with the most sizes that no tile divides."""
     best, found = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -115,7 +115,7 @@ def call(
     reference: str | None = None,
     configs: str | None = None,
 ) -> EmulatedCall:
-    """Emulates one call; `save` is a file that takes its outputs; `reference` and `configs` are those of a launcher.
+    """Emulates a call; `save` is a file for its outputs; `reference` and `configs` belong to a user's launcher.
 
     Raises `ValueError` where the process refuses or dies.
     """
@@ -134,7 +134,7 @@ def call(
     }
     answer = ask(request)
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
-        return EmulatedCall(target, answer, device.name)  # the compiled code is that of an autotuner's first config
+        return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
     moved = traffic_of(answer)
     if not target.is_launcher:
         return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: moved})[0])

@@ -33,12 +33,12 @@ class Difference:
     """One kernel's emulated outputs compared with its golden outputs."""
 
     target: str
-    """`gemm/tensor_core M=...,N=... bf16`."""
+    """The kernel, case and dtype: `gemm/tensor_core M=...,N=... bf16`."""
     elements: int
     equal: int
-    """Elements whose bits are the same."""
+    """The number of elements whose bits are the same."""
     passed: bool
-    """Whether all agree within the op's tolerance."""
+    """Whether all elements agree within the op's tolerance."""
     reason: str = ""
 
 
@@ -55,7 +55,7 @@ def targets() -> list[KernelCase]:
 
 
 def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
-    """The kernel's outputs on `device` for inputs generated on the CPU; returned as CPU tensors."""
+    """The kernel's outputs on `device`, for inputs generated on the CPU; returned as CPU tensors."""
     spec, kernel = registry.get_op(target.op), registry.get_kernel(target.op, target.kernel)
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
@@ -69,7 +69,7 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
 
 
 def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | None = None) -> list[str]:
-    """Runs `targets` on `device` and writes each one's outputs to a `.pt` file, the circumstances to `golden.json`.
+    """Runs `targets` on `device`; writes the outputs of each to a `.pt` file, and the circumstances to `golden.json`.
 
     Kernels with a stored output do not run again, and their circumstances stay unchanged.  Returns all names.
     """

@@ -48,7 +48,7 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """Within it kernels with compiled code can run here, on CPU tensors; the caller redirects the launches."""
+    """A context in which kernels with compiled code can run here, on CPU tensors; the caller redirects the launches."""
     before, _device.emulated = _device.emulated, True
     try:
         yield
@@ -74,7 +74,7 @@ def every_launch(launches: Launches) -> Iterator[None]:
 
 
 def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
-    """A pretended card for a user's kernel, which may ask for it; the tree's launchers do not."""
+    """A pretended card for a user's kernel, which may ask for a card; the tree's launchers do not ask."""
     return nullcontext() if kernel.file is None else pretended_gpu()
 
 

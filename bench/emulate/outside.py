@@ -1,4 +1,4 @@
-"""A launcher of anyone's, with no op registered: its arguments by their shapes, run in the emulator and judged."""
+"""Runs anyone's launcher in the emulator, with no op registered: makes arguments from shapes, judges the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rooflab.bench.emulator import EmulationError
 def run(
     function: Callable[..., Any], reference: Callable[..., Any] | None, inputs: Mapping[str, Any], **options: Any
 ) -> Answer:
-    """One emulated call: its launches, and what `reference` says of its result, given the same inputs in fp64.
+    """Emulates one call: its launches, and the judgement of its result against `reference` on the same inputs in fp64.
 
     `options` are those of `emulating`.
 
@@ -58,7 +58,7 @@ def run(
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """The answer to the command, in the emulating process.  Raises `ValueError` on what it names wrongly."""
+    """The answer to the command, in the emulating process.  Raises `ValueError` on a wrong name in the request."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
     options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None

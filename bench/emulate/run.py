@@ -1,6 +1,6 @@
 """One emulated call of a kernel, in the emulating process: values, bytes by level, counts by line, races.
 
-A large problem needs only a few CTAs: outputs are poisoned first, and only the elements that they wrote are compared.
+A large problem needs only a few CTAs: outputs are poisoned first, and only elements that these CTAs wrote are compared.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, get_scheme, nb
 
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
-"""FLOPs of the largest problem whose fp64 oracle is computed, which takes ten seconds on two cores."""
+"""The FLOPs of the largest problem whose fp64 oracle is computed, which takes ten seconds on two cores."""
 
 
 def run(request: Mapping[str, Any]) -> Answer:
-    """The answer to a request of the command: launches, errors of the outputs, and what went wrong.
+    """The answer to a request of the command: launches, errors of the outputs, and faults.
 
-    Raises `ValueError` on what the request names wrongly.
+    Raises `ValueError` on a wrong name in the request.
     """
     kernel = registry.get_kernel(request["op"], request["kernel"])
     spec, scheme = registry.get_op(request["op"]), get_scheme(request["scheme"])
@@ -120,7 +120,7 @@ def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Ten
 
 
 def launch_answer(result: LaunchResult) -> Answer:
-    """One launch as JSON values."""
+    """One launch as JSON values, with its bytes and counts."""
     return {
         "kernel": result.kernel,
         "ctas": result.ctas,

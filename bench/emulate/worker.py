@@ -25,12 +25,12 @@ from rooflab.reference.spec import OpSpec, Scheme
 
 @dataclass
 class _Watching(Launches):
-    """Applies all checks to the first launches; later checks only values, under other orders of warps and copies."""
+    """Applies all checks to the first launches; later only checks of values, under other orders of warps and copies."""
 
     calls: int = 0
 
     def begin(self) -> None:
-        """A new call of the kernel begins."""
+        """Notes that a new call of the kernel begins."""
         self.calls += 1
         if self.calls > 1:
             self.checks, self.seed = QUICK, self.calls
@@ -70,7 +70,7 @@ _serving = Serving(Emulating)
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """The answer to a request: of a check, one run, or an `error`."""
+    """The answer to a request: to a part of a check, to one run, or an `error`."""
     if "call" in request:
         with pretended_card() if request["call"] == "begin" else nullcontext():  # `begin` imports the kernel's file
             return _serving.answer(request)

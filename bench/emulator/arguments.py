@@ -92,7 +92,7 @@ def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
 
 
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
-    """An argument's bytes."""
+    """The bytes of one argument."""
     name, kind = parameter.name, parameter.type
     if isinstance(value, TensorMap):
         if value.base is not None:

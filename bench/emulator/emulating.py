@@ -29,10 +29,10 @@ OWN = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a kernel although it ran."""
+    """A fault of a kernel that ran to its end."""
 
     kind: str
-    """`race`: a GPU may compute something else.  `note`: ptxas mends it."""
+    """`race`: a GPU may compute another result.  `note`: ptxas repairs the fault."""
     kernel: str
     text: str
 
@@ -42,15 +42,15 @@ class Finding:
 
 @dataclass
 class Emulation(Launches):
-    """What was launched inside `emulating`, and what was found."""
+    """The launches inside `emulating`, and the faults that were found."""
 
     memory: tuple[torch.Tensor, ...] = ()
-    """Tensors that kernels find by pointers in memory, beside those whose address was asked for inside."""
+    """Tensors that kernels reach by pointers, and whose addresses were taken before the `with` block."""
     gpu: OnGpu | None = None
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found in all launches, races first."""
+        """The findings of all launches, races first."""
         kinds = (("race", "races"), ("note", "notes"))
         found = [
             Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
@@ -64,13 +64,13 @@ class Emulation(Launches):
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """What kernels may find by pointers."""
+        """The tensors that kernels may reach by pointers in memory."""
         return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
 
 Choice = Mapping[str, Any] | float | None
-"""Of an autotuned kernel: values of the config that runs; or seconds in which all run, one after another; or None for
-the first."""
+"""For an autotuned kernel: values of the config that runs; or a time in seconds, within which all configs run in turn;
+or None for the first config."""
 
 
 @contextmanager
@@ -87,10 +87,10 @@ def emulating(
     Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
     autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
     the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
-    addresses were asked for before.  With `ctas` only the first and the last CTA run, and `ctas` others.
+    addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA and `ctas` others run.
 
     Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
-    what nobody wrote, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
+    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
     """
     run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
@@ -101,7 +101,7 @@ def emulating(
         ):
             yield run
     except EmulationError as error:
-        # Another one, because contextlib gives the same one its whole traceback back.
+        # Raises a new error, because contextlib gives the same error its whole traceback back.
         raise EmulationError(*error.args).with_traceback(users_part(error.__traceback__)) from None
 
 
@@ -124,7 +124,7 @@ def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str
 
 
 def users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without frames of this package and of Triton behind the user's last."""
+    """The traceback up to the user's last frame, without later frames of this package and of Triton."""
     if trace is None:
         return None
     rest = users_part(trace.tb_next)

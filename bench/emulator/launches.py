@@ -32,7 +32,7 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tensors: dict[int, torch.Tensor] = {}
-        """Tensors by address of their storage; held so that no other tensor can get the same memory."""
+        """The tensors by the address of their storage; held so that no other tensor can get the same memory."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -81,7 +81,7 @@ def _is_view(func: Any) -> bool:
 
 
 QUICK = Checks(races=False, counts=False)
-"""Checks of a later run: only values, under another order of warps and copies."""
+"""Checks of a later run: only the values, under another order of warps and copies."""
 
 
 class NotSampled(ValueError):
@@ -97,13 +97,13 @@ class Launches:
     checks: Checks = field(default_factory=Checks)
     seed: int = 0
     ctas: int | None = None
-    """How many CTAs run beside the first and the last; None for all."""
+    """The number of CTAs that run beside the first and the last; None for all CTAs."""
     ran: int = 0
     of: int = 0
-    """CTAs of all launches."""
+    """The number of CTAs of all launches."""
     launched: int = 0
     fresh: FreshMemory = field(default_factory=FreshMemory)
-    """Active while a kernel's function runs; knows which memory has not been written."""
+    """A mode that is active while a kernel's function runs; it knows which memory has not been written."""
 
     def __post_init__(self) -> None:
         if self.ctas is not None and self.ctas < 0:
@@ -153,19 +153,19 @@ class Launches:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What ptxas mends in all launches, each once."""
+        """The notes of all launches, each once: faults that ptxas repairs."""
         return tuple(dict.fromkeys(note for result in self.results for note in result.notes))
 
     @property
     def bytes(self) -> Bytes:
-        """The bytes of all launches, added up."""
+        """The sum of the bytes of all launches."""
         names = Bytes.__dataclass_fields__
         return Bytes(**{name: sum(getattr(result.bytes, name) for result in self.results) for name in names})
 
 
 @contextmanager
 def emulating_launches(launches: Launches, configs: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Sends every launch of Triton and Gluon to `launches`; `configs` is that of `emulating_triton`.
+    """Sends every launch of Triton and Gluon to `launches`; `configs` is an argument of `emulating_triton`.
 
     Raises `RuntimeError` in a process that interprets Triton's kernels.
     """

@@ -22,20 +22,20 @@ class Bytes:
     """Bytes that a launch moved.  A sector counts as 32 bytes, the size of an L2 sector."""
 
     hbm_read: int = 0
-    """Sectors that were read at least once: the least that memory must deliver, if L2 keeps everything."""
+    """Sectors that were read at least once: the fewest bytes that memory must deliver, if L2 keeps everything."""
     hbm_write: int = 0
-    """Sectors that were written at least once."""
+    """Sectors that were written at least once, in bytes."""
     global_read: int = 0
     """Bytes that the lanes' loads request."""
     global_read_sectors: int = 0
-    """Sectors of those requests, counted per warp's request: the bytes between L1 and L2 if no request hits in L1."""
+    """Sectors that these loads request, counted per warp's request: bytes from L2 to L1 if no request hits in L1."""
     global_write: int = 0
     global_write_sectors: int = 0
     copy_read: int = 0
     """Bytes read from global memory by `cp.async` and TMA."""
     copy_write: int = 0
     tma_load: int = 0
-    """Bytes that TMA writes into shared memory, with filled elements."""
+    """Bytes that TMA writes into shared memory, including filled elements."""
     tma_store: int = 0
     shared_read: int = 0
     shared_write: int = 0
@@ -57,16 +57,16 @@ class LaunchResult:
     tensor_flops: Mapping[str, int]
     """Multiplications and additions of the tensor cores, by the operands' type."""
     shared_wavefronts: int
-    """Turns that shared memory took for loads and stores, without those for wgmma and TMA."""
+    """Turns that shared memory took for loads and stores, without the turns for wgmma and TMA."""
     shared_wavefronts_least: int
     """Turns that shared memory would take without bank conflicts."""
     races: tuple[str, ...]
-    """One sentence for each pair of instructions that a GPU may run in another order."""
+    """Sentences, one for each pair of instructions that a GPU may run in another order."""
     notes: tuple[str, ...]
-    """Breaks of PTX's rules that ptxas mends, as its own notes on this PTX say; and sums of which the last bits are
+    """Violations of PTX's rules that ptxas repairs, by its own notes on this PTX; and sums whose last bits are
     undefined, as Triton 3.9 makes them."""
     ctas: int
-    """CTAs in the grid."""
+    """The number of CTAs in the grid."""
     grid: Triple
     stored: tuple[tuple[npt.NDArray[np.int64], int], ...] = ()
     """If only some of the CTAs ran: addresses and width of their stores to global memory."""
@@ -80,11 +80,11 @@ class LaunchResult:
 _COUNTED = {
     field.name: field.name.replace("sectors", "sector") + "_bytes" for field in fields(Bytes) if field.name[:3] != "hbm"
 }
-"""By field of `Bytes`, without the first two: the counter's name."""
+"""By field of `Bytes`, except the first two fields, the counter's name."""
 
 
 def result_of(run: Run, ptx: str) -> LaunchResult:
-    """The result of a run of a kernel of the text `ptx`."""
+    """The result of a run of a kernel; `ptx` is the text that has the kernel."""
     kernel, counter = run.program.kernel, run.counter
     totals: Mapping[str, int] = counter.totals if counter is not None else {}
     executed = _executed(run)
@@ -111,7 +111,7 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
 
 
 def _executed(run: Run) -> dict[int, int]:
-    """Threads that executed each instruction."""
+    """The number of threads that executed each instruction."""
     threads: Tally[int] = Tally()
     if run.counter is not None:
         for (place, grain), lanes in run.counter.blocks.items():
@@ -163,7 +163,7 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
 
 
 def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Races, and what would be one if ptxas did not mend it."""
+    """The races, and the faults that would be races if ptxas did not repair them."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()

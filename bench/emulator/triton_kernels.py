@@ -23,11 +23,11 @@ DTYPES = {
     torch.int64: ("i64",), torch.int32: ("i32",), torch.int16: ("i16",), torch.int8: ("i8",),
     torch.uint8: ("u8",), torch.bool: ("i1", "u1"),
 }  # fmt: skip
-"""Triton's names of the dtypes that have one name in all versions."""
+"""Triton's names of the dtypes whose names are the same in all versions."""
 Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
 """Takes a compiled kernel, its grid and its arguments."""
 Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
-"""Takes the configs of an autotuned kernel and its arguments by name; returns those that run."""
+"""Takes the configs of an autotuned kernel and its arguments by name; returns the configs that run."""
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
@@ -69,7 +69,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
-    """A tensor for a pointer of the kind `kind`; one that `triton.reinterpret` wraps as itself.
+    """A tensor for a pointer of type `kind`; a tensor that `triton.reinterpret` wraps is unwrapped.
 
     Raises `ValueError` where the kernel was compiled for another dtype.
     """
@@ -144,10 +144,10 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 def emulating_triton(
     sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
 ) -> Iterator[None]:
-    """Compiles kernels for `sm` and gives every launch to `handle`, also one of a `CompiledKernel`.
+    """Compiles kernels for `sm` and gives every launch to `handle`, also a launch of a `CompiledKernel`.
 
-    An autotuned kernel runs with the configs that `configs` chooses of those it has, by default the first; the last
-    one's result stays.
+    An autotuned kernel runs with the configs that `configs` chooses from its list, by default the first; the result of
+    the last config stays.
     """
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
@@ -159,12 +159,12 @@ def emulating_triton(
     init, tune = CompiledKernel._init_handles, Autotuner.run
 
     def ready(self: Any) -> None:
-        """Instead of loading the code: what a launch calls."""
+        """Runs in place of loading the code: prepares what a launch calls."""
         self.module = self.function = self.name
         self._run = partial(_launched, self)
 
     def missing(self: Any, name: str) -> int:
-        """What Triton knows of a kernel that is loaded: its registers and the bytes of its spills."""
+        """The values that Triton knows of a loaded kernel: its registers and the bytes of its spills."""
         if name not in ("n_regs", "n_spills", "n_max_threads"):
             raise AttributeError(name)
         used = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
@@ -178,7 +178,7 @@ def emulating_triton(
         kernel = None
         before = {} if configs is None else _contents([*args, *kwargs.values()])
         for config in known[:1] if configs is None else configs(known, {**self.nargs, **kwargs}):
-            if kernel is not None:  # the next one finds what the first one found
+            if kernel is not None:  # the next config finds what the first one found
                 for address, held in before.items():
                     ctypes.memmove(address, held, len(held))
             if config.pre_hook is not None:
@@ -199,18 +199,18 @@ def emulating_triton(
 
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
-    """The bytes of the tensors among values, by address; read without torch, for which a read is a use."""
+    """The bytes of the tensors among values, by address; read without torch, which would count the read as a use."""
     storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
 
 _handles: list[Handle] = []
-"""Of the contexts that are open; a kernel keeps its launcher, and the next context has another handle."""
+"""The handles of the contexts that are open; a kernel keeps its launcher, and the next context has another handle."""
 
 
 def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
-    """A launch as Triton's own launcher is called: it skips an empty grid."""
-    args = others[6:]  # behind stream, function, two of metadata and two hooks
+    """Runs a launch with the arguments of Triton's own launcher; skips an empty grid."""
+    args = others[6:]  # after stream, function, two of metadata and two hooks
     kinds = list(kernel.src.signature.values())
     if len(args) == len(kinds):
         args = tuple(value for value, kind in zip(args, kinds, strict=True) if kind != "constexpr")

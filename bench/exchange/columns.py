@@ -1,4 +1,4 @@
-"""Reads a CSV of any tool, of which the caller names columns and units, and NVBench's JSON, in which they are known."""
+"""Reads a CSV file of any tool, whose columns and units the caller names, and NVBench's JSON, whose fields it knows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "flops": {"flop": 1.0, "mflop": 1e6, "gflop": 1e9, "tflop": 1e12},
     "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
 }
-"""By measured field: the factor of each unit."""
+"""By measured field, the factor of each unit."""
 Places = Mapping[str, tuple[str, float]]
-"""By field: its column, or `=` and the text of every row; and the factor of its unit."""
+"""By field: the name of its column, or `=` and the text for every row; and the factor of its unit."""
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
-    """One record per row; `places_of` says what `columns` are.  Raises `ValueError` on a row without a named cell."""
+    """Returns one record per row; `columns` is as in `places_of`.  Raises `ValueError` on a row that lacks a cell."""
     text, places = files.read_text(path), places_of(columns)
     source, rows = _source(path, "csv", text, columns), csv.DictReader(StringIO(text))
     if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
@@ -38,8 +38,8 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
 
 
 def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
-    """One record per state: its axes are the case, and op and kernel have the benchmark's name, where `columns` do not
-    say otherwise.  Raises `ValueError` if it is not a file of NVBench."""
+    """Returns one record per state: its axes are the case, and op and kernel have the benchmark's name, unless
+    `columns` name others.  Raises `ValueError` if the file is not from NVBench."""
     text, own = files.read_text(path), places_of(columns)
     values, source = files.parse_json(text, path.name), _source(path, "nvbench", text, columns)
     try:
@@ -70,7 +70,7 @@ def _source(path: Path, tool: str, text: str, columns: Sequence[str]) -> files.R
 
 
 def places_of(columns: Sequence[str]) -> Places:
-    """The places in texts FIELD=COLUMN; FIELD=COLUMN:UNIT of a measured field; FIELD==TEXT, the same in every row."""
+    """The places in texts FIELD=COLUMN; FIELD=COLUMN:UNIT for a measured field; FIELD==TEXT for a text of all rows."""
     found = {}
     for text in columns:
         field, _, column = text.partition("=")
@@ -85,7 +85,7 @@ def places_of(columns: Sequence[str]) -> Places:
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places) -> None:
-    """Adds the record of a row; the row is skipped where an op of the lab does not have its case."""
+    """Adds the record of a row; skips the row if an op of the lab does not have the row's case."""
     cells: dict[str, Any] = {}
     for field, (column, factor) in places.items():
         cell = column[1:] if column.startswith("=") else row.get(column)
@@ -103,7 +103,7 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
         return
     latency: float = cells["latency"]
     flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
-    with suppress(ValueError):  # of another GPU than those of `--gpu`
+    with suppress(ValueError):  # the GPU is none of those that `--gpu` knows
         gpu = gpu and get_device(gpu).full_name
     values = {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved}
     if latency:

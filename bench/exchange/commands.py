@@ -22,7 +22,7 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
     "nvbench": read_nvbench,
     "csv": read_columns,
 }
-"""How a file of each format is read, with the texts of `--column`."""
+"""By format, the function that reads a file of this format; its second argument is the texts of `--column`."""
 FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
     "pytest-benchmark": write_pytest_benchmark,
     "csv": write_csv,
@@ -48,12 +48,12 @@ def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None, col
 
 
 def rows(found: Imported) -> list[dict[str, Any]]:
-    """One row per result."""
+    """Returns one row per result."""
     return [bench_row(record) for record in found.records]
 
 
 def summary(found: Imported) -> dict[str, Any]:
-    """Definitions, rows and skipped results as JSON values."""
+    """The definitions, rows and skipped results as JSON values."""
     skipped = [asdict(each) for each in found.skipped]
     return {"definitions": found.definitions, "rows": rows(found), "not_imported": skipped}
 

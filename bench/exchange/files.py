@@ -1,4 +1,4 @@
-"""Code that importers share (a file's errors, another tool's environment in our form) and that exporters share."""
+"""Code that all importers share (a file's errors, another tool's environment in our form), and all exporters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rooflab.reference.spec import Case, Scalar
 
 Item = TypeVar("Item")
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
-"""Milliseconds in each unit of time that another tool may write."""
+"""The milliseconds in each unit of time that another tool may write."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """The records from files, the parts that were skipped, and of a data set what it defines."""
+    """The records from files, the parts that were skipped, and the definitions of a data set."""
 
     records: tuple[Record, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -48,26 +48,26 @@ class Imported:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """What all records of one file share, and what has been read of it."""
+    """The values that all records of one file share, and the records and skipped parts so far."""
 
     tool: str
     timestamp: str
     content: str
-    """What tells two files of one time apart."""
+    """The hash of the content, which tells apart two files of the same time."""
     environment: Mapping[str, Any]
     records: list[Record] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
     def imported(self, definitions: Sequence[Mapping[str, Any]] = ()) -> Imported:
-        """What has been read."""
+        """Returns the records and the skipped parts of the file."""
         return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
 
     def skip(self, place: str, reason: str) -> None:
-        """Names a part that does not become a record."""
+        """Notes a part of the file that does not become a record, with the reason."""
         self.skipped.append(Skipped(place, reason))
 
     def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
-        """The finite numbers among `values`; any other value, which a record cannot hold, is named as skipped."""
+        """The finite numbers among `values`; any other value is noted as skipped, because a record cannot hold it."""
         kept = {}
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -77,7 +77,7 @@ class ResultFile:
         return kept
 
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
-        """Adds a bench record; `values` are its other fields.  A latency that is no time makes it INVALID.
+        """Adds a bench record; `values` are its other fields.  A latency that is not a possible time makes it INVALID.
 
         Its run is named by the time and content of the file, so that a second import gives the same file of records.
         Raises `ValueError` with the place if a value does not fit its field.
@@ -104,12 +104,12 @@ class ResultFile:
 
 
 def is_time(latency_ms: float) -> bool:
-    """Whether a number is a time that a kernel can take."""
+    """Whether a number is a possible time of a kernel."""
     return math.isfinite(latency_ms) and latency_ms > 0
 
 
 def only(values: Sequence[Item], name: str) -> Item:
-    """The one value of an argument that takes one.  Raises `ValueError` on several."""
+    """The single value of an argument that takes one value.  Raises `ValueError` on several values."""
     if len(values) != 1:
         raise ValueError(f"{name}: expected one, got {len(values)}")
     return values[0]
@@ -126,7 +126,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text; an integer that no float holds is infinite.
+    """The value of a JSON text; an integer that is too large for a float becomes infinity.
 
     Raises `ValueError` with the place, line and column of a fault.
     """
@@ -167,7 +167,7 @@ def when(value: object, place: str) -> str:
 
 
 def file_time(path: Path) -> str:
-    """The time when a file was written, for a format that holds no time."""
+    """The time at which a file was written, for a format that holds no time."""
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
 
 
@@ -177,7 +177,7 @@ _ESCAPED = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 def make_case(values: Mapping[str, Any]) -> Case:
     """Another tool's parameters as a case.  Its text can be parsed: `,`, `=` and `%` become `%2C`, `%3D` and `%25`.
 
-    Parameters whose names differ only in characters that a case cannot have stay apart, by `_` at the end.
+    Parameters whose names differ only in characters that a case cannot have keep different names, by `_` at the end.
     """
     kept: dict[str, Scalar] = {}
     for name, value in values.items():

@@ -30,7 +30,7 @@ STATUSES: Mapping[str, Status] = {
     "COMPILE_ERROR": "COMPILE_ERROR",
     "TIMEOUT": "TIMEOUT",
 }
-"""flashinfer-bench's status to our status.  `checked_by` stays `none`: its tolerance accepts more than ours."""
+"""flashinfer-bench's status and ours.  `checked_by` stays `none`: its tolerance accepts more than ours."""
 OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "gemm": (("gemm",), frozenset({"A", "B"})),
     "rmsnorm": (("rmsnorm", "norm"), frozenset({"hidden_states", "weight"})),
@@ -45,11 +45,11 @@ OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "flash_attention": (("gqa_ragged",), frozenset({"q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"})),
     "sample": (("sampling",), frozenset({"probs"})),
 }
-"""For each of our ops: prefixes of a definition's type, and the inputs that the definition must have."""
+"""By op of ours: the prefixes of a definition's type, and the inputs that the definition must have."""
 OPTIONAL = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "top_p", "min_p"})
 """Other inputs that a definition may have."""
 EPSILONS = frozenset({"eps", "epsilon", "variance_epsilon"})
-"""Names, in small letters, that a definition's text may give an epsilon."""
+"""The names, in small letters, that a definition's text may give an epsilon."""
 ASIDE = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 """Small fp32 tensors that do not decide a definition's scheme."""
 
@@ -68,12 +68,12 @@ class Operand:
 
     dtype: str
     shape: tuple[str, ...] | None = None
-    """Names of axes; None for a Python scalar."""
+    """The names of the axes; None for a Python scalar."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """The definition of a kernel's computation, as its file holds it."""
+    """The definition of a kernel's computation, as a file holds it."""
 
     name: str
     op_type: str
@@ -142,12 +142,12 @@ class Definition:
 
     @property
     def scheme(self) -> str | None:
-        """The scheme whose tensors all have the definition's one float dtype; None if there is no such scheme."""
+        """The scheme whose tensors all have the definition's single float dtype; None if there is no such scheme."""
         known = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return known.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Our case with these sizes; or, for an op without one, a case with the definition's name and sizes."""
+        """Our case with these sizes; or, if no op computes the definition, a case with its name and sizes."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
@@ -162,7 +162,7 @@ class Definition:
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
-        """Its name and type, and our op that computes it or the reason why no op does."""
+        """The definition's name and type, and our op that computes it or the reason why no op does."""
         op, reason = self.op
         row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
         return row | {"traces": traces, "reason": reason}
@@ -170,7 +170,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sizes of one call."""
+    """The sizes of one call of a kernel."""
 
     uuid: str
     axes: Mapping[str, int]
@@ -178,7 +178,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TraceMachine:
-    """Where a trace was made."""
+    """The machine on which a trace was made."""
 
     hardware: str
     libs: Mapping[str, Any] | None = None
@@ -198,7 +198,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class FlashInferTrace:
-    """One result."""
+    """One result of flashinfer-bench."""
 
     definition: str
     solution: str
@@ -207,16 +207,16 @@ class FlashInferTrace:
 
 
 def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
-    """The entry point `flashinfer`: `read_dataset` of one folder.  Raises `ValueError` on several."""
+    """The entry point `flashinfer`: `read_dataset` of one folder.  Raises `ValueError` on several folders."""
     return read_dataset(files.only(paths, "path"), ops)
 
 
 def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
-    """One record for each trace in a folder, and a row for each definition, of `ops` alone if any are named.
+    """Returns one record for each trace in a folder, and a row for each definition, of `ops` alone if any are named.
 
-    Skipped with its reason: a trace without its definition in the data set, and a workload that lacks an axis or has
-    one of size 0, such as no pages: nothing is computed there.  Workloads with equal sizes, whose inputs differ, are
-    cases of their own: such a case has the workload's id too.  Raises `ValueError` with the file and place of a
+    A trace without its definition in the data set is skipped with this reason, and so is a workload that lacks an axis
+    or has an axis of size 0, such as no pages: nothing is computed there.  Workloads with equal sizes, whose inputs
+    differ, are separate cases, which also have the workload's id.  Raises `ValueError` with the file and place of a
     malformed value.
     """
     definitions, traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
@@ -290,4 +290,4 @@ def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: fil
 
 
 METRICS = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")
-"""The numbers that flashinfer-bench gives besides the latency."""
+"""The numbers that flashinfer-bench gives in addition to the latency."""

@@ -1,7 +1,7 @@
 """Reads kernel times that others published into tables (`roofline/published.py`), as a short TOML file describes them.
 
-`sources/` has the descriptions of aiconfigurator-core's parquet files and of Liger-Kernel's CSV.  A description names,
-for each table, its files, its rows (`where`), our op and scheme, and the column of each of the case's values.
+`sources/` has the descriptions of aiconfigurator-core's parquet files and of Liger-Kernel's CSV.  A description names
+for each table: its files, its rows (`where`), our op and scheme, and the column of each value of the case.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from rooflab.roofline.published import FOLDER, INDEX, Table
 
 SOURCES = Path(__file__).with_name("sources")
 DIGITS = 4
-"""Significant digits of a kept time: it is rounded by at most 0.05%."""
+"""The significant digits of a kept time, which is rounded by at most 0.05%."""
 _UNBELIEVABLE = 0.02
-"""If more of a table's rows than this lie below the bound, the unit or the device is another one."""
+"""The largest share of a table's rows that may lie below the bound; with more, the unit or the device is wrong."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A table that was read, before it is written."""
+    """A table that was read and is not yet written."""
 
     table: Table
     rows: pd.DataFrame
-    """Columns: the table's own, and `us`."""
+    """The columns of the table, and the column `us`."""
     below: tuple[str, ...] = ()
-    """Rows that are faster than the bound in spite of L2, which are left out."""
+    """Rows that are left out because they are faster than the bound, even with L2 taken into account."""
     selected: bool = False
-    """Whether the description selects it for the repository."""
+    """Whether the description selects the table for the repository."""
 
     def row(self) -> dict[str, Any]:
-        """One row of a printed list."""
+        """The table as a row of a printed list."""
         table = self.table
         more = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
         return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | more
@@ -57,14 +57,14 @@ class Placed:
 
 @dataclass
 class Published:
-    """What an import found."""
+    """The tables that an import found, and the rows that it left out."""
 
     placed: list[Placed] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    """Rows without a place here, by family and reason."""
+    """The number of rows that fit no table here, by family and reason."""
 
     read: int = 0
-    """Rows that were read: those of the tables, those left, and repeated ones."""
+    """The number of rows read: those of the tables, those left out, and repeated rows."""
 
     def summary(self) -> dict[str, Any]:
         """The import as JSON values."""
@@ -73,10 +73,10 @@ class Published:
 
 
 def read_published(paths: Sequence[Path]) -> Published:
-    """Reads wheels or folders of aiconfigurator-core, files that a description of ours knows, or descriptions (TOML).
+    """Reads wheels or folders of aiconfigurator-core, files that one of our descriptions knows, or descriptions (TOML).
 
-    A description reads the files beside it.  Without a path: the installed aiconfigurator-core.  Raises `ValueError` on
-    any other file, a file that cannot be read, a missing column, or times that cannot be.
+    A description reads the files beside it.  Without a path, reads the installed aiconfigurator-core.  Raises
+    `ValueError` on any other file, a file that cannot be read, a missing column, or impossible times.
     """
     found = Published()
     for path in paths or [_installed()]:
@@ -99,7 +99,7 @@ def _installed() -> Path:
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
-    """A path's description, and its files with their content."""
+    """The description of a path, and its files with their content."""
     if path.suffix == ".toml" and path.is_file():
         own = _description(path)
         return own, _inside(path.parent, own["files"])
@@ -134,7 +134,7 @@ def _description(path: Path) -> Mapping[str, Any]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern of `fnmatch`, in which `{a,b}` stands for either, fits a path."""
+    """Whether a path fits a pattern of `fnmatch`, in which `{a,b}` stands for either of two texts."""
     braces = re.search(r"\{([^}]*)\}", pattern)
     if braces is None:
         return fnmatch(name, pattern)
@@ -142,7 +142,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file in a folder or a wheel whose path fits the pattern."""
+    """The name and content of each file in a folder or a wheel whose path fits the pattern."""
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.is_file() and _matches(name := file.relative_to(path).as_posix(), pattern):
@@ -163,11 +163,11 @@ def _frame(name: str, content: bytes, json_column: str | None) -> pd.DataFrame:
             frame = pd.read_parquet(io.BytesIO(content))
         else:
             frame = pd.read_csv(io.BytesIO(content), keep_default_na=False)  # a kernel may be called `null`
-            if not isinstance(frame.index, pd.RangeIndex):  # the first cell was taken for a row's name
+            if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first cell for a row's name
                 raise ValueError("expected as many cells in a row as columns, got more")
     except ImportError as error:
         raise ValueError("pyarrow: expected it, to read parquet: pip install 'rooflab[published]'") from error
-    except (OSError, ValueError) as error:  # pyarrow's errors are both
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these two classes
         raise ValueError(f"{name}: not a whole table: {error}") from error
     if json_column is None:
         return frame
@@ -203,7 +203,7 @@ def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | typ
 
 
 def _read_file(description: Mapping[str, Any], name: str, content: bytes, found: Published) -> None:
-    """Adds the tables of a file to `found`, and counts the rows that none of them takes."""
+    """Adds the tables of a file to `found`, and counts the rows that no table takes."""
     frame = _frame(name, content, description.get("json"))
     taken = pd.Series(False, index=frame.index)
     for table in description["table"]:
@@ -226,7 +226,7 @@ def _read_file(description: Mapping[str, Any], name: str, content: bytes, found:
 def _placed(
     description: Mapping[str, Any], table: Mapping[str, Any], name: str, frame: pd.DataFrame
 ) -> Iterator[Placed]:
-    """One table for each device and kernel of a file's rows."""
+    """Returns one table for each device and kernel of a file's rows."""
     columns = {**table.get("exact", {}), **table["axes"]}
     latency = _numbers(frame, description.get("latency", "latency"), name, float)
     if not latency.between(0, float("inf"), inclusive="neither").all():
@@ -280,7 +280,7 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
 
 
 def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
-    """One row a shape (the median of several), each held against the bound."""
+    """Returns a table with one row per shape (the median of several rows), each row compared with the bound."""
     times = rows.groupby(columns)["us"].median()
     kept, below = [], []
     for values, us in times.items():
@@ -303,7 +303,7 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
 
 
 def selected(found: Published) -> list[Placed]:
-    """The tables that the descriptions select, of the newest version of each library."""
+    """The tables that the descriptions select, from the newest version of each library."""
     newest: dict[tuple[str, ...], Version] = {}
     chosen = [(_library(each.table), parse(each.table.version), each) for each in found.placed if each.selected]
     for library, version, _ in chosen:

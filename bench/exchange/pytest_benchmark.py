@@ -1,8 +1,8 @@
 """Reads and writes pytest-benchmark's JSON.
 
-A file from our exporter names op, kernel and case.  In any other file a benchmark is known by its full name: file,
+A file from our exporter names op, kernel and case.  In any other file, a benchmark's identity is its full name: file,
 class, function and parameters.  pytest-benchmark itself compares runs with the files that this module writes: a kernel
-has its name in `bench_kernels.py`, and a benchmark from another file the name, group and parameters that it had there.
+has its name from `bench_kernels.py`, and a benchmark from another file keeps its name, group and parameters.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from rooflab.roofline.model import Ceilings
 
 TOOL = "pytest-benchmark"
 OURS = "rooflab"
-"""Key of `extra_info` and `machine_info` under which our exporter and plugin store what pytest-benchmark does not."""
+"""The key of `extra_info` and `machine_info` for the values of our exporter and plugin that pytest-benchmark lacks."""
 SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr", "hd15iqr", "total")
 """Statistics in seconds that a record keeps in `metrics`."""
 COUNTS = ("rounds", "iterations")
 NAMES = ("group", "name", "fullname", "params", "param")
-"""What pytest-benchmark calls a benchmark; kept in the record of one that is not of our suite, for a later export."""
+"""pytest-benchmark's names of a benchmark; kept in a record of a benchmark outside our suite, for a later export."""
 IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
 LATENCIES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
-"""Fields of a record that our exporter writes as they are."""
+"""Fields of a record that our exporter writes unchanged."""
 SUITE = "bench/bench_kernels.py"
 _OF_SUITE = re.compile(r"(?:.*/)?bench_kernels\.py::test_kernel\[(\w+)/(\w+)-(\w+=.+)\]")
 _CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
@@ -58,7 +58,7 @@ _CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
 
 @dataclass(frozen=True)
 class OneBenchmark:
-    """A test of a file of pytest-benchmark."""
+    """A test in a file of pytest-benchmark."""
 
     fullname: str
     name: str
@@ -83,14 +83,14 @@ class BenchmarkFile:
 
 @dataclass(frozen=True)
 class BenchmarkTimes:
-    """The statistics of a test that are read as times, in seconds."""
+    """The statistics of a test that are times, in seconds."""
 
     median: float
     data: tuple[float, ...] | None = None
 
 
 def read_pytest_benchmark(path: Path) -> Imported:
-    """One record per benchmark.  Raises `ValueError` with file and place if it is not a file of pytest-benchmark."""
+    """Returns one record per benchmark.  Raises `ValueError` with file and place if it is no pytest-benchmark file."""
     text = read_text(path)
     file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
     around = _environment(file, path.name)
@@ -132,27 +132,27 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
         file=name,
     )
     found["imported"]["implementation"] = machine.get("python_implementation")
-    # Values from our exporter or plugin win, with the machine key: the machine is then the same as in our records.
+    # Values of our exporter or plugin replace these, with the machine key: so the machine is that of our records.
     return found | {key: value for key, value in ours.items() if key in found and key not in ("imported", "commit")}
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The commit of what was measured; none if it is no hash, such as `unversioned` or `unknown`."""
+    """The commit of the measured code; no commit if the value is not a hash, such as `unversioned` or `unknown`."""
     commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
     known = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
     return {"commit": commit if known else None, "dirty": dirty if known and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """The case, and op and kernel: from our exporter's values, or from the test names of `bench_kernels.py`; for a file
-    without ops, the group or the function, the full name without parameters, and the parameters."""
+    """The case, the op and the kernel: from our exporter's values, or from the test names of `bench_kernels.py`; for a
+    file without ops: the group or the function, the full name without parameters, and the parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
     if named := _OF_SUITE.fullmatch(fullname):
         text, _, scheme = named[3].rpartition("-")
-        text, known = (text, scheme) if scheme in SCHEMES else (named[3], None)  # older names have no scheme
+        text, known = (text, scheme) if scheme in SCHEMES else (named[3], None)  # older names lack the scheme
         if _CASE.fullmatch(text):
             return Case.parse(text), around | {"op": named[1], "kernel": named[2], "scheme": known}
     function, bracket, rest = name.partition("[")
@@ -162,8 +162,8 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """The parameters as a case.  The test's id is in it too, unless it is the values joined by `-` and the case's text
-    gives them back: only the id tells apart parameters without a text of their own, such as objects."""
+    """The parameters as a case.  It has the test's id too, unless the id is the values joined by `-` and the case's
+    text gives them back: only the id tells apart parameters without a text, such as objects."""
     given = params if isinstance(params, Mapping) else {"param": params}
     kept = {name: value for name, value in given.items() if "UNSERIALIZABLE[" not in str(value)}
     case, texts = make_case(kept), [str(value) for value in given.values()]
@@ -176,7 +176,7 @@ def _case(params: object, test_id: str) -> Case:
 def _reading(
     benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
-    """The latency, None where a sample is no time, and the record's fields for status, samples and statistics.
+    """The latency (None where a sample is not a possible time), and the fields for status, samples and statistics.
 
     Our exporter's values are exact; those of the statistics are in seconds.
     """
@@ -208,7 +208,7 @@ def _reading(
 def _rooflined(
     values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """`values` with the cost that the fixture `kernel_benchmark` was given, the rates, and the bound with its
+    """Returns `values` with the cost that the fixture `kernel_benchmark` was given, the rates, and the bound with its
     ceilings."""
     cost = extra.get("cost")
     if not cost:
@@ -235,7 +235,7 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Writes the timed records to `path`, and returns the records that it skipped.
 
-    pytest-benchmark takes one result of a name: the newest run's, and of a run that timed several configs the fastest.
+    pytest-benchmark takes one result per name: the newest run's, and for a run of several configs the fastest config's.
     Raises `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
     """
     chosen, skipped = timed(records)
@@ -269,7 +269,7 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
-    """The record to write of each full name."""
+    """By full name, the record to write."""
     found: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
@@ -281,7 +281,7 @@ def _by_name(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The values under pytest-benchmark's keys, with the machine key in place of a host name; then those under ours."""
+    """Values under pytest-benchmark's keys, with the machine key for a host name; then values under our keys."""
     system, _, machine = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
@@ -308,7 +308,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """What pytest-benchmark calls the record's benchmark: as in the file that it comes from, or as in our suite."""
+    """pytest-benchmark's names for the record's benchmark: as in the file that it comes from, or as in our suite."""
     theirs = (record.environment.get("imported") or {}).get("benchmark")
     if theirs:
         return {key: theirs[key] for key in NAMES}

@@ -26,33 +26,33 @@ from rooflab.reference.spec import Case
 TOOL = "tritonbench"
 MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
 OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embedding"}
-"""tritonbench's operators that compute the same as one of our ops, and that op."""
+"""By operator of tritonbench, our op that computes the same."""
 FIELDS = {"tflops": ("flops_per_s", 1e12), "gbps": ("bytes_per_s", 1e9), "gpu_peak_mem": ("peak_memory_bytes", 1e9)}
 """By metric: the field of a record, and the factor of the metric's unit."""
 AVERAGE = "an average over inputs of different sizes"
 _KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
 _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
 _SPREAD = re.compile(r"\s*\(.*%\)\s*")
-"""What may stand behind a number."""
+"""The text that may follow a number."""
 
 
 @dataclass(frozen=True)
 class TritonbenchFile:
-    """The JSON with its environment; older files are the metrics alone."""
+    """The JSON file with its environment; older files hold only the metrics."""
 
     metrics: Mapping[str, Any]
     environ: Mapping[str, Any] | None = None
 
 
 class _Cells(NamedTuple):
-    """What the file says of one implementation on one input."""
+    """The file's values for one implementation on one input."""
 
     op: str
     provider: str
     case: Case
     place: str
     cells: dict[str, object]
-    """By metric: a number, or a text that may be one, an error message or a config."""
+    """By metric: a number, or a text that is a number, an error message or a config."""
 
 
 def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
@@ -62,9 +62,9 @@ def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
 
 
 def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
-    """One record per implementation and input.  `op` gives the operator if the CSV's file name does not.
+    """Returns one record per implementation and input.  `op` gives the operator if the CSV's file name does not.
 
-    Raises `ValueError` with file and place if it is not a file of tritonbench.
+    Raises `ValueError` with file and place if the file is not from tritonbench.
     """
     text, metrics = files.read_text(path), None
     around: Mapping[str, Any] = {}
@@ -126,7 +126,7 @@ def _from_csv(text: str, name: str, op: str, source: files.ResultFile) -> list[_
             continue
         inputs[row[0]] += 1
         case = _case(row[0], header[0])
-        if inputs[row[0]] > 1:  # of another input that is written in the same way
+        if inputs[row[0]] > 1:  # another input has the same text
             case = case.but(number=inputs[row[0]])
         found: dict[str, _Cells] = {}
         for column, cell in zip(header[1:], row[1:], strict=True):
@@ -153,7 +153,7 @@ def _from_json(metrics: Mapping[str, Any], name: str, source: files.ResultFile) 
         op = op if mode in ("", "fwd", "fwd_no_grad") else f"{op}_{mode}"
         place = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
         case = _case(parts["x"], "x")
-        case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # the op of `fwd` and of this mode is the same
+        case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # `fwd` and this mode have the same op
         reading = _Cells(op, parts["provider"], case, place, {})
         found.setdefault((parts["name"], parts["x"], parts["provider"]), reading).cells[parts["metric"]] = value
     return list(found.values())
@@ -173,7 +173,7 @@ def _case(text: str, label: str) -> Case:
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
-    """Adds the record of a reading, which is skipped if it holds neither a time nor a failure."""
+    """Adds the record of a reading; skips it if it holds neither a time nor a failure."""
     metrics: dict[str, float] = {}
     words: dict[str, str] = {}
     for name, value in reading.cells.items():
@@ -199,7 +199,7 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
-    """Status and reason from accuracy and texts: tritonbench writes an error in place of the first metric."""
+    """The status and the reason, from accuracy and texts: tritonbench writes an error in place of the first metric."""
     message = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if message:
         memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)

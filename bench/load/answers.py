@@ -1,4 +1,4 @@
-"""What an answer's bytes say: events of a stream, and the chunks in them, each with its time."""
+"""Reads an answer's bytes: the events of a stream, and the chunks in them, each with its time."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from rooflab.bench.load.trace import Request, StreamEvent
 
 LINE_END = re.compile(rb"\r\n|\n|\r")
 SHOWN = 200
-"""Most characters of a server's message in a reason."""
+"""The most characters of a server's message in a reason."""
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
-"""Where a chat's delta may have what a token wrote."""
+"""The fields of a chat's delta that may hold the text of a token."""
 CUT = ("abort", "error", "cancelled")
-"""Finish reasons of an answer that the server broke off."""
+"""The finish reasons of an answer that the server broke off."""
 MOST_TOKENS = 1 << 24
-"""An answer has no more tokens than this."""
+"""The most tokens of an answer."""
 
 
 BARE = (b"error:", b'{"error"')
-"""How a line begins that has an error and is no data: of llama.cpp, and of a proxy that passes a body on."""
+"""The beginnings of lines with an error and no `data:`: from llama.cpp, and from a proxy that passes on a body."""
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
-    """The data of each server-sent event with the time at which its last byte came, by the WHATWG's rules, and whether
-    it says by its name that it is an error.
+    """The data of each server-sent event, the time at which its last byte came (by the WHATWG's rules), and whether its
+    name says that it is an error.
 
-    Lines end with CR, LF or both, a line that begins with a colon is a comment, and an empty line ends an event.  Data
-    without an empty line behind it counts too: servers that close the connection leave it out.  An event with
+    Lines end with CR, LF or both; a line that begins with a colon is a comment; and an empty line ends an event.  Data
+    without an empty line after it counts too: servers that close the connection leave it out.  An event with
     empty data is left out.
     """
     body, ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
@@ -69,9 +69,9 @@ def read_answer(shot: Shot) -> Request:
             found = f"an error in the stream: {_message(text)}" if failed else known.take(time_s, text)
             if found:
                 error = error or found
-            if found or known.done:  # what comes behind is no part of the answer
+            if found or known.done:  # what follows is no part of the answer
                 break
-        if error == DROPPED and known.done:  # all that its user waits for had come
+        if error == DROPPED and known.done:  # all parts that its user waits for had come
             error = ""
         if not error and not known.done and not all(known.reasons.values() or [None]):
             error = "the stream ended with no finish_reason and no [DONE]"
@@ -99,20 +99,20 @@ def read_answer(shot: Shot) -> Request:
 
 
 class _Known:
-    """What the events so far have said."""
+    """The state of an answer after the events so far."""
 
     def __init__(self) -> None:
         self.chunks: list[StreamEvent] = []
         self.totals: list[int | None] = []
-        """For each chunk the tokens so far, if it tells."""
+        """For each chunk, the number of tokens so far, if the chunk tells it."""
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
         self.reasons: dict[int, str | None] = {}
-        """Of each answer."""
+        """The finish reason of each answer of the request."""
         self.done = False
 
     def take(self, time_s: float, text: str) -> str:
-        """Adds an event; returns why the request has failed by it, or an empty text."""
+        """Adds an event; returns the reason if the event makes the request fail, or else an empty text."""
         if text.strip() == "[DONE]":
             self.done = True
             return self._add(StreamEvent(time_s, "done"))
@@ -153,10 +153,10 @@ class _Known:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """The chunks; where each with text says the total of its answer so far, with the differences as their tokens.
+        """The chunks; if each chunk with text gives its answer's total so far, the differences are their tokens.
 
-        A total that only the last of several chunks has is that of the answer, and says nothing about the chunk; nor
-        do totals that fall, or that are zero when a text has come, or that count several answers together.
+        A total that only the last of several chunks has is the total of the answer, not of the chunk.  Totals also do
+        not count if they fall, are zero after a text has come, or count several answers together.
         """
         pairs = list(zip(self.chunks, self.totals, strict=True))
         lasts: dict[int, int] = {}
@@ -177,7 +177,7 @@ class _Known:
 
 
 def _is_chunk(event: Any) -> bool:
-    """Whether the parts of an event that are read have the types of the protocol.  Null counts as left out."""
+    """Whether the parts of an event that are read have the types of the protocol.  Null counts as missing."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)
@@ -196,7 +196,7 @@ def _is_chunk(event: Any) -> bool:
 
 
 def _listed(choice: Mapping[str, Any]) -> int | None:
-    """The tokens of a chunk by the ids or the log-probabilities in it; None if it has neither."""
+    """The number of tokens in a chunk, by its ids or log-probabilities; None if the chunk has neither."""
     if isinstance(ids := choice.get("token_ids"), list):
         return len(ids)
     logprobs = choice.get("logprobs")
@@ -205,7 +205,7 @@ def _listed(choice: Mapping[str, Any]) -> int | None:
 
 
 def _message(found: Any) -> str:
-    """The message in an error of OpenAI's form, a text or already read, else its beginning."""
+    """The message in an error of OpenAI's form, as text or parsed JSON; else the beginning of the error."""
     try:
         value = json.loads(found) if isinstance(found, str) else found
         error = value.get("error", value)

@@ -1,4 +1,4 @@
-"""When requests arrive: the laws of an open loop, as offsets in seconds from its begin."""
+"""The arrival times of requests: the laws of an open loop, as offsets in seconds from its begin."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ LAWS = ("poisson", "constant", "gamma")
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Requests per second and the law of the gaps.  Raises `ValueError` on what is no load."""
+    """The requests per second and the law of the gaps.  Raises `ValueError` on impossible values."""
 
     rate: float
-    """Infinite: all at once."""
+    """Requests per second; infinite if all requests arrive at once."""
     law: str = "poisson"
     burstiness: float = 1.0
-    """Shape of the gamma law: 1 is Poisson's, less is burstier, more is evener."""
+    """The shape of the gamma law: 1 is a Poisson process, less is burstier, more is more even."""
     ramp_to: float | None = None
-    """The rate at the end, which it reaches in a straight line; the law is then Poisson's."""
+    """The rate at the end, which is reached in a straight line; the law is then a Poisson process."""
 
     def __post_init__(self) -> None:
         for name, value in (("rate", self.rate), ("ramp", self.ramp_to), ("burstiness", self.burstiness)):
@@ -34,8 +34,8 @@ class Arrivals:
             raise ValueError("ramp: expected finite rates and no other --arrivals")
 
     def offsets(self, count: int, random: np.random.Generator) -> list[float]:
-        """The arrivals of `count` requests.  They are not stretched to `count / rate` seconds, as vLLM's are: an open
-        loop's rate is that of its law, and the last arrival is random."""
+        """The arrivals of `count` requests.  They are not stretched to `count / rate` seconds, as in vLLM: the rate of
+        an open loop is the rate of its law, and the last arrival is random."""
         if math.isinf(self.rate):
             return [0.0] * count
         if self.law == "constant":
@@ -47,7 +47,7 @@ class Arrivals:
 
     def _ramp(self, passed: np.ndarray, count: int) -> list[float]:
         """Arrivals of a Poisson process whose rate is a straight line: the expected number of arrivals until `t`, which
-        is `a t + (b - a) t^2 / 2T`, is inverted at those of a process of rate 1."""
+        is `a t + (b - a) t^2 / 2T`, is inverted at the arrivals of a process of rate 1."""
         assert self.ramp_to is not None, "the caller has looked"
         a, b = self.rate, self.ramp_to
         slope = (b - a) / (2 * count / (a + b))  # the ramp takes as long as `count` requests on average

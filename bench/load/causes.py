@@ -1,4 +1,4 @@
-"""Why a gap between two tokens was long, by the steps that our server did in it (`GET /steps`)."""
+"""Finds why a gap between two tokens was long, from the steps that our server did in the gap (`GET /steps`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rooflab.bench.load.metrics import times_of, token_steps
 from rooflab.bench.load.trace import Trace
 
 LONG = 1.5
-"""A gap is a spike if it is longer than this many medians of its request."""
+"""A gap is a spike if it is longer than this number times the median gap of its request."""
 KINDS = ("prefill", "preemption", "page fault", "another process", "unknown")
-"""What a cause begins with."""
+"""The possible beginnings of a cause."""
 WAITED = 0.05
-"""Share of a step from which on its threads waited for a core; as in `bench/core/noise.py`."""
+"""The share of a step from which on its threads waited for a core; as in `bench/core/noise.py`."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Spike:
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """The server's steps on the client's clock: `now_s` was the server's at `half_s`, the middle of the round trip.
+    """The server's steps on the client's clock: `now_s` was the server's time at `half_s`, half of the round trip.
 
-    Where the two differ by less than the round trip they are one clock, that of one host.
+    If the two clocks differ by less than the round trip, they are one clock of the same host.
     """
     shift = half_s - now_s
     shift = 0.0 if abs(shift) <= round_trip_s else shift
@@ -47,7 +47,7 @@ def on_our_clock(
 
 
 def spikes(trace: Trace) -> list[Spike]:
-    """The long gaps of all answered requests; none where the server does not tell its steps."""
+    """The long gaps of all answered requests; no gaps if the server does not report its steps."""
     if trace.steps is None:
         return []
     page_s, found = page_seconds(trace.steps), list[Spike]()
@@ -64,8 +64,8 @@ def spikes(trace: Trace) -> list[Spike]:
 
 
 def page_seconds(steps: Sequence[Mapping[str, Any]]) -> float:
-    """What giving away a page costs: the median over the steps that only decoded and gave pages away, of what they
-    took longer than the median of those that gave none, for each page."""
+    """The seconds that giving away a page costs: the median, over steps that only decoded and gave pages away, of the
+    time beyond the median of steps that gave no pages, for each page."""
     decodes = [step for step in steps if not step["prompt_tokens"] and not step["preempted"]]
     usual = [step["end_s"] - step["begin_s"] for step in decodes if not step["evicted"]]
     plain = float(np.median(usual)) if usual else 0.0
@@ -74,9 +74,9 @@ def page_seconds(steps: Sequence[Mapping[str, Any]]) -> float:
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]], over_s: float, page_s: float) -> str:
-    """The cause of a gap.  A preemption in it comes first, for it may be of this request, which then computes its
-    prompt again; then what the steps did, beginning with the one that fills most of the gap.  Pages that were given
-    away are the cause only if they cost, at `page_s` each, half of what the gap is longer than usual, `over_s`."""
+    """The cause of a gap.  A preemption in the gap comes first: it may be of this request, which then computes its
+    prompt again; then the work of the steps, beginning with the step that fills most of the gap.  Pages that were given
+    away are the cause only if they cost, at `page_s` each, half of `over_s`, by which the gap is longer than usual."""
 
     def inside(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))

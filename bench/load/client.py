@@ -21,40 +21,40 @@ from rooflab.bench.load.http import Connection
 
 clock = time.perf_counter
 LEAD_S = 0.02
-"""From the start of a run to the time that its arrivals count from."""
+"""The seconds from the start of a run to the time from which its arrivals count."""
 SPIN_S = 1.5e-3
-"""The loop's timers are exact to a millisecond; over the last of it the loop turns without sleeping."""
+"""The loop's timers are exact to a millisecond; in the last seconds of a wait, the loop turns without sleeping."""
 DEAD = 20
-"""So many requests in a row that no server answered end a closed loop, which would go on to fail thousands a second."""
+"""The failed requests in a row that end a closed loop: with a dead server it would fail thousands per second."""
 
 
 @dataclass
 class Shot:
-    """One request and what came of it."""
+    """A request and its answer."""
 
     index: int
     body: bytes
     prompt_tokens: int | None
-    """Those that its data has; None for text."""
+    """The tokens of the prompt; None for text, which the server counts."""
     output_tokens: int
-    """Those that it asks for."""
+    """The tokens that the request asks for."""
     scheduled_s: float = 0.0
-    """When it was due by the arrivals alone."""
+    """The time when the request was due by the arrivals alone."""
     free_s: float = 0.0
-    """When it was due and a place under the limit of concurrent requests was free."""
+    """The time when the request was due and a place under the limit of concurrent requests was free."""
     sent_s: float | None = None
     end_s: float | None = None
     status: int = 0
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     error: str = ""
-    """Why no whole answer came, except what is in the answer itself."""
+    """The reason why no whole answer came; an error inside the answer is not here."""
 
 
 @dataclass
 class Endpoint:
     """The server, its endpoint, and the connections that are open and idle.
 
-    Every request goes to the server itself, past the proxies of the environment, whose time would be in each answer.
+    Every request goes directly to the server, past the proxies of the environment, whose time would be in each answer.
     """
 
     url: str
@@ -88,9 +88,9 @@ class Endpoint:
         ).encode()
 
     async def send(self, shot: Shot) -> None:
-        """Sends `shot` and waits for the end of its answer; a failure is written into `shot`.
+        """Sends `shot` and waits for the end of its answer; writes a failure into `shot`.
 
-        A new connection, where none is idle, is opened after the time of sending: its user waits for it too.
+        If no connection is idle, a new one is opened after the time of sending: the user waits for it too.
         """
         shot.sent_s, connection = clock(), None
         try:
@@ -99,7 +99,7 @@ class Endpoint:
                 data = self.head + b"%d\r\n\r\n" % len(shot.body) + shot.body
                 shot.error = await connection.request(data, shot.pieces)
         except TimeoutError as error:
-            # The system has a limit of its own for a connection, after which its error has a number.
+            # The system has another time limit for a connection; an error after it has a number.
             limit = "the system's limit" if error.errno else f"{self.timeout_s:g} s"
             shot.error = f"no {'end' if connection else 'connection'} after {limit}"
         except OSError as error:
@@ -130,7 +130,7 @@ class Endpoint:
         self.idle.clear()
 
     def get(self, path: str) -> tuple[int, Any, float]:
-        """The status of a GET, its JSON (None where it is not JSON), and the clock's time at half of the round trip.
+        """The status of a GET, its JSON (None if it is not JSON), and the clock's time at half of the round trip.
 
         Raises `ValueError` if nothing answers.
         """
@@ -155,9 +155,9 @@ class Endpoint:
 async def open_loop(
     target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
 ) -> float:
-    """Sends each shot at its time, whatever became of those before; returns the time to which the offsets are added.
+    """Sends each shot at its time, whatever happened to earlier shots; returns the time to which the offsets are added.
 
-    Over `max_concurrency` a request waits here, and its time to first token from the schedule goes on.
+    Above `max_concurrency` a request waits here, and its time to first token from the schedule goes on.
     """
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
@@ -188,10 +188,10 @@ async def _until(due_s: float) -> None:
 async def closed_loop(
     target: Endpoint, shots: Iterable[Shot], concurrency: int, duration_s: float | None
 ) -> tuple[float, list[Shot]]:
-    """Keeps `concurrency` requests in flight; returns when it began and the shots that it sent.
+    """Keeps `concurrency` requests in flight; returns the begin of the loop and the shots that it sent.
 
-    A request is due when the one before has ended: the server sets the pace, so that a slow server hides its queue.
-    The loop ends early where the server is dead (`DEAD`), which the last of these requests says.
+    A request is due when the request before it has ended: the server sets the pace, so a slow server hides its queue.
+    The loop ends early if the server is dead (`DEAD`), which the last of these requests says.
     """
     begin, left, sent, silent = clock(), iter(shots), list[Shot](), 0
 
@@ -213,7 +213,7 @@ async def closed_loop(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection: one pass over the heap would be a pause of milliseconds in every stream."""
+    """Switches garbage collection off: one pass over the heap would be a pause of milliseconds in every stream."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -225,5 +225,5 @@ def undisturbed() -> Iterator[None]:
 
 
 def body_of(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a request, made before the run."""
+    """The bytes of a request, which are made before the run."""
     return json.dumps(fields, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""What is asked: prompts and lengths of answers, all from one seed."""
+"""The content of requests: prompts and lengths of answers, all from one seed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHAREGPT_MEANS = (161.31, 337.99)
 SHAREGPT_SIGMAS = (1.0, 0.8)
 SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
 CHARACTERS_PER_TOKEN = 4
-"""To tell a limit for the answer from the length of a text in a data set; the server counts the tokens."""
-# Short and frequent, so that with a blank before it each is one token of most vocabularies.
+"""Used to estimate the answer's limit from the length of a text in a data set; the server counts the tokens."""
+# Short and frequent words: with a blank before it, each word is one token of most vocabularies.
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -29,12 +29,12 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request's content."""
+    """The content of one request."""
 
     content: str | list[int]
-    """Text, or token ids."""
+    """The text, or the token ids."""
     tokens: int | None
-    """Of the content; None for a text, whose tokens the server counts."""
+    """The number of tokens of the content; None for a text, whose tokens the server counts."""
     output_tokens: int
 
 
@@ -44,15 +44,15 @@ class Data:
 
     kind: str = "random"
     input_len: tuple[int, int] = (128, 128)
-    """Least and most tokens of a prompt, without its prefix; uniform."""
+    """The least and the most tokens of a prompt, without its prefix; uniform."""
     output_len: tuple[int, int] = (64, 64)
     prefix_len: int = 256
     groups: int = 4
-    """Prefixes, each of which the prompts of a group share."""
+    """The number of prefixes; all prompts of a group share a prefix."""
     ids: tuple[int, int] | None = (100, 1000)
-    """Token ids are drawn from here, below most special tokens' and within any vocabulary; None for text."""
+    """The range of random token ids, below most special tokens and within any vocabulary; None for text."""
     dataset: Path | None = None
-    """A file in ShareGPT's format instead."""
+    """A file in ShareGPT's format, used in place of random prompts."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -68,7 +68,7 @@ class Data:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def prompts(self, seed: int) -> Iterator[Prompt]:
-        """Prompts without end."""
+        """Yields prompts without end."""
         random = np.random.default_rng(seed)
         if self.dataset is not None:
             return self._of_file(self.dataset, random)
@@ -87,7 +87,7 @@ class Data:
                 yield Prompt(content, len(content), answer)
 
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
-        """Token ids, or places in `WORDS`."""
+        """Random token ids, or indices of words in `WORDS`."""
         low, high = self.ids or (0, len(WORDS) - 1)
         return [int(one) for one in random.integers(low, high + 1, size=tokens)]
 
@@ -104,7 +104,7 @@ class Data:
                 return prompt, answer
 
     def _of_file(self, path: Path, random: np.random.Generator) -> Iterator[Prompt]:
-        """The first question of each conversation, and as many tokens as its answer has by its characters."""
+        """Yields the first question of each conversation, and the tokens of its answer, estimated from characters."""
         try:
             talks = [talk["conversations"] for talk in json.loads(path.read_text(encoding="utf-8"))]
             pairs = [(str(talk[0]["value"]), str(talk[1]["value"])) for talk in talks if len(talk) > 1]
@@ -123,5 +123,5 @@ class Data:
 
 
 def _usual(prompt: int, answer: int) -> bool:
-    """Whether a conversation of so many tokens is one that vLLM's and SGLang's loaders keep."""
+    """Whether vLLM's and SGLang's loaders keep a conversation of this many tokens."""
     return min(prompt, answer) >= SHORTEST and prompt <= LONGEST_PROMPT and prompt + answer <= LONGEST

@@ -1,9 +1,9 @@
-"""The metric X-ray: what each tool would report of one trace, by its own definitions, side by side.
+"""The metric X-ray: the numbers that each tool would report for one trace, by its own definitions, side by side.
 
-Definitions were read in the sources named below, and each is written anew here.  A dash is a metric that a tool does
-not have under that name.  Tools differ in when a request begins, in which chunk is the first, in where it ends, in
-whether ITL has a value for each gap or one for each request, and in what a percentile is.  AIPerf 0.13.0 and GuideLLM
-0.8.1 were run through `tap`; what they report is compared with their rows in results/serving/.
+The definitions were read in the sources named below, and each is written anew here.  A dash is a metric that a tool
+does not have under that name.  Tools differ in the begin and the end of a request, in the first chunk that counts, in
+whether ITL has a value for each gap or for each request, and in the percentile.  AIPerf 0.13.0 and GuideLLM 0.8.1 were
+run through `tap`; their reports are compared with their rows in results/serving/.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rooflab.bench.load.trace import Request, StreamEvent, Trace
 
 @dataclass(frozen=True)
 class DefinedTimes:
-    """One request by one tool's definitions, in seconds."""
+    """The times of one request by one tool's definitions, in seconds."""
 
     ttft: float
     e2e: float
     itl: Sequence[float]
     tpot: Sequence[float]
-    """Empty where the tool has no value for this request; a value that counts n times is there n times."""
+    """Values of TPOT: empty if the tool has none for this request; a value that counts n times is there n times."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool's definitions."""
+    """The definitions of a tool."""
 
     name: str
     read: str
@@ -45,13 +45,13 @@ class Tool:
     throughput: str
     reading: Callable[[Request], DefinedTimes | None]
     seconds: Callable[[Trace, Sequence[Request]], float]
-    """What output tokens are divided by."""
+    """The seconds by which output tokens are divided."""
     percentile: Callable[[Sequence[float], int], float] = np.percentile
     """The percentile of values; by default it interpolates between two of them."""
 
 
 def _at_the_index(values: Sequence[float], q: int) -> float:
-    """Of n sorted values the one at the index n q / 100."""
+    """Returns the value at the index n q / 100 of n sorted values."""
     return sorted(values)[min(len(values) - 1, len(values) * q // 100)]
 
 
@@ -66,8 +66,8 @@ def _per_token(time_s: float, tokens: int) -> list[float]:
 def _by_chunks(
     request: Request, *kinds: str, due: bool = False, whole: bool = False, gaps: bool = True
 ) -> DefinedTimes | None:
-    """From the send, or when it was due, to the first and the last chunk of these kinds, or to the last of the `whole`
-    stream."""
+    """The times from the send, or from when the request was due, to the first and the last chunk of these kinds, or to
+    the last chunk of the `whole` stream."""
     if not (chunks := _kinds(request, *kinds)):
         return None
     begin, last = request.scheduled_s if due else request.sent_s, (request.chunks if whole else chunks)[-1]
@@ -103,13 +103,13 @@ def _ours(request: Request) -> DefinedTimes | None:
 
 
 def _last_text(requests: Sequence[Request]) -> float:
-    """Without any text, the last token of the answers."""
+    """The time of the last text chunk; without any text, the time of the last token of the answers."""
     kinds = ("text",) if any(_kinds(request, "text") for request in requests) else ("empty",)
     return max(chunk.time_s for request in requests for chunk in _kinds(request, *kinds))
 
 
 def _whole_run(trace: Trace, requests: Sequence[Request]) -> float:
-    """From the begin of the run, before its first gap, to the last end."""
+    """The seconds from the begin of the run, before its first gap, to the last end."""
     return _last_end(requests) - (trace.begin_s + trace.warmup_s)
 
 
@@ -181,7 +181,7 @@ TOOLS = (
         throughput="output tokens / (first send to end of the last stream)",
         reading=_guidellm,
         seconds=lambda trace, requests: _last_end(requests) - _first_send(requests),
-        percentile=partial(np.percentile, method="inverted_cdf"),  # the least value that q percent do not pass
+        percentile=partial(np.percentile, method="inverted_cdf"),  # the least value that is not below q percent of them
     ),
     Tool(
         name="MLPerf",
@@ -199,9 +199,9 @@ TOOLS = (
 
 
 def xray(trace: Trace) -> list[dict[str, Any]]:
-    """A row for each tool: medians and 99th percentiles in milliseconds, mean ITL, and output tokens per second.
+    """Returns a row for each tool: medians and 99th percentiles in ms, mean ITL, and output tokens per second.
 
-    All rows are of the same requests: answered, and not of the warm-up.  Raises `ValueError` if there is none.
+    All rows are of the same requests: answered, and after the warm-up.  Raises `ValueError` if there is none.
     """
     requests = [request for request in trace.counted if times_of(request)]
     if not requests:
@@ -226,6 +226,6 @@ def xray(trace: Trace) -> list[dict[str, Any]]:
 
 
 def texts() -> list[dict[str, str]]:
-    """For each tool the definitions in words, and where they were read."""
+    """For each tool, its definitions in words, and the sources in which they were read."""
     names = ("ttft", "itl", "tpot", "e2e", "throughput", "read")
     return [{"tool": tool.name, **{name: getattr(tool, name) or "-" for name in names}} for tool in TOOLS]

@@ -17,18 +17,18 @@ from rooflab.roofline.plot import own_settings
 
 QUEUE, WAIT, STREAM = PALE, WRITTEN, READ
 SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#009e73", "#f0e442", INK), strict=True))
-"""Colours of the causes of long gaps."""
+"""The colours of the causes of long gaps."""
 SHOWN = 40
-"""Most requests of a waterfall."""
+"""The most requests of a waterfall."""
 CLOSEST = 600
-"""Least part of the width between two tokens that are marked: closer ones would paint the bar white."""
+"""The least distance of two marked tokens, as a part of the width: closer marks would paint the bar white."""
 Summary = Mapping[str, float]
 
 
 @own_settings
 def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str, frontier: bool = False) -> Path:
     """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second; or `frontier.png`: against the
-    throughput that was reached, where each point has its offered rate."""
+    throughput that was reached, each point with its offered rate."""
     figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
     title = "Throughput and latency" if frontier else "Latency against the offered rate"
     figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
@@ -39,7 +39,7 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
         _lines(axes, xs, [own for _, own in summaries], name)
         for index, ((rate, own), x) in enumerate(zip(summaries, xs, strict=True)):
             if frontier and (y := own.get(f"{name}_p50_ms")) is not None:
-                place = (-4, 6 if index % 2 else -12)  # below and above in turn, for points that nearly coincide
+                place = (-4, 6 if index % 2 else -12)  # below and above in turn, because points may nearly coincide
                 axes.annotate(f"{rate:g}/s", (x, y), place, textcoords="offset points", fontsize=8, color=INK)
         axes.set_title(title, fontsize=10, loc="left", weight="bold")
         axes.set_xlabel("output tokens/s" if frontier else "requests/s offered", fontsize=9)
@@ -65,7 +65,7 @@ def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: s
 
 @own_settings
 def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfall") -> Path:
-    """Writes a picture of the requests in the middle of the run: what each waited for, and its tokens."""
+    """Writes a picture of the requests in the middle of the run: the waits of each request, and its tokens."""
     requests = sorted(trace.counted, key=lambda request: request.scheduled_s)
     begin = max(0, (len(requests) - SHOWN) // 2)
     requests = requests[begin : begin + SHOWN]

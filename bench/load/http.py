@@ -1,7 +1,7 @@
-"""The least of HTTP/1.1 that a timed request needs: its bytes out, and the body of the answer with each piece's time.
+"""The part of HTTP/1.1 that a timed request needs: sends its bytes, and times each piece of the answer's body.
 
-aiohttp costs tens of microseconds a piece, and all streams of a batch get a token at once, so that the last of 64
-would be read milliseconds late.  This takes the time first and does the rest after every ready socket has been read.
+aiohttp costs tens of microseconds per piece, and all streams of a batch get a token at once, so the last of 64 would be
+read milliseconds late.  This code takes the time first and does the rest after all ready sockets have been read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ clock = time.perf_counter
 BLANK = b"\r\n\r\n"
 DROPPED = "connection dropped"
 MOST_HEAD = 1 << 16
-"""Most bytes of an answer's head, and of the line with a chunk's size: more would be joined again at each piece."""
+"""The most bytes of an answer's head, and of the line with a chunk's size: more would be joined again at each piece."""
 
 
 class Framing:
-    """Takes an answer's bytes in any pieces; gives the body's bytes, and says when the answer is whole."""
+    """Takes an answer's bytes in any pieces; returns the body's bytes, and says when the answer is whole."""
 
     def __init__(self) -> None:
         self.status, self.whole, self.keep, self.content_type = 0, False, True, ""
@@ -28,7 +28,7 @@ class Framing:
         self._endless = False
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the body in `data` and what waited for it.  Raises `ValueError` on what is not HTTP/1.1.
+        """The bytes of the body in `data` and in earlier held bytes.  Raises `ValueError` on what is not HTTP/1.1.
 
         If bytes follow the whole answer, the connection is closed: they may belong to another answer.
         """
@@ -37,7 +37,7 @@ class Framing:
             return b""
         data = self._rest + data
         self._rest = b""
-        while self._head:  # one of 103 or its like comes before the answer's own
+        while self._head:  # a head with status 1xx, such as 103, comes before the answer's head
             head, blank, data = data.partition(BLANK)
             if len(head) > MOST_HEAD:
                 raise ValueError(f"answer: expected a head of at most {MOST_HEAD} bytes, got more")
@@ -54,7 +54,7 @@ class Framing:
         return data
 
     def ended(self) -> bool:
-        """Called where the server closes the connection: whether the answer is whole."""
+        """Whether the answer is whole; called when the server closes the connection."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
@@ -74,7 +74,7 @@ class Framing:
         self.keep = fields.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
-        """`_left` is the rest of the chunk under way with the line end behind it."""
+        """Returns the data of chunks; `_left` is the rest of the current chunk with the line end after it."""
         body = b""
         at = 0
         while at < len(data):
@@ -83,7 +83,7 @@ class Framing:
                 if line < 0 and len(data) - at <= MOST_HEAD:
                     break
                 size = _number("a chunk's size", data[at:line].decode("latin-1").partition(";")[0].strip(), 16)
-                if not size:  # behind the last chunk perhaps fields, and an empty line
+                if not size:  # after the last chunk there may be fields, then an empty line
                     if (end := data.find(BLANK, line)) >= 0:
                         self.whole, at = True, end + len(BLANK)
                         self.keep = self.keep and at == len(data)
@@ -101,7 +101,7 @@ class Framing:
 
 
 def _number(what: str, text: str, base: int) -> int:
-    """Python's own numbers may have a sign, blanks and underscores."""
+    """Reads a number strictly: Python's own syntax also allows a sign, blanks and underscores."""
     if not re.fullmatch("[0-9]{1,15}" if base == 10 else "[0-9a-fA-F]{1,15}", text):
         raise ValueError(f"answer: expected {what}, got {text[:40]!r}")
     return int(text, base)
@@ -118,26 +118,26 @@ class Connection(asyncio.Protocol):
         self.framing, self.open = Framing(), True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps the transport."""
+        """Keeps the transport of the connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
-        """Sends `data`, and fills `pieces` with the body; the future is why it did not end well, or empty."""
+        """Sends `data`, and fills `pieces` with the body; the future's result is the reason of a failure, or empty."""
         self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
         if self.open:
             self._transport.write(data)
-        else:  # the server closed it as soon as it was there
+        else:  # the server closed the connection as soon as it was open
             self._end(DROPPED)
         return self._done
 
     def data_received(self, data: bytes) -> None:
-        """Takes the time; what the bytes mean waits until the other ready sockets have been read."""
+        """Takes the time; the bytes are read later, after all other ready sockets."""
         self._pending.append((clock(), data))
         if len(self._pending) == 1:
             self._loop.call_soon(self._progress)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the request under way."""
+        """Ends the request that is under way."""
         self.open = False
         self._progress()
         self._end("" if self.framing.ended() else DROPPED)

@@ -1,4 +1,4 @@
-"""The same numbers of the engine itself, in this process: what a server adds is the difference."""
+"""The same metrics for the engine in this process, without a server: the difference is the server's cost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def measure(name: str, options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
-    """Runs requests that are all there at once, `latency` as one batch, and writes a record to `out`.
+    """Runs requests that all arrive at once, `latency` as one batch, and writes a record to `out`.
 
-    `sizes`: tokens of a prompt and of an answer, and how many requests, by the names of the options.  Raises
-    `ValueError` on sizes below 1, and on those that the model cannot serve.
+    `sizes` has the tokens of a prompt and of an answer, and the number of requests, by the names of the options. Raises
+    `ValueError` on sizes below 1, and on sizes that the model cannot serve.
     """
     for option, value in sizes.items():
         if value < 1:
             raise ValueError(f"{option}: expected at least 1, got {value}")
     input_len, output_len, count = sizes.values()
     llm = LLM(**{**options, **({"max_num_seqs": count} if name == "latency" else {})})
-    # The measured prompts are others than those of the warm-up, which the prefix cache may hold.
+    # The measured prompts differ from those of the warm-up, because the prefix cache may hold the latter.
     warm_up(llm, input_len)
     draw = random.Random(options["seed"] + 1)
     prompts = [draw.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(count)]

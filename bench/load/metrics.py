@@ -1,9 +1,9 @@
-"""This project's metrics of a trace; `definitions.py` has those of other tools.
+"""This project's metrics of a trace; `definitions.py` has the metrics of other tools.
 
-TTFT and E2E run from the scheduled arrival, and a second time from the send: where the client or its limit of
-concurrent requests held a request back, only the first shows it (coordinated omission).  ITL is per token: the gap
-before a chunk of k tokens counts as k gaps of a k-th each, so that bundles do not inflate it; the gaps between chunks
-as a reader sees them are reported beside it.
+TTFT and E2E are taken twice: from the scheduled arrival and from the send.  If the client or its limit of concurrent
+requests held a request back, only the first value shows the delay (coordinated omission).  ITL is per token: the gap
+before a chunk of k tokens counts as k gaps of 1/k each, so bundles do not inflate ITL; the gaps between chunks, as a
+reader sees them, are reported too.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from rooflab.bench.load.trace import Request, StreamEvent, Trace
 from rooflab.roofline.names import values_by_name
 
 LATE_MS = 1.0
-"""Highest median time by which the client may send late.  Above it the load is not the one that was asked for."""
+"""The highest median delay of the client's sends, in ms.  Above it, the load is not the requested load."""
 ANSWERED = 0.1
-"""Least share of answered requests of a run that has rates and is OK.  A server in overload that
-refuses half of the load gives a result; if it refuses nearly all, the few answers say nothing about that load."""
+"""The least share of answered requests of a run that has rates and is OK.  A server in overload that refuses half of
+the load gives a result; if it refuses nearly all, the few answers say nothing about that load."""
 LIMITS = ("ttft", "itl", "tpot", "e2e")
 
 
 @dataclass(frozen=True)
 class Times:
-    """One answered request, in milliseconds."""
+    """The times of one answered request, in milliseconds."""
 
     ttft_ms: float
     ttft_sent_ms: float
     e2e_ms: float
     e2e_sent_ms: float
     tpot_ms: float | None
-    """The time behind the first chunk over its tokens, of all answers; None for answers in one chunk."""
+    """The time after the first chunk, divided by its tokens, over all answers; None for answers in one chunk."""
     itl_ms: np.ndarray
-    """Empty where `tpot_ms` is None."""
+    """The inter-token latencies in ms; empty where `tpot_ms` is None."""
     chunk_gap_ms: np.ndarray
     token_times_s: np.ndarray
     counted: str
-    """How the tokens of chunks are known (`token_steps`)."""
+    """The way in which the tokens of chunks are known (`token_steps`)."""
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Whether every limit in milliseconds holds, that of `itl` for each single gap.  What was not measured meets
-        none: an answer in one chunk shows no gap, however long its user waited for it."""
+        """Whether every limit in ms holds, that of `itl` for each single gap.  A limit on a missing value does not
+        hold: an answer in one chunk shows no gap, however long its user waited for it."""
         own = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
         own["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
         return all((value := own[name]) is not None and value <= limit for name, limit in limits.items())
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
-    """For each answer of the request (`n`) when tokens came and how many, and how that is known; tokens are never
-    counted by tokenising text again.
+    """For each answer of the request (`n`), the times and numbers of its tokens, and the way in which they are known;
+    text is never tokenised again to count tokens.
 
-    `said`: the chunks say it, by ids, log-probabilities or a running usage.  `one each`: the usage is as high as the
-    number of chunks with text, or of those without text too (a token whose character is not complete has none), or
-    higher by one for each answer (a token that ends the text has none).  A role, which may be sent at once, is no
-    token.  `spread`: the usage is another one, and each chunk behind the first gets the same share.  `chunks`: there is
-    no usage, and each chunk with text counts as one token.
+    `said`: the chunks give the numbers, by ids, log-probabilities or a running usage.  `one each`: the usage equals the
+    number of chunks with text, or of all chunks (a token whose character is not complete has no text), or is higher by
+    one for each answer (a token that ends the text has no chunk).  A role, which may be sent at once, is no token.
+    `spread`: the usage is another number, and each chunk after the first gets the same share.  `chunks`: there is no
+    usage, and each chunk with text counts as one token.
     """
     choices = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     texts = [chunk for chunk in choices if chunk.kind == "text"]
@@ -87,7 +87,7 @@ def _by_answer(steps: Iterable[tuple[StreamEvent, float]]) -> list[list[tuple[fl
 
 
 def times_of(request: Request) -> Times | None:
-    """The times of a request; None if it failed.  Gaps are those within an answer."""
+    """The times of a request; None if the request failed.  Gaps lie within an answer."""
     steps, counted = token_steps(request)
     if request.error or not steps:
         return None
@@ -110,26 +110,26 @@ def times_of(request: Request) -> Times | None:
 
 
 def prompt_tokens(request: Request) -> int:
-    """By the usage, else those that were asked with."""
+    """The number of prompt tokens by the usage, else the number that the request was made with."""
     return request.prompt_tokens or request.asked_prompt_tokens or 0
 
 
 def output_tokens(request: Request) -> int:
-    """By the usage, else by the chunks."""
+    """The number of output tokens by the usage, else by the chunks."""
     return request.output_tokens or round(sum(tokens for answer in token_steps(request)[0] for _, tokens in answer))
 
 
 def late_ms(requests: Sequence[Request]) -> np.ndarray:
-    """By how much each was sent after it was due and free to go: the client's own fault."""
+    """The delay in ms of each send after the request was due and free to go: a delay by the client itself."""
     return 1e3 * np.array([request.sent_s - request.free_s for request in requests])
 
 
 def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[str, float]:
     """The numbers of a run, without its warm-up; percentiles interpolate linearly, ITL is pooled over requests.
 
-    `output_tokens_per_s` runs from the first arrival to the last token, and so has the cool-down in it;
-    `steady_output_tokens_per_s` counts the tokens that came before the last arrival, over that time, also of requests
-    that were under way at the end of the warm-up.  A run of which nearly all failed (`ANSWERED`) has no rates.
+    `output_tokens_per_s` covers the time from the first arrival to the last token, including the cool-down.
+    `steady_output_tokens_per_s` covers the time up to the last arrival, and counts tokens of requests from the warm-up
+    too.  A run of which nearly all requests failed (`ANSWERED`) has no rates.
     """
     requests, found = trace.counted, answers(trace)
     numbers = {"requests": float(len(requests)), "failed": float(len(requests) - len(found))}
@@ -163,7 +163,7 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     if len(found) < ANSWERED * len(requests):
         return {name: float(value) for name, value in numbers.items()}
     numbers |= {"requests_per_s": len(found) / span, "output_tokens_per_s": tokens / span}
-    if steady >= 1.0:  # in less, a few tokens would decide
+    if steady >= 1.0:  # in less time, a few tokens would decide
         came = np.concatenate([times.token_times_s for one in trace.requests if (times := times_of(one))])
         within = (begin <= came) & (came <= trace.last_arrival_s)
         numbers["steady_output_tokens_per_s"] = float(within.sum() / steady)
@@ -174,8 +174,8 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
 
 
 def tokens_a_step(trace: Trace) -> dict[str, float]:
-    """Tokens that a decoding request got in a step, above 1 with speculation, and the accepted share of drafted tokens;
-    by the server's steps without prompts, and empty where it does not tell them."""
+    """Tokens that a decoding request got per step, above 1 with speculation, and the accepted share of drafted tokens;
+    from the server's steps without prompts; empty if the server does not report its steps."""
     steps = [step for step in trace.steps or () if step["num_decodes"] and not step["prompt_tokens"]]
     if not steps:
         return {}
@@ -186,12 +186,12 @@ def tokens_a_step(trace: Trace) -> dict[str, float]:
 
 
 def answers(trace: Trace) -> list[Times]:
-    """The times of the requests that were answered, without the warm-up."""
+    """The times of the answered requests, without the warm-up."""
     return [times for request in trace.counted if (times := times_of(request))]
 
 
 def broken(trace: Trace) -> str:
-    """Why the run is no result, in one sentence; empty if it is one."""
+    """The reason why the run is not a result, in one sentence; empty if it is a result."""
     total, answered = len(trace.counted), len(answers(trace))
     reason = next(iter(failures(trace)), "none was sent")
     if not answered:
@@ -202,7 +202,7 @@ def broken(trace: Trace) -> str:
 
 
 def remarks(trace: Trace) -> list[str]:
-    """What a reader of the numbers should know of the answers, a sentence each."""
+    """Sentences that a reader of the numbers should know about the answers."""
     requests = [request for request in trace.counted if times_of(request)]
     found, of = answers(trace), f"of {len(requests)} answers"
     lengths = [(request.asked_output_tokens, output_tokens(request)) for request in requests]
@@ -226,12 +226,12 @@ def remarks(trace: Trace) -> list[str]:
 
 
 def failures(trace: Trace) -> dict[str, int]:
-    """How many requests failed for each reason, of the warm-up too; the most frequent first."""
+    """The number of failed requests by reason, including the warm-up; the most frequent reason first."""
     return dict(Counter(request.error for request in trace.requests if request.error).most_common())
 
 
 def noise(trace: Trace) -> str:
-    """Why the run is NOISY, in one sentence; empty if it is not."""
+    """The reason why the run is NOISY, in one sentence; empty if it is not."""
     late = float(np.median(late_ms(trace.counted))) if trace.counted else 0.0
     return (
         f"the client sent half of the requests over {late:.2f} ms late; at most {LATE_MS:g} ms"

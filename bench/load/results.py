@@ -1,4 +1,4 @@
-"""What a run leaves: a record, its trace, and on request a file with the keys of `vllm bench serve`."""
+"""The results of a run: a record, its trace, and on request a file with the keys of `vllm bench serve`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VLLM = next(tool for tool in TOOLS if tool.name == "vLLM")
 
 
 def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
-    """The record of a run; its environment is the client's."""
+    """The record of a run; its environment is the client's environment."""
     metrics, fault, unsure = summarize(trace, limits), broken(trace), noise(trace)
     answered = metrics["requests"] > metrics["failed"]
     status: Status = "RUNTIME_ERROR" if fault else "NOISY" if unsure else "OK"
@@ -42,12 +42,12 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
 
 
 def exit_status(trace: Trace) -> str:
-    """OK, NOISY, or RUNTIME_ERROR where a request failed."""
+    """The status: OK, NOISY, or RUNTIME_ERROR if a request failed."""
     return "RUNTIME_ERROR" if failures(trace) or broken(trace) else "NOISY" if noise(trace) else "OK"
 
 
 def vllm_json(trace: Trace, plan: Plan, limits: Mapping[str, float]) -> dict[str, Any]:
-    """The keys of vLLM's result file, by vLLM's definitions (`definitions.py`), of the requests behind the warm-up.
+    """The keys of vLLM's result file, by vLLM's definitions (`definitions.py`), for the requests after the warm-up.
 
     Texts are not kept, so that `generated_texts` is missing; a limit of `itl` has no counterpart and is left out.
     """
@@ -106,7 +106,7 @@ def _good(own: DefinedTimes, limits: Mapping[str, float]) -> bool:
 
 
 def _peaks(pairs: Sequence[tuple[Request, DefinedTimes]]) -> dict[str, float]:
-    """Most chunks in a second of the clock from the first send, which vLLM calls tokens; most requests at once."""
+    """The most chunks in a second from the first send on, which vLLM calls tokens; and the most requests at once."""
     if not pairs:
         return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
     begin = min(request.sent_s for request, _ in pairs)
@@ -124,5 +124,5 @@ def _statistics(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def trace_file(folder: Path, name: str) -> Path:
-    """Where a run's trace lies: `trace.ndjson`, or in a sweep `trace-<rate>.ndjson`."""
+    """The path of a run's trace: `trace.ndjson`, or in a sweep `trace-<rate>.ndjson`."""
     return folder / (f"trace-{name}.ndjson" if name else "trace.ndjson")

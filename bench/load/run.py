@@ -20,40 +20,40 @@ from rooflab.bench.load.trace import Trace, phased
 
 PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 READY = 4
-"""Prompts of a closed loop with a duration, made before it: for this many times the pace of the warm-up's answer."""
+"""Prompts of a closed loop with a duration are made before it: this many times what the warm-up's pace would need."""
 MOST_READY = 100_000
 WARMUP_SEED = 2**63
-"""Added to the seed: a warm-up with the run's first prompt would leave it in the server's prefix cache."""
+"""Added to the seed of the warm-up: with the run's first prompt it would fill the server's prefix cache."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is sent, and when.  Raises `ValueError` on options that do not fit."""
+    """The requests of a run, and their times.  Raises `ValueError` on options that do not fit."""
 
     arrivals: Arrivals | None = None
-    """None: a closed loop."""
+    """The arrivals of an open loop; None for a closed loop."""
     concurrency: int = 1
-    """Of the closed loop."""
+    """The requests in flight in a closed loop."""
     max_concurrency: int | None = None
-    """Of the open loop: a request over it waits on the client."""
+    """The most requests in flight in an open loop; a request above the limit waits on the client."""
     num_prompts: int = 100
     duration_s: float | None = None
-    """Ends the arrivals instead of `num_prompts`."""
+    """The seconds after which the arrivals end, in place of `num_prompts`."""
     warmup: int = 1
-    """Requests one after another before the run; the first finds out whether the server takes such requests."""
+    """The number of single requests before the run; the first shows whether the server takes such requests."""
     warmup_s: float = 0.0
-    """From the begin of the run: requests due in it do not count."""
+    """Seconds from the begin of the run; requests that are due in this time do not count."""
     data: Data = field(default_factory=Data)
     endpoint: str = "completions"
     model: str = ""
     ignore_eos: bool = True
-    """So that answers have the lengths that were asked for; a field that not every server takes."""
+    """Whether answers have exactly the requested lengths; not every server takes this field."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request."""
     seed: int = 0
     running_usage: bool = True
-    """Asks for the tokens so far with each chunk; the warm-up finds out whether the server offers it."""
+    """Whether to ask for the tokens so far with each chunk; the warm-up shows whether the server offers this."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_concurrency", "num_prompts", "warmup"):
@@ -73,26 +73,26 @@ class Plan:
             raise ValueError("duration: expected a finite rate with it")
 
     def offsets(self) -> list[float]:
-        """The arrivals of the open loop."""
+        """The arrivals of the open loop, in seconds."""
         assert self.arrivals is not None, "of an open loop"
         random = np.random.default_rng(self.seed)
         if self.duration_s is None:
             return self.arrivals.offsets(self.num_prompts, random)
         until = self.arrivals.ramp_to or self.arrivals.rate
         expected = (self.arrivals.rate + until) / 2 * self.duration_s
-        # A ramp takes as long as its expected number; of the other laws, enough for the whole duration are drawn.
+        # A ramp takes as long as its expected number; for other laws, enough arrivals for the duration are drawn.
         ramp = self.arrivals.ramp_to is not None
         count = math.ceil(expected if ramp else expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)
         return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
-        """Requests without end."""
+        """Yields requests without end."""
         answers = count if type(count := self.extra.get("n")) is int else 1
         for index, prompt in enumerate(self.data.prompts(seed)):
             yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, answers * prompt.output_tokens)
 
     def warm_ups(self) -> Iterator[Shot]:
-        """The requests before the run."""
+        """Yields the requests before the run."""
         return islice(self.shots(self.seed + WARMUP_SEED), self.warmup)
 
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Plan:
         return {"model": self.model, **asked, "max_tokens": prompt.output_tokens, **fixed, **eos, **self.extra}
 
     def case(self) -> dict[str, Any]:
-        """What a record says of the run: settings, without the address."""
+        """The settings of the run for a record, without the address."""
         data = self.data
         lengths = {name: ":".join(map(str, dict.fromkeys(getattr(data, name)))) for name in ("input_len", "output_len")}
         kept: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
@@ -128,7 +128,7 @@ class Plan:
 
 
 def first_model(target: Endpoint) -> str:
-    """The first model of the server.  Raises `ValueError` if it tells none."""
+    """The first model of the server.  Raises `ValueError` if the server names no model."""
     status, value, _ = target.get("/v1/models")
     try:
         return str(value["data"][0]["id"])
@@ -150,7 +150,7 @@ def run_load(target: Endpoint, plan: Plan) -> Trace:
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
-    """The steps of our server, on this clock; None of a server that has no `GET /steps`."""
+    """The steps of our server, on this clock; None for a server without `GET /steps`."""
     began = clock()
     try:
         status, value, half = target.get("/steps")
@@ -158,12 +158,12 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
         return None
     try:
         return on_our_clock(value["steps"], value["now_s"], half, clock() - began) if status == 200 else None
-    except (TypeError, KeyError):  # another server's page of that name
+    except (TypeError, KeyError):  # another server has a page of this name
         return None
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """The plan, without what the server refused, and the asked tokens per second of the fastest answer."""
+    """The plan without the fields that the server refused, and the pace of the fastest answer in tokens per second."""
     pace = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
@@ -182,7 +182,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """When the load began, its shots, and how many of them had to be made while it ran."""
+    """The begin of the load, its shots, and the number of shots that had to be made while it ran."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

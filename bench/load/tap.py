@@ -1,10 +1,10 @@
-"""A wire tap: what another client sends to a server, and when the answers come, as a trace for `rooflab xray`.
+"""A wire tap: records another client's requests to a server and the times of answers, as a trace for `rooflab xray`.
 
     python -m rooflab.bench.load.tap --to http://127.0.0.1:8000 --port 8001 --out trace.ndjson
 
-So another tool's report is held against its own definitions on the same answers, and the noise of a machine does not
-count.  Times are taken here, between the two processes: after the client sent and before it reads.  A client that
-leaves is seen to leave, by the server too.  SIGINT or SIGTERM ends it and writes the trace.
+So another tool's report can be compared with its own definitions on the same answers, without the noise of the machine.
+Times are taken here, between the two processes: after the client sent and before it reads.  If a client leaves, the tap
+notes this, and so does the server.  SIGINT or SIGTERM ends the tap and writes the trace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tap:
     shots: list[Shot] = field(default_factory=list)
 
     async def connection(self, client_in: StreamReader, client_out: StreamWriter) -> None:
-        """Carries one connection of the client's, request by request, until either end closes it."""
+        """Carries one connection of a client, request by request, until either end closes it."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             server_in, server_out = await asyncio.open_connection(self.host, self.port)
             while not client_out.is_closing():
@@ -55,7 +55,7 @@ class Tap:
         client_out.close()
 
     def trace(self, skip: int) -> Trace:
-        """All that was kept; the first `skip` requests are the warm-up.  Raises `ValueError` if there is no other."""
+        """The trace of all kept answers; the first `skip` are the warm-up.  Raises `ValueError` without others."""
         if len(self.shots) <= skip:
             raise ValueError(f"tap: expected more than {skip} streamed requests, got {len(self.shots)}")
         begin, last = self.shots[skip].scheduled_s, self.shots[-1].scheduled_s
@@ -64,7 +64,7 @@ class Tap:
 
 
 def _length(head: bytes) -> int:
-    """The bytes of a request's body."""
+    """The number of bytes of a request's body."""
     for row in head.lower().split(b"\r\n"):
         if row.startswith(b"content-length:"):
             return int(row.partition(b":")[2])
@@ -72,7 +72,7 @@ def _length(head: bytes) -> int:
 
 
 async def _answer(server: StreamReader, client: StreamWriter, shot: Shot) -> str:
-    """Forwards one answer into `shot`; returns why it did not end well, or nothing."""
+    """Forwards one answer into `shot`; returns the reason if it did not end well, else an empty text."""
     framing = Framing()
     while not framing.whole:
         data, now = await server.read(READ), clock()
@@ -103,7 +103,7 @@ async def tap(url: str, port: int, out: Path, skip: int) -> None:
 
 
 def main() -> None:
-    """The script."""
+    """Runs the tap with the options of the command line."""
     parser = argparse.ArgumentParser(description="Traces what another client does with a server.")
     parser.add_argument("--to", required=True, help="the server, http://HOST:PORT")
     parser.add_argument("--port", type=int, default=0, help="where the client asks; 0: any that is free")

@@ -1,7 +1,7 @@
-"""The trace of a run: when each request was due, sent and answered, chunk by chunk; plots and metrics come from it.
+"""The trace of a run: when each request was due, sent and answered, chunk by chunk; the source of plots and metrics.
 
-A trace is a file of JSON lines, the run first and then its requests.  It is called `.ndjson`, for a report reads every
-`.jsonl` below its folders as records.
+A trace is a file of JSON lines: first the run, then its requests.  Its name ends with `.ndjson`, because a report reads
+every `.jsonl` file below its folders as records.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Phase = Literal["warm-up", "measured", "cool-down"]
 
 
 class StreamEvent(NamedTuple):
-    """An event of a stream that carries something."""
+    """An event of a stream that carries data."""
 
     time_s: float
     kind: str
-    """`text`; `role` and `empty`, which have a choice without text; `usage`, which has no choice; `done`."""
+    """`text`; `role` and `empty`, whose choice has no text; `usage`, which has no choice; or `done`."""
     tokens: int | None = None
-    """Those that it says it has; None if it does not say."""
+    """The number of tokens that the event reports; None if it reports none."""
     answer: int = 0
-    """Which of several answers of a request (`n`) it belongs to."""
+    """The index of the event's answer, of several answers of a request (`n`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Request:
 
     index: int
     scheduled_s: float
-    """When it was due by the arrivals alone."""
+    """The time when the request was due by the arrivals alone."""
     free_s: float
-    """When it was due and the limit of concurrent requests let it go."""
+    """The time when the request was due and the limit of concurrent requests let it go."""
     sent_s: float
     first_byte_s: float | None
     end_s: float | None
@@ -46,32 +46,32 @@ class Request:
     asked_prompt_tokens: int | None = None
     asked_output_tokens: int | None = None
     prompt_tokens: int | None = None
-    """By the server's usage."""
+    """The number of prompt tokens by the server's usage."""
     output_tokens: int | None = None
-    """By the server's usage."""
+    """The number of output tokens by the server's usage."""
     finish_reason: str | None = None
     error: str = ""
-    """Why it failed; empty if it did not."""
+    """The reason of the failure; empty if the request did not fail."""
     phase: Phase = "measured"
-    """`warm-up`: due in the warm-up; `cool-down`: it ended after the last arrival, when the load was going down."""
+    """`warm-up`: due in the warm-up; `cool-down`: ended after the last arrival, when the load was falling."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A run."""
+    """The trace of a run, with its requests."""
 
     begin_s: float
-    """What the arrivals count from."""
+    """The time from which the arrivals count."""
     warmup_s: float
     last_arrival_s: float
     requests: tuple[Request, ...]
     case: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Mapping[str, Any], ...] | None = None
-    """The server's steps, on the clock of this trace; None if it does not tell them."""
+    """The server's steps, on the clock of this trace; None if the server does not report them."""
     unready: int = 0
-    """Requests whose prompts were made while the load ran, on the loop that takes the times."""
+    """The number of requests whose prompts were made while the load ran, on the loop that takes the times."""
     repeated: int = 0
-    """Requests that were asked before, in the run or its warm-up."""
+    """The number of requests that were already sent before, in the run or its warm-up."""
 
     @property
     def counted(self) -> list[Request]:

@@ -26,7 +26,7 @@ FIXTURE = "kernel_benchmark"
 EMULATED = "emulated"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
 MACHINE_KEY = "rooflab"
-"""Key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
+"""The key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
 NOT_TIMED = "benchmarks are checked and not timed"
 NO_DRIVER = (
     "fn: Triton finds no GPU here, and a time needs one; `rooflab check --kernel FILE` checks a registered kernel in "
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-codspeed blocks pytest-benchmark in this hook
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses `--benchmark` if pytest-benchmark is not loaded, and beside `--codspeed`, which takes its place."""
+    """Refuses `--benchmark` without pytest-benchmark, and beside `--codspeed`, which replaces pytest-benchmark."""
     if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
     codspeed = config.getoption("codspeed", None)  # None: pytest-codspeed is not loaded
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def asked(config: pytest.Config) -> bool:
-    """Whether the benchmarks of this plugin run."""
+    """Whether the benchmarks of this plugin run in this session."""
     return bool(config.getoption("rooflab_benchmark") or config.getoption("benchmark_only", False))
 
 
@@ -130,30 +130,30 @@ class Replay:
 _REPLAY = pytest.StashKey[Replay]()
 _NOISY = pytest.StashKey[list[str]]()
 OTHERS = 0.1
-"""Most of all processors' time that others may take beside a reading on a CPU that decides a comparison.
+"""The most of all processors' time that other processes may take beside a CPU reading that decides a comparison.
 
-On 2 cores a process that works on one of them takes 0.5.  The reading, on the other one, then took up to 40% longer,
-and no thread of it waited.
+On 2 cores, a process that works on one core takes 0.5.  The reading on the other core then took up to 40% longer,
+although no thread of it waited.
 """
 SMALL_S, PROCESSES = 5e-6, 1.3
-"""The least change in seconds, and the least ratio, at which a reading on a CPU differs from a stored baseline.
+"""The least change in seconds, and the least ratio, at which a CPU reading differs from a stored baseline.
 
-Two processes that run equal code differ by less: by 2 of 6 us, and by a ratio of 1.19 among 36 readings on two shared
-cores.  `rooflab ab` compares pairs of processes and sees less.
+Two processes that run equal code differ by less: by 2 of 6 us, and by a ratio of 1.19 among 36 readings on two
+shared cores.  `rooflab ab` compares pairs of processes and sees smaller changes.
 """
 PROBE = 1.1
-"""Highest ratio of the times of the same work (`timing.probe`) beside two readings on a CPU that are compared."""
+"""The highest ratio of the times of equal work (`timing.probe`) beside two CPU readings that are compared."""
 
 
 class QuietCheck:
-    """A check of `--benchmark-compare-fail` that decides nothing where the reading or its baseline is NOISY, or where
-    they differ by no more than two processes do."""
+    """A check of `--benchmark-compare-fail` that ignores a reading if it or its baseline is NOISY, or if they differ by
+    no more than two processes that run equal code do."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
 
     def fails(self, current: Any, compared: Any) -> str | None:
-        """What pytest-benchmark's own check says; None for a pair of baseline file and test that is noise."""
+        """The answer of pytest-benchmark's own check; None if the baseline or the reading is noise."""
         if (compared["path"], current.fullname) in self.noisy:
             return None
         self.compared += 1
@@ -168,7 +168,7 @@ class QuietCheck:
 
 
 def _other_speed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Why the CPU is not as it was at the baseline, in one sentence; empty if it is, or if nothing tells."""
+    """The reason why the CPU's speed differs from the baseline's, in one sentence; empty if it is equal or unknown."""
     was, is_now = before.get("probe_s"), now.get("probe_s")
     if not (isinstance(was, float) and isinstance(is_now, float) and was > 0) or 1 / PROBE <= is_now / was <= PROBE:
         return ""
@@ -176,7 +176,7 @@ def _other_speed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _noise(info: Mapping[str, Any]) -> str:
-    """Why a reading decides no comparison, in one sentence; empty if it may."""
+    """The reason why a reading decides no comparison, in one sentence; empty if it may decide."""
     if str(info.get("status")).startswith("NOISY: "):
         return str(info["status"])
     others = info.get("others")
@@ -222,9 +222,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's, which ends the run where something has regressed
+@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's hook, which ends the run where something has regressed
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Names the readings that are noise, since pytest-benchmark's table has no place for it, and what was not run."""
+    """Names readings that are noise, for which pytest-benchmark's table has no place, and tests that did not run."""
     lines = config.stash.get(_NOISY, [])
     skipped = sum(SKIPPED in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     options = ("json", "save", "autosave", "compare", "histogram")
@@ -240,7 +240,7 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 
 
 def _limits(item: pytest.Item) -> dict[str, Any]:
-    """How long a test is timed: by its marker, else by the options of the run."""
+    """The time limits of a test: from its marker, else from the options of the run."""
     options, config = _options(item), item.config
     return {
         "budget_s": float(options.get("max_time", config.getoption("benchmark_max_time"))),
@@ -283,13 +283,13 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         from rooflab.roofline.model import Cost
 
         if benchmark._mode:
-            benchmark.has_error = True  # the first result is not saved either: nothing would say of what it is
+            benchmark.has_error = True  # the first result is not saved either: nothing would say what it measures
             pytest.fail(
                 "kernel_benchmark: expected one timing in a test, got a second: parametrize the test", pytrace=False
             )
         if not isinstance(cost, Cost | None):
             _fail(benchmark, f"cost: expected a rooflab.roofline.model.Cost, got {cost!r}")
-        if named:  # by position, so that their tensors are copied and kept from change as the others are
+        if named:  # by position, so that their tensors are copied and protected as the others are
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
         checked = _by_fn(benchmark, Checked.of, fn, args, reference)
@@ -320,8 +320,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 def emulated() -> Iterator[Emulation]:
     """Runs every Triton kernel that the test launches in the emulator, on CPU tensors, as an H100 would.
 
-    The test fails where a kernel reads or writes out of bounds, reads what nobody wrote, never ends, or has a race;
-    the fixture's value lists its launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
+    The test fails where a kernel reads or writes out of bounds, reads unwritten memory, never ends, or has a race; the
+    fixture's value lists its launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
     """
     from rooflab.bench.emulate import emulating
 
@@ -337,7 +337,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     from rooflab.bench.emulator import Emulation, EmulationError, users_part
 
     run = pyfuncitem.funcargs[EMULATED]
-    if not isinstance(run, Emulation):  # a fixture of the project's own
+    if not isinstance(run, Emulation):  # a fixture of the project itself
         return (yield)
     try:
         result = yield
@@ -349,7 +349,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """What `action` returns, which calls the user's function; the test fails if that skips it."""
+    """Returns the result of `action`, which calls the user's function; the test fails if the function skips it."""
     try:
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:
@@ -361,7 +361,7 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """`fn` with its keyword arguments `names` as the last positional ones."""
+    """Wraps `fn` so that its keyword arguments `names` are its last positional arguments."""
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:

@@ -18,18 +18,18 @@ class Timed(NamedTuple):
 
     record: Record
     wrong: str
-    """What is wrong with the result of a call after the timed ones; empty if it is right."""
+    """The fault of the result of a call after the timed calls; empty if the result is right."""
     others: float | None
-    """The share of all processors' time that other processes took meanwhile; None if the system does not tell."""
+    """The share of all processors' time that other processes took meanwhile; None if the system does not tell it."""
     probe_s: float | None
-    """Median seconds of `probe` in the same rounds, which tells how fast a CPU was meanwhile; None on a GPU."""
+    """The median seconds of `probe` in the same rounds, which shows the CPU's speed meanwhile; None on a GPU."""
 
 
 def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Timed:
     """Times a function that has been checked, on several copies of its arguments, and judges one more call.
 
-    What the timed calls left is judged too, unless the function changes its inputs.  On a CPU each round times `probe`
-    too.
+    The results of the timed calls are judged too, unless the function changes its inputs.  On a CPU each round also
+    times `probe`.
     """
     op, beside = checked.op, {"probe": probe()} if checked.op.device.type == "cpu" else {}
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
@@ -49,10 +49,10 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
 
 
 def probe() -> Callable[[], None]:
-    """The same work on every machine and day: the softmax of 256 rows of 1,024 fp32 numbers.
+    """Returns a function with the same work on every machine and day: the softmax of 256 rows of 1,024 fp32 numbers.
 
-    It reads and computes, on torch's threads, as most kernels do; on one core of a Xeon it takes 0.4 ms.  A CPU that
-    shares its cores or its caches with what no counter here shows takes longer for it.
+    It reads and computes on torch's threads, as most kernels do; on one core of a Xeon it takes 0.4 ms.  It takes
+    longer on a CPU that shares its cores or caches with work that no counter here shows.
     """
     x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
     out = torch.empty_like(x)
@@ -67,7 +67,7 @@ def probe() -> Callable[[], None]:
 def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
     """The JSON values stored next to pytest-benchmark's statistics; `record.unpack_samples` reads `samples`.
 
-    They hold what an A/B needs from a reading: every sample in time order, the method, the machine, and the clocks.
+    They hold all that an A/B needs from a reading: every sample in time order, the method, the machine, and the clocks.
     """
     record, environment = timed.record, timed.record.environment
     info: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""Reports from records: roofline figures (`figures.py`), one HTML page (`page.py`), history and pictures."""
+"""Reports made from records: roofline figures (`figures.py`), one HTML page (`page.py`), history and pictures."""

@@ -1,6 +1,6 @@
 """All contents of a report as plain data: the page is drawn from them, and `--json` prints them.
 
-The summary comes first: the best kernels against naive and the library, what is wrong, and what is not measured.
+The summary comes first: the best kernels against naive and the library, faults, and missing measurements.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class Span:
-    """A ratio over cases: geometric mean, smallest and largest."""
+    """The ratios of several cases: their geometric mean, the smallest and the largest."""
 
     mean: float
     low: float
@@ -71,7 +71,7 @@ class Problem:
     kind: str
     name: str
     where: str
-    """Case and scheme."""
+    """The case and scheme of the result."""
     status: str
     reason: str
     source: Source
@@ -79,7 +79,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gap:
-    """What was not measured, with the reason."""
+    """A part that was not measured, with the reason."""
 
     machine: str
     status: str
@@ -90,7 +90,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class StatusCount:
-    """How many records of a kind have each status."""
+    """The number of records of a kind that have each status."""
 
     kind: str
     total: int
@@ -98,7 +98,7 @@ class StatusCount:
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
-    """One for each machine, op and scheme that has a time; machines are never combined."""
+    """Returns one standing for each machine, op and scheme that has a time; machines are never combined."""
     found = []
     for op in ops:
         for ladder in op.ladders:
@@ -132,7 +132,7 @@ def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]
 
 
 def span(values: Sequence[float]) -> Span | None:
-    """Geometric mean, smallest and largest of positive ratios; None without values."""
+    """The geometric mean, the smallest and the largest of positive ratios; None without values."""
     if not values:
         return None
     return Span(geometric_mean(values), min(values), max(values), len(values))
@@ -143,13 +143,13 @@ def problems(
 ) -> tuple[Problem, ...]:
     """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
 
-    `current` are the sources.newest bench records of their keys.
+    `current` are the newest bench records of their keys (`sources.newest`).
     """
     found = []
     checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
     others = sources.newest(
         (item for item in located if item.record.kind not in ("check", "bench", "ab")),
-        # Runs of the engine and of loads have one name; what differs is in their case.
+        # All runs of the engine have one name, and so have all loads; their cases differ.
         lambda record: (record.kind, *sources.kernel_key(record), str(record.config), str(record.case)),
     )
     for item in (*current, *checks, *others):
@@ -167,7 +167,7 @@ def problems(
 
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
-    """Kernels without a time by machine and reason, registered kernels without record, and kinds without record."""
+    """Kernels without a time by machine and reason, registered kernels without a record, and kinds without a record."""
     gaps = []
     untimed = (
         one.record for one in current if one.record.status in sources.FINE and one.record.latency_median_ms is None
@@ -194,7 +194,7 @@ def _gap(record: Record) -> tuple[str, str, str]:
 
 
 def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
-    """Records by kind and status."""
+    """The numbers of records by kind and status."""
     found = []
     for kind in KIND_NAMES:
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
@@ -204,7 +204,7 @@ def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
 
 
 def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
-    """The trends in order of time of each op's largest case on each machine, with times at two commits or more."""
+    """Trends, in order of time, of each op's largest case on each machine, with times at two commits or more."""
     machines = grouped((item.record for item in located), machine_of).values()
     largest = {id(record) for records in machines for record in largest_cases(records)}
     chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
@@ -215,7 +215,7 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
 
 @dataclass(frozen=True)
 class Content:
-    """The report.  The same records give the same content: nothing in it depends on the time when it is made."""
+    """The content of the report.  It depends on the records alone, not on the time when it is made."""
 
     title: str
     version: str
@@ -228,7 +228,7 @@ class Content:
     standings: tuple[Standing, ...]
     problems: tuple[Problem, ...]
     noisy: tuple[Problem, ...]
-    """Readings of a busy machine, or that spread or drift; the problems are failed, impossible or slower."""
+    """Readings of a busy machine, or that spread or drift; `problems` has failed, impossible or slower results."""
     unmeasured: tuple[Gap, ...]
     tallies: tuple[StatusCount, ...]
     commits: tuple[tuple[str, int], ...]
@@ -242,13 +242,13 @@ class Content:
     engine: tuple[tables.EngineTable, ...]
     ledgers: tuple[LedgerGroup, ...]
     trends: tuple[Mapping[str, Any], ...]
-    """Rows of the trends with at least two commits, as `rooflab history` shows them, with `source`: the source of the
-    sources.newest point."""
+    """Rows of the trends with at least two commits, as `rooflab history` shows them; `source` is the source of
+    the newest point (`sources.newest`)."""
     files: tuple[sources.FileInfo, ...]
 
 
 def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title: str) -> Content:
-    """The content of a report over `located`, oldest first."""
+    """The content of a report over the records `located`, oldest first."""
     benches = sources.benches_of(located)
     chosen = sources.choose(benches)
     ops, comparisons = op_ladders(located), tables.comparisons_of(located)

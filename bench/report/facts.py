@@ -1,4 +1,4 @@
-"""The circumstances in the records: of one record beside its main numbers, and of a machine over all its records."""
+"""The circumstances that records name: those of one record beside its main numbers, and those of a machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def commit_text(commit: str | None, dirty: bool | None) -> str:
-    """Eight digits of a commit, and whether the tree had changes."""
+    """The first eight digits of a commit, and a mark if the tree had changes."""
     if not commit:
         return "no commit"
     return f"{commit[:8]} dirty" if dirty else commit[:8]
@@ -34,7 +34,7 @@ def slug(text: str) -> str:
 
 
 def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:
-    """Label and value of each circumstance that the record gives; missing ones are left out."""
+    """The label and value of each circumstance that the record gives; missing circumstances are left out."""
     by = f" in {counted.file}, line {counted.line}" if counted else ""
     errors = {stats.get("output", "output"): stats.get("max_error_over_tolerance") for stats in record.errors}
     rows: dict[str, Any] = {
@@ -67,7 +67,7 @@ def facts_of(record: Record, configs: int = 1, counted: Source | None = None) ->
 
 
 def predicted(record: Record) -> str:
-    """The predicted time with the predictor's error, or nothing."""
+    """The predicted time with the error of the predictor; an empty text without a prediction."""
     if record.predicted_ms is None:
         return ""
     error = record.prediction_error
@@ -76,7 +76,7 @@ def predicted(record: Record) -> str:
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value in the unit that ends its name; a range for a list of two numbers; empty for None."""
+    """A value in the unit that its name ends with; a range for a list of two numbers; an empty text for None."""
     if isinstance(value, list | tuple):
         return (" to " if name.endswith(("_mhz", "_hz", "_w", "_c")) else ", ").join(
             value_text(name, one) for one in value
@@ -88,7 +88,7 @@ def value_text(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """One property; several values if runs differ, which a reader must know to compare these runs."""
+    """One property of a machine; it has several values if runs differ, which a reader must know to compare them."""
 
     label: str
     values: tuple[str, ...]
@@ -96,7 +96,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of machine, and what was run on it."""
+    """One kind of machine, and the runs on it."""
 
     key: str
     name: str
@@ -138,7 +138,7 @@ _READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w",
 
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
-    """Each value of the environments; smallest and largest of each reading, and every throttle reason seen."""
+    """Each value of the environments; the smallest and largest of each reading, and every throttle reason seen."""
     seen: dict[str, dict[str, None]] = {}
     readings: dict[str, list[float]] = {name: [] for name in _READINGS}
     for record in records:

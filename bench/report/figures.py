@@ -1,4 +1,4 @@
-"""From records to roofline figures and ladder rows; no number is typed in by hand."""
+"""Makes roofline figures and ladder rows from records; no number is typed in by hand."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NO_BYTES = "its cost has no bytes, and so it has no intensity"
 def placed(
     records: Iterable[Record], roofs: Sequence[Ceilings], device: Device | None = None
 ) -> tuple[list[Point], list[str]]:
-    """The points of the records under the roofs, and why each other record of a right kernel has none.
+    """The points of the records under the roofs, and the reason why each other record of a right kernel has no point.
 
-    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.  On a `device`,
-    whose roofs they are, a record is a bound, with its time if such a device took it and it is OK.
+    A kernel that failed its check, was not timed or has an invalid reading has no point.  With `device`, the roofs are
+    its own: a record gives a bound, and its time too if the record is OK and was taken on this device.
     """
     points, unplaced = [], []
     for record in records:
@@ -49,7 +49,7 @@ def placed(
             gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
             latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
         elif cost is None and "imported" in record.environment and record.op not in ops() and not device:
-            why = ""  # it brings its bound, which needs no cost
+            why = ""  # the record has its own bound, which needs no cost
         moved = record.traffic_bytes or least
         if not why and not moved:
             why = NO_BYTES if least == 0 else "its record says neither traffic nor least bytes"
@@ -78,7 +78,7 @@ def placed(
 
 
 COST, TENSOR = "cost_", "cost_tensor_flops_"
-"""How the metrics begin that hold the cost of a benchmark of another repository, whose op is not known here."""
+"""Prefixes of the metrics that hold the cost of a benchmark of another repository, whose op is not known here."""
 
 
 def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
@@ -88,8 +88,8 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def cost_of(record: Record) -> Cost | None:
-    """The cost in the record's metrics, else that of its op for its case, else the FLOPs and bytes that an imported
-    record names; None if the cost is unknown.  Raises `ValueError` on a case that its op does not have."""
+    """The cost in the record's metrics, else of its op for its case, else the FLOPs and bytes of an imported record;
+    None if the cost is unknown.  Raises `ValueError` on a case that its op does not have."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
@@ -110,7 +110,7 @@ def cost_of(record: Record) -> Cost | None:
 
 
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
-    """The ceilings behind the records, the last of each kind."""
+    """The ceilings that the records name, the last of each kind."""
     found: dict[str, Ceilings] = {}
     for record in records:
         if record.ceilings:
@@ -120,23 +120,23 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
-    """Every kernel that takes one case of each op on a device that is not present: points with a bound and without a
-    time; and the times that others published of these cases.
+    """Points of every kernel that takes one case of each op, on a device that is not present: bounds without times; and
+    the times that others published for these cases.
 
-    The case is the suite's largest by FLOPs and bytes, the usual reason to buy a device.
+    The case is the largest of the suite by FLOPs and bytes, because large cases are the usual reason to buy a device.
     """
     ceilings = device.ceilings()
     points = []
     for name, spec in ops().items():
         if only and name not in only:
             continue
-        own = scheme if scheme in spec.schemes else spec.schemes[0]  # an op of weights in int8 has none of bf16
+        own = scheme if scheme in spec.schemes else spec.schemes[0]  # an op of weights in int8 has no bf16 scheme
         case = largest_case(spec, spec.get_cases(suite), get_scheme(own))
         inputs = spec.make_inputs(case, get_scheme(own), META, 0)
         cost = spec.cost_of(inputs)
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
-        # What others published has this place: their traffic is not known.
+        # Published times take this place too, because the traffic of their kernels is not known.
         least = Point(
             label="",
             op=name,
@@ -174,7 +174,7 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
 
 
 def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
-    """The record's cost; or None, and why it is unknown, or has no place under the roofs."""
+    """The record's cost; or None with the reason why it is unknown or has no place under the roofs."""
     try:
         cost = cost_of(record)
     except ValueError as error:
@@ -205,11 +205,11 @@ class Drawing:
     points: list[Point]
     ceilings: list[Ceilings]
     name: str
-    """Of the device, or of the machine if another one has such a device."""
+    """The name of the device, or of the machine if another machine has the same device."""
     machine: str = ""
-    """The machine's key, where the figure is of one machine."""
+    """The key of the machine, if the figure shows a single machine."""
     unplaced: list[str] = field(default_factory=list)
-    """Kernels without a place, each with the reason."""
+    """Kernels without a point, each with the reason."""
 
     def files(self, fixed_axes: bool = False) -> dict[str, bytes]:
         """The contents of its SVG and its PNG, by suffix."""
@@ -217,7 +217,7 @@ class Drawing:
 
 
 def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
-    """Draws a figure as SVG and PNG in the folder `out`, or as the one of them that the file `out` is; returns their
+    """Draws a figure as SVG and PNG into the folder `out`, or as one of the two into the file `out`; returns their
     paths."""
     name = re.sub("[^a-z0-9]+", "-", drawing.name.lower()).strip("-")
     files = drawing.files(fixed_axes)
@@ -227,7 +227,7 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
 
 
 def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
-    """The case with the most FLOPs, then bytes, of those with at most `most_flops`, of which there must be one."""
+    """The case with the most FLOPs, then bytes, of the cases with at most `most_flops`; there must be such cases."""
 
     def work(case: Case) -> tuple[float, float]:
         cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
@@ -255,8 +255,8 @@ def newest_of(records: Iterable[Record]) -> list[Record]:
 
 
 def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceilings]) -> Drawing:
-    """The figure of a machine's records; its ceilings get the device's name from its driver, which a data sheet
-    shortens."""
+    """The figure of a machine's records.  The driver's name of the device replaces the data sheet's shorter one in its
+    ceilings."""
     roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
     name = str((gpu or {}).get("name") or roofs[-1].device)
     roofs = [replace(one, device=name) for one in roofs]
@@ -267,10 +267,10 @@ def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceili
 def drawings(
     records: Iterable[Record], all_cases: bool = False, runs: Sequence[str] = (), across: bool = False
 ) -> list[Drawing]:
-    """One figure for each machine that has a point, with each op's largest case or all; `across`: one of all machines.
+    """One figure for each machine with a point, of each op's largest case or of all; `across`: one for all machines.
 
-    Of each kernel and case it has the newest reading, or those of the `runs`, named by a part of the id, each with its
-    run beside the case.  A CPU with another number of threads is another machine: its ceilings are others.
+    It shows the newest reading of each kernel and case, or the readings of `runs`, each run named by a part of its id
+    and shown beside the case.  A CPU with another number of threads is another machine, because its ceilings differ.
     """
     roofed = (one for one in sorted(records, key=lambda record: record.timestamp) if one.ceilings)
     named = (one for one in roofed if not runs or any(run in one.run_id for run in runs))
@@ -307,7 +307,7 @@ def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def bench_row(record: Record) -> dict[str, Any]:
-    """One row of a printed table."""
+    """A record as a row of a printed table."""
     latency, bound_ms = record.latency_median_ms, record.bound_ms
     return {
         "op": record.op,

@@ -1,4 +1,4 @@
-"""What a run of measurements found: where an op's default loses to the library, and what is slower than naive."""
+"""The findings of a run: where an op's default kernel loses to the library, and which kernels are slower than naive."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rooflab.bench.core import Record
 from rooflab.reference.spec import Case
 
 SLOWER = 1.05
-"""A time of more than this times another one is slower; of less, one run does not tell."""
+"""A kernel is slower if its time is more than this times the other time; one run cannot show a smaller difference."""
 
 
 def findings(records: Iterable[Record], default_of: Callable[[str, Case], str | None]) -> list[str]:
-    """One sentence for each default and each kernel that is slower, the worst first.
+    """Returns one sentence for each default and each kernel that is slower, the worst first.
 
     `default_of(op, case)` names the kernel that an engine would take, or None.  Only clean times (OK) are compared.
     """

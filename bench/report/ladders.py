@@ -1,4 +1,4 @@
-"""Each op's kernels as a ladder: naive, library, then the rungs in the order of the docstring of the op's folder."""
+"""The kernels of each op as a ladder: naive, library, then rungs in the order of the docstring of the op's folder."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from rooflab.roofline.numbers import time_unit
 
 _ROLES: tuple[str, ...] = get_args(Role)
 ABOVE_ROOF = 1.05
-"""Ratio of bytes per second to the bandwidth ceiling above which the ceiling's measured spread is no explanation."""
+"""The ratio of bytes/s to the bandwidth ceiling above which the ceiling's measured spread is no explanation."""
 _ENTRY = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Speed relative to another kernel of the same case on the same machine: 2 means half the time."""
+    """The speed relative to another kernel of the same case on the same machine: 2 means half the time."""
 
     value: float
     source: Source
-    """Source of the other kernel's record."""
+    """The source of the other kernel's record."""
     other_run: bool
     """Whether the other kernel was timed in another run, and so perhaps under other versions or clocks."""
 
 
 @dataclass(frozen=True)
 class LadderRow:
-    """One kernel on one case."""
+    """The result of a kernel on a case."""
 
     record: Record
     source: Source
     status: str
     reason: str
-    """Why the row has no time, or its fault."""
+    """The reason why the row has no time, or its fault."""
     failed: bool
     latency_ms: float | None
     over_library: Ratio | None
@@ -77,14 +77,14 @@ class LadderRow:
 
     @property
     def above_roof(self) -> bool:
-        """Whether its bytes per second exceed the bandwidth of its ceilings: the bytes are overstated, or in cache."""
+        """Whether its bytes/s exceed the bandwidth of its ceilings: the bytes are overstated, or lie in a cache."""
         rate, ceilings = self.record.bytes_per_s, self.record.ceilings
         return bool(rate and ceilings and rate > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
 
 
 @dataclass(frozen=True)
 class LadderCase:
-    """One case in one scheme: the kernels that can be compared with each other."""
+    """A case in a scheme, with the kernels that can be compared with each other."""
 
     case_id: str
     scheme: str
@@ -93,16 +93,16 @@ class LadderCase:
 
 @dataclass(frozen=True)
 class Ladder:
-    """One op on one machine."""
+    """The results of one op on one machine."""
 
     machine: str
     blocks: tuple[LadderCase, ...]
     unit: str
-    """Unit of the times in its table: `us` or `ms`."""
+    """The unit of the times in its table: `us` or `ms`."""
 
     @property
     def not_run(self) -> dict[str, Counter[str]]:
-        """Cases in which a kernel could not run, by reason and kernel."""
+        """The number of cases in which a kernel could not run, by reason and kernel."""
         found: dict[str, Counter[str]] = {}
         for row in (row for block in self.blocks for row in block.rows if row.status in NOT_RUN):
             found.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
@@ -111,7 +111,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One kernel's newest checks on one machine, over all cases and schemes."""
+    """The newest checks of one kernel on one machine, over all cases and schemes."""
 
     kernel: str
     machine: str
@@ -120,26 +120,26 @@ class CheckRow:
     wrong: int
     not_run: int
     worst: float | None
-    """Largest error over its tolerance."""
+    """The largest ratio of an error to its tolerance."""
     weak: int
-    """Cases whose tolerance would let a wrong answer pass."""
+    """The number of cases whose tolerance would let a wrong answer pass."""
     source: Source
 
 
 @dataclass(frozen=True)
 class OpLadder:
-    """All that is known of one op."""
+    """All results of one op."""
 
     op: str
     order: tuple[str, ...]
     no_library: str
-    """Why torch has no call for the op; empty if torch has one."""
+    """The reason why torch has no call for the op; empty if torch has a call."""
     ladders: tuple[Ladder, ...]
     checks: tuple[CheckRow, ...]
 
 
 def ladder_lines(op: str) -> dict[str, str]:
-    """By kernel of `op` its line in the docstring of the op's folder, in that order; empty for an op from outside."""
+    """By kernel, its line in the docstring of the op's folder, in that order; empty for an op from outside."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return {}
@@ -149,7 +149,7 @@ def ladder_lines(op: str) -> dict[str, str]:
 
 
 def ladder_rows(op: str) -> list[dict[str, str]]:
-    """Of each rung its line, and the file of its code."""
+    """For each rung, its line and the file of its code."""
     rows = []
     for name, line in ladder_lines(op).items():
         kernel = registry.get_kernel(op, name)
@@ -159,7 +159,7 @@ def ladder_rows(op: str) -> list[dict[str, str]]:
 
 
 def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
-    """One entry for each op that was timed or checked, sorted by name."""
+    """Returns one entry for each op that was timed or checked, sorted by name."""
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
     checked = grouped(checks, lambda item: kernel_key(item.record)[1])
@@ -176,7 +176,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """What kernels must share to be compared: machine, op, case and scheme."""
+    """The values that kernels must share to be compared: machine, op, case and scheme."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -187,7 +187,7 @@ def _ladder(
     past: Mapping[tuple[str, str, str, str], list[Located]],
     order: Sequence[str],
 ) -> Ladder:
-    """Small cases first within a scheme; cases of equal size keep their order."""
+    """The ladder of an op on a machine: small cases first in a scheme; cases of equal size keep their order."""
 
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
@@ -217,7 +217,7 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
 
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """Speed relative to the kernel of `role` in the same run, else in the newest other run."""
+    """The speed relative to the kernel of `role` in the same run, else in the newest other run."""
     own = latency_ms(record)
     if own is None or record.role == role:
         return None

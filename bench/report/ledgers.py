@@ -1,4 +1,4 @@
-"""Step ledgers as stacked bars: one bar for each record, and those of one step below each other, before and after."""
+"""Step ledgers as stacked bars, one bar for each record; the records of one step stand below each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASE_ID = "ledger"
 REST = ("host_ms", "timers_ms", "step_ms", "itl_ms")
 
 COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
-"""Each colour is readable on a white and on a dark page: contrast of at least 3 to 1 to both, which a test checks."""
+"""Colours that are readable on white and on dark pages: contrast of at least 3 to 1 to both, which a test checks."""
 HOST, GREY = "host and gaps", "#7b828b"
 
 
@@ -26,19 +26,19 @@ class Segment:
     name: str
     ms: float
     percent: float
-    """Of the widest bar of its group."""
+    """The length in percent of the widest bar of its group."""
     colour: str
 
 
 @dataclass(frozen=True)
 class LedgerBar:
-    """One record."""
+    """The bar of one record."""
 
     record: Record
     machine: str
     step_ms: float
     kernels: str
-    """Those that another bar of the group does not have."""
+    """The kernels of this record that another bar of the group does not have."""
     segments: tuple[Segment, ...]
     facts: Facts
     source: Source
@@ -51,11 +51,11 @@ class LedgerGroup:
     title: str
     bars: tuple[LedgerBar, ...]
     names: tuple[tuple[str, str], ...]
-    """Each segment's name and colour."""
+    """The name and colour of each segment."""
 
 
 def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
-    """The groups of all ledgers."""
+    """The groups of all ledgers among the records."""
     steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
     right = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
     groups = grouped(right, lambda item: (machine_of(item.record), _title(item.record)))
@@ -89,7 +89,7 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """Milliseconds by op and place; of the host, what is above zero."""
+    """Milliseconds by op and place, and those of the host if above zero."""
     found: dict[str, float] = {}
     for key, value in record.metrics.items():
         if key not in REST and not key.endswith("_bound_ms"):

@@ -1,4 +1,4 @@
-"""The content as one HTML file: text, tables, and every figure; nothing is fetched, and no script runs."""
+"""The content of a report as one HTML file: text, tables, and figures; it fetches nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEMPLATES = Path(__file__).parent
 
 
 def render(content: Content) -> str:
-    """The page."""
+    """The HTML text of the page."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -50,17 +50,17 @@ def render(content: Content) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What a template shows of a value: HTML has no place for a control character."""
+    """The value that a template shows: control characters are replaced, because HTML does not allow them."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def breakable(text: str) -> Markup:
-    """`text`, escaped, with possible line breaks after a comma or a slash: a case without blanks is a long word."""
+    """The text, escaped, with line breaks allowed after a comma or a slash: a case without blanks is a long word."""
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
 def svg(drawing: Drawing) -> str:
-    """The figure as an address."""
+    """The figure as a data address (URL) of an image."""
     return f"data:image/svg+xml;base64,{b64encode(drawing.files()['svg']).decode()}"
 
 

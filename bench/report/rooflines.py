@@ -17,12 +17,12 @@ from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 @dataclass(frozen=True)
 class CeilingRow:
-    """One quantity, by kind of ceiling."""
+    """The values of one quantity, by kind of ceiling."""
 
     name: str
     texts: Mapping[CeilingKind, str]
     share: float | None
-    """Measured value over the data sheet's."""
+    """The ratio of the measured value to the data sheet's value."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class BestMicrokernel:
     name: str
     text: str
     how: str
-    """Timer and launch shape."""
+    """The timer and the launch shape."""
     source: Source
 
 
 @dataclass(frozen=True)
 class CeilingTable:
-    """One machine's ceilings."""
+    """The ceilings of one machine."""
 
     machine: str
     device: str
     clock: str
-    """The clock behind the column at clock, if it was computed here."""
+    """The clock that the column at a clock is for, if that column was computed here."""
     rows: tuple[CeilingRow, ...]
     """The quantities that bound a kernel."""
     sources: tuple[Source, ...]
@@ -53,14 +53,14 @@ class CeilingTable:
 
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
-    """One table for each machine with a record that names ceilings or measured some."""
+    """Returns one table for each machine with a record that names or measured ceilings."""
     own = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
     return tuple(_table(machine, items) for machine, items in grouped(own, lambda it: machine_of(it.record)).items())
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
-    """The newest ceilings of each kind behind the bounds of one machine's records.  Without a record, the table of GPUs
-    gives the data sheet's ceilings and those at the lowest clock seen."""
+    """The newest ceilings of each kind that bound one machine's records.  Without a record, the table of GPUs gives
+    the data sheet's ceilings and those at the lowest clock seen."""
     found: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
@@ -79,9 +79,9 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """The lowest SM clock at which a record was made; None if no clock was read.
+    """The lowest SM clock at which a record was made, in MHz; None if no clock was read.
 
-    For each record: the clock that the device itself read, else the highest that NVML saw; NVML's lowest may be idle.
+    A record's clock is the one that the device itself read, else the highest that NVML saw: NVML's lowest may be idle.
     """
     found = []
     for item in items:
@@ -111,7 +111,7 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """Value and text by name; quantities that bound nothing are left out."""
+    """By name, the value of a quantity and its text; quantities that bound nothing are left out."""
     rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
@@ -122,7 +122,7 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
 
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
-    """One reading for each microkernel of the newest run that timed it: its fastest launch shape."""
+    """Returns one reading for each microkernel of the newest run that timed it: its fastest launch shape."""
     right = [one for one in items if one.record.kind == "ceiling" and one.record.status == "OK"]
     right = [one for one in right if 0 < MachineLimits.amount(one.record)[0] < inf]
     found = []
@@ -138,7 +138,7 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
 
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
-    """One roofline for each machine with a point, of the current records that are OK, each op's largest case."""
+    """A roofline for each machine with a point: the current records that are OK, each op's largest case."""
     whole, found = grouped(located, lambda item: machine_of(item.record)), []
     for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
         roofs = [one for one, _ in ceilings_for(whole[machine]).values()]

@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Source:
-    """Where a number comes from."""
+    """The place that a number comes from: a file and a line."""
 
     file: str
     """The path as the caller gave it, or the last two parts of an absolute path."""
@@ -32,25 +32,25 @@ class Source:
 
     @property
     def label(self) -> str:
-        """The end of the run's id and the line: short enough for a table."""
+        """The end of the run's id, and the line: short enough for a table."""
         return f"{self.run_id.rsplit('-', 1)[-1][-8:]}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Located:
-    """One record, and its source."""
+    """A record and its source."""
 
     record: Record
     source: Source
     configs: int = 1
-    """Of a chosen record: the number of its run's configurations, of which it is the fastest."""
+    """For a chosen record: the number of its run's configurations, of which it is the fastest."""
     counted: Source | None = None
-    """Of a chosen record: the profile that gives its traffic, if that is another record."""
+    """For a chosen record: the profile that gives its traffic, if the profile is another record."""
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One file that was read."""
+    """A file that was read."""
 
     number: int
     name: str
@@ -83,7 +83,7 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
     files: list[FileInfo] = []
     seen: set[str] = set()
     for number, path in enumerate(find_files(paths), 1):
-        records = read(path)  # judges the whole file, including an incomplete last line
+        records = read(path)  # checks the whole file, including an incomplete last line
         lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
         texts = [(line, text.strip()) for line, text in lines if text.strip()]
         own: list[Located] = []
@@ -110,9 +110,9 @@ def display_name(path: Path) -> str:
 
 
 def whole(record: Record) -> Record:
-    """`record` without its samples, which no report shows.
+    """Returns `record` without its samples, which no report shows.
 
-    Raises `ValueError` if its GPU or its ceilings are not what a page needs of them.
+    Raises `ValueError` if its GPU or its ceilings lack a value that a page needs, or have another type.
     """
     gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
@@ -127,12 +127,12 @@ def whole(record: Record) -> Record:
 
 FINE = ("OK", *NOT_RUN)
 NOT_WRONG = (*FINE, "NOISY")
-"""A NOISY time is no ground for a ratio, and its kernel is right."""
+"""Statuses of right kernels.  The time of a NOISY record may not be used in a ratio."""
 
 
 def machine_of(record: Record) -> str:
-    """The machine's key, the device if the key does not name it, and on a CPU torch's threads if they are not as many
-    as its processors: a core and a machine have other ceilings."""
+    """The key of the machine, with the device if the key does not name it.  On a CPU also the number of torch's
+    threads, if it is not the number of processors: one core has other ceilings than the whole machine."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual = "cuda" if record.environment.get("gpu") else "cpu"
     threads = record.environment.get("threads")
@@ -142,7 +142,7 @@ def machine_of(record: Record) -> str:
 
 
 def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
-    """Machine, op, kernel, case and scheme."""
+    """The machine, op, kernel, case and scheme of a record."""
     return (
         machine_of(record),
         record.op or "no op",
@@ -153,7 +153,7 @@ def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
 
 
 def latency_ms(record: Record) -> float | None:
-    """The median that may be published: the record is OK, and a clock can show the time."""
+    """The median that may be published, in ms: the record is OK, and the clock is fine enough for the time."""
     latency = record.latency_median_ms
     if record.status != "OK" or latency is None or not isfinite(latency) or latency <= 0:
         return None
@@ -161,7 +161,7 @@ def latency_ms(record: Record) -> float | None:
 
 
 def fault(record: Record) -> tuple[str, str] | None:
-    """Status and reason of a failed record, or of one whose time is impossible; otherwise None."""
+    """The status and reason of a failed record, or of a record whose time is impossible; otherwise None."""
     if record.status not in FINE:
         return record.status, record.reason
     if record.status == "OK" and record.latency_median_ms is not None and latency_ms(record) is None:
@@ -170,7 +170,7 @@ def fault(record: Record) -> tuple[str, str] | None:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """The items of each key, keys and items in the order in which they occur."""
+    """Groups items by key; keys and items keep the order in which they occur."""
     found: dict[Key, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -183,19 +183,19 @@ def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """The bench records that may stand in a ladder; not A/B readings: half are of another revision, or slowed."""
+    """The bench records that may stand in a ladder; no A/B readings: half are of another revision, or slowed."""
     return [item for item in located if item.record.stands_alone]
 
 
 def choose(benches: Sequence[Located]) -> list[Located]:
     """The newest bench record of each machine, op, kernel, case and scheme; a profile only if there is no other record.
 
-    If its run timed several configurations, as a search does, the fastest correct configuration.
+    If a run timed several configurations, as a search does, the fastest correct configuration is taken.
     """
     chosen = []
     for whole in grouped(benches, lambda item: kernel_key(item.record)).values():
         by_kind = grouped(whole, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
-        # A profile gives a kernel's traffic and not its time: Nsight Compute counts under its own clock.
+        # A profile gives the traffic of a kernel, not its time: Nsight Compute counts under its own clock.
         group, profiles = by_kind.get(False, whole), by_kind.get(True, [])
         run = [item for item in group if item.record.run_id == group[-1].record.run_id]
         configs = {str(item.record.config) for item in run}
@@ -206,12 +206,12 @@ def choose(benches: Sequence[Located]) -> list[Located]:
 
 
 def _code_of(record: Record) -> tuple[object, ...]:
-    """What names the code that ran: the commit, or else the tree's hash, and the hash of an outside file."""
+    """The values that identify the code: the commit, or else the tree's hash, and the hash of an outside file."""
     return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
 
 
 def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
-    """`chosen`, with the traffic that a hardware profile counted for this very code and config, if there is one."""
+    """Returns `chosen` with the traffic that a hardware profile counted for the same code and config, if any."""
     own, latency, code = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
     if own.dirty or not any(code) or latency is None or own.traffic_basis == "counted":
         return chosen

@@ -14,13 +14,13 @@ from rooflab.kernels import registry
 from rooflab.roofline.numbers import metric_label, metric_text, percent, plain_value
 
 BROKEN_VERDICTS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
-"""Verdicts that stop a merge; UNRESOLVED stops it only under --strict."""
+"""The verdicts that stop a merge; UNRESOLVED stops a merge only under --strict."""
 _ORDER = ("NO VERDICT", *BROKEN_VERDICTS, "UNRESOLVED", "FASTER", "SAME")
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Side B, the side of the record, against side A, its baseline.  Effects are ratios minus one: 0.03 is 3% more."""
+    """Side B, the side of the record, against its baseline, side A.  Effects are ratios minus one: 0.03 is 3% more."""
 
     machine: str
     name: str
@@ -29,7 +29,7 @@ class ComparisonRow:
     why: str
     """The record's reason, or the effect if the verdict has no other reason."""
     stops: bool
-    """Whether it stops a merge."""
+    """Whether the verdict stops a merge."""
     record: Record
     facts: Facts
     source: Source
@@ -75,12 +75,12 @@ COMPILED = (
 ).split()
 """The columns for a launched kernel, in order."""
 BAD = ("findings", "spill_loads", "spill_stores", "stack_bytes")
-"""Values that are marked if present: registers that spill to memory, options that took no effect."""
+"""Values that are marked if present: registers that spill to memory, options that had no effect."""
 
 
 @dataclass(frozen=True)
 class CompiledRow:
-    """One launched kernel of one kernel of an op."""
+    """A GPU kernel that a kernel of an op launches, with facts of its compiled code."""
 
     record: Record
     failed: bool
@@ -99,7 +99,7 @@ class CompiledTable:
 
 
 def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
-    """One table per op, from the newest record with compiled code of each kernel, case, scheme, config and target."""
+    """Returns a table per op, of the newest compiled code of each kernel, case, scheme, config and target."""
     current = newest(
         (item for item in located if item.record.compiled or item.record.kind == "static"),
         lambda one: (
@@ -129,14 +129,14 @@ def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """One run of the engine."""
+    """A run of the engine."""
 
     machine: str
     record: Record
     options: str
-    """Options of the run: model, dtype, prompts."""
+    """The options of the run: model, dtype, prompts."""
     kernels: str
-    """Op and kernel, if the record names them."""
+    """The op and the kernel, if the record names them."""
     texts: tuple[str, ...]
     failed: bool
     facts: Facts
@@ -145,7 +145,7 @@ class EngineRow:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """Runs of one kind, and every metric that has a value in one of the runs."""
+    """The runs of one kind, and every metric that has a value in one of the runs."""
 
     name: str
     columns: tuple[str, ...]
@@ -153,7 +153,7 @@ class EngineTable:
 
 
 def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
-    """One table for each set of metrics; the newest record of each machine, run, options and kernels.
+    """Returns one table for each set of metrics, from the newest record of each machine, run, options and kernels.
 
     A run with one token per request has no ITL; it is still in the same table as the other runs.
     """
@@ -185,5 +185,5 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
 
 
 def _metrics(item: Located) -> frozenset[str]:
-    """The names of a run's metrics but those that a run with one token per request has not."""
+    """The names of a run's metrics, except the metrics that a run with one token per request does not have."""
     return frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))

@@ -1,1 +1,1 @@
-"""Git revisions: their trees (`trees.py`), what differs between two (`changes.py`), and whose they are."""
+"""Git revisions: trees (`trees.py`), the differences of two (`changes.py`), their repository (`repository.py`)."""

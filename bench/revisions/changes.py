@@ -16,7 +16,7 @@ DECIDES = (
     "bench/ab/worker.py", "bench/core/call.py", "bench/core/measure.py", "bench/core/timed.py",
     "bench/core/boot.py", "bench/core/noise.py", "bench/core/timers/",
 )  # fmt: skip
-"""Beginnings of the paths of what decides a reading."""
+"""Prefixes of the paths of files that can change a reading."""
 
 
 def touched_ops(
@@ -25,7 +25,7 @@ def touched_ops(
     """The ops among `ops` that the changed files (paths from the checkout's root) touch, in the order of `ops`.
 
     A file of an op's folder, or its reference, touches the op and its `users`.  Any other file of `kernels`,
-    `reference` or `roofline`, the pinned packages, and what decides a reading (`DECIDES`) touch all ops.  Documents,
+    `reference` or `roofline`, the pinned packages, and what can change a reading (`DECIDES`) touch all ops.  Documents,
     tests, results and the engine touch no op.
     """
     found: set[str] = set()
@@ -43,7 +43,7 @@ def touched_ops(
 
 
 def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
-    """For each op, the ops whose reference or kernels import its own in one tree, directly or through others."""
+    """For each op, the ops whose reference or kernels import its files in one tree, directly or through others."""
     found: dict[str, set[str]] = {op: set() for op in ops}
     for tree in trees:
         for op in ops:
@@ -65,20 +65,20 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Modules imported anywhere in a file, also inside functions: a function imports the timer of its device."""
+    """The modules that a file imports anywhere, also inside functions: a function imports the timer of its device."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):  # a relative one may have no module
+        elif isinstance(node, ast.ImportFrom):  # a relative import may have no module
             named = [node.module] if node.module else []
             yield from (*named, *(".".join([*named, alias.name]) for alias in node.names))
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
-    """Which of `files`, kernels' own in the repository `root`, a change touches, as paths from there.
+    """The members of `files` (kernels' own files in the repository `root`) that a change touches, as paths from `root`.
 
-    A change touches one by a Python file that it imports in one of the trees, also through others, by any other file in
-    or below the folder of such a file that git knows, except documents and hidden ones, and by the pinned packages.
+    A change touches a kernel's file by a Python file that it imports in one of the trees, also through other files; by
+    any other file that git knows beside or below such a file, except documents and hidden ones; by the pinned packages.
     """
     found, files = set[str](), {*files}
     if {*changed} & {*SETTINGS}:
@@ -96,7 +96,7 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
 
 
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
-    """The files of a tree that a file imports, also inside functions and through others, and itself."""
+    """The files of a tree that `file` imports, also inside functions and through other files, and `file` itself."""
     found: set[Path] = set()
     waiting = [file]
     while waiting:
@@ -104,8 +104,8 @@ def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
         if file in found or not file.is_file():
             continue
         found.add(file)
-        beside = [folder for folder in file.parents if folder.is_relative_to(tree)]  # of a relative import
-        with suppress(SyntaxError, ValueError):  # what cannot be parsed imports nothing
+        beside = [folder for folder in file.parents if folder.is_relative_to(tree)]  # the folders of a relative import
+        with suppress(SyntaxError, ValueError):  # a file that cannot be parsed imports nothing
             for name in _imported(ast.parse(file.read_bytes())):
                 for place in (folder.joinpath(*name.split(".")) for folder in (*folders, *beside)):
                     packages = (parent / "__init__.py" for parent in (place, *place.parents) if parent != tree)
@@ -114,6 +114,6 @@ def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
 
 
 def _is_code(parts: tuple[str, ...]) -> bool:
-    """Whether all ops may use a file: false for a text, and for a file in the folder of an op that neither side has."""
+    """Whether all ops may use a file: false for a text, and for a file in an op's folder that neither side has."""
     in_op_folder = parts[0] == "kernels" and len(parts) > 2 and not parts[1].startswith("_")
     return not in_op_folder and not parts[-1].endswith((".md", ".txt")) and parts[-1] != "plot.py"

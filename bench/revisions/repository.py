@@ -1,6 +1,6 @@
-"""The repository whose revisions are compared: Rooflab's own, or another one, whose files or package have the kernels.
+"""Finds the repository whose revisions are compared: Rooflab's own, or another one whose files have the kernels.
 
-Of another one only its own modules differ between the sides; Rooflab is that of the running program on both.
+With another repository, only its own modules differ between the sides; both sides use the running Rooflab.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rooflab.kernels import registry
 
 
 def repository_of(files: Sequence[str], own: Path) -> Path | None:
-    """The repository of these files, or of the working directory; None if that is Rooflab's checkout at `own`.
+    """The repository of these files, or of the working directory; None if it is Rooflab's checkout at `own`.
 
-    Raises `ValueError` where there is none.
+    Raises `ValueError` where there is no repository.
     """
     roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
     if len(roots) > 1:
@@ -46,7 +46,7 @@ def _top(folder: Path) -> Path | None:
 
 
 def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tuple[Path, ...]]:
-    """For each tree, a revision of the repository `root`, the places of these files of it.
+    """For each tree, which is a revision of the repository `root`, the paths of these files in the tree.
 
     Raises `ValueError` on a file that no tree has.
     """
@@ -59,8 +59,8 @@ def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tu
 
 
 def import_roots(root: Path) -> list[Path]:
-    """The folders of a repository, as paths from its root, from which its modules are imported: its root, `src`, and
-    those of Python's path, as an editable installation adds one."""
+    """The folders from which a repository's modules are imported, as paths from its root: the root, `src`, and the
+    folders of Python's path that lie in it, which an editable installation adds."""
     own = [Path(entry).resolve() for entry in sys.path if not entry.endswith("-packages")]
     return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in own if p.is_relative_to(root)))))
 
@@ -73,13 +73,13 @@ def import_path(root: Path, tree: Path) -> str:
 
 @cache
 def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
-    """The kernels that those of the `files` register which a repository's `tree` has, or without files all whose code
-    is in the tree: by id, the file as a path from there."""
+    """The kernels, by id, with their file as a path from `tree`: those that `files` register, or without files all
+    kernels whose code is in the tree."""
     if files:
         there = [file for file in files if file.is_file()]
         return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}
     every = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
     places, root = {kernel.id: source_of(kernel) for kernel in every}, tree.resolve()
-    ours = Path(registry.__file__).resolve().parent  # in an environment that lies in the repository
+    ours = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
     own = {name: at for name, at in places.items() if at.is_relative_to(root) and not at.is_relative_to(ours)}
     return {name: str(at.relative_to(root)) for name, at in own.items()}

@@ -18,7 +18,7 @@ from rooflab.bench.core import git_state
 from rooflab.reference.spec import CONTRACT
 
 CONSTRAINTS = "constraints.txt"
-"""This file and the dependencies in pyproject.toml say which packages a tree wants."""
+"""This file and the dependencies in pyproject.toml give the packages that a tree needs."""
 TIMED = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
 """Prefixes of the names of packages that can change a kernel's time."""
 GIT_S = 120.0
@@ -65,9 +65,9 @@ def resolve(root: Path, revision: str, what: str = "revision") -> str:
 
 
 def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
-    """Files that differ, as paths from `root`; without `head` those of the working tree, also unknown to
-    git."""
-    # Without renames: a renamed file is missing from its old op, and git would show only its new name.
+    """The files that differ, as paths from `root`; without `head`, the files of the working tree, including files
+    unknown to git."""
+    # Renames count as two files: otherwise git would show only the new name, although the old op lacks the file.
     ends = [base, *([head] if head else [])]
     names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *ends).split("\0")
     untracked = [] if head else git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
@@ -109,7 +109,7 @@ def _remove(root: Path, path: Path) -> None:
 
 
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
-    """Raises `ValueError` where the kernels and specs of `tree` have not the form that this `bench` measures."""
+    """Raises `ValueError` where the kernels and specs of `tree` do not have the form that this `bench` measures."""
     file = tree / "reference" / "spec.py"
     found = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
     if found is None or int(found[1]) != CONTRACT:

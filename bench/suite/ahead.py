@@ -1,8 +1,8 @@
-"""Compiles what later entries launch, while an earlier entry has the card: `python -m rooflab.bench.suite.ahead PLAN`.
+"""Compiles kernels of later entries while an earlier entry has the card: `python -m rooflab.bench.suite.ahead PLAN`.
 
-The plan's entries say what they launch; each kernel with code of our own is compiled for each case, in processes on
-half of the cores.  The compilers' caches on disk pass the code on to the entries' own processes.  Without a plan, the
-command compiles the lab's own and says how long that takes.  It needs no GPU.
+The plan's entries name the kernels that they launch; each kernel with code of our own is compiled for each case, in
+processes on half of the cores.  The compilers' caches on disk pass the code on to the entries' processes.  Without a
+plan, the command compiles the lab's kernels and says how long this takes.  It needs no GPU.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from rooflab.roofline.numbers import counted
 
 ITSELF = "rooflab.bench.suite.ahead"
 LIMIT_S = 600.0
-"""Seconds for one entry; the check of every kernel of attention takes a third of it on one core."""
+"""The seconds for one entry; the check of every kernel of attention takes a third of this time on one core."""
 LOWEST = 19
-"""The priority: a core is taken only from nobody."""
+"""The lowest priority of a process: it takes a core only when no other process wants the core."""
 compiled: set[str] = set()
-"""Hashes of the kernels that this process compiled."""
+"""The hashes of the kernels that this process compiled."""
 
 
 def compilers() -> Pool:
-    """Processes on half of the cores, at most four; the rest is for the entry that has the card."""
+    """The processes that compile, on half of the cores and at most four; the rest is for the entry with the card."""
     environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
     return Pool(
         ITSELF, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))
@@ -49,7 +49,7 @@ def compilers() -> Pool:
 
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Compiles what these entries launch: a row for each that says so."""
+    """Compiles the kernels that these entries launch; returns a row for each entry that names kernels."""
     asked = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
     pool = compilers()
     try:
@@ -61,7 +61,7 @@ def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Of one entry, the kernels that were new to this process, and the seconds of their compilation."""
+    """For one entry, the number of kernels that were new to this process, and the seconds of their compilation."""
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
     began, before, more, failed = time.monotonic(), len(compiled), 0, dict[str, str]()
     for launches in request["launches"]:
@@ -75,15 +75,15 @@ def answer(request: Mapping[str, Any]) -> Any:
                         compiled.add(launch.source_hash)
                         _launcher(launch)
             except CaseRefused:
-                continue  # the kernel does not take this case
-            except FAILURES as error:  # it fails in the entry too, which says so of each case
+                continue  # the kernel refuses this case
+            except FAILURES as error:  # it fails in the entry too, which reports each case
                 failed.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
     found = {"kernels": len(compiled) - before + more, "seconds": time.monotonic() - began}
     return found | ({"failed": "; ".join(f"{name}: {why}" for name, why in failed.items())} if failed else {})
 
 
 def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, Scheme]]:
-    """What an entry says that it launches, one by one: of the kernels with code of our own."""
+    """The kernels with code of our own that an entry launches, each with a case and a scheme."""
     op = str(launches["op"])
     spec, named = registry.get_op(op), launches.get("kernels", ())
     kernels = [kernel for kernel in registry.kernels(op).values() if has_code(kernel)]
@@ -96,8 +96,8 @@ def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, S
 
 
 def _launcher(launch: Launch) -> None:
-    """Triton 3.6 also compiles C code, which launches kernels of one signature; later versions have one for all.  It is
-    linked with the driver's library."""
+    """Compiles the C code with which Triton 3.6 launches kernels of one signature (later versions have one launcher for
+    all), and links it with the driver's library."""
     if launch.compiled is not None and hasattr(driver, "make_launcher") and find_library("cuda"):
         driver.CudaLauncher(launch.compiled.src, launch.compiled.metadata)
 
@@ -109,7 +109,7 @@ def main() -> None:
     if sys.argv[1:]:
         path = Path(sys.argv[1])
         entries = read_plan(path)
-        done = state.load(path.parent, [entry.id for entry in entries]).done  # in a run that is resumed
+        done = state.load(path.parent, [entry.id for entry in entries]).done  # the entries that a resumed run has done
         entries = [entry for entry in entries if not done(entry.id)]
     rows = compile_entries(entries)
     show.table(rows, ("entry", "kernels", "seconds", "failed"))

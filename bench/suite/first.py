@@ -24,26 +24,26 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme
 
 FIRST_CHECK_S = 60.0
-"""Seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""
+"""The seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""
 AT_ONCE = 12
-"""Most first checks at the same time; each holds a CUDA context of half a GB, and none is timed."""
+"""The most first checks at the same time; each holds a CUDA context of half a GB, and none is timed."""
 RISK = ("triton", "cuda", "gluon")
-"""Backends, in the order of first checks: a kernel that hangs takes the card's time from those that run beside it, and
-barriers hang."""
+"""The backends, in the order of first checks: a kernel that hangs takes the card's time from kernels beside it, and
+kernels with barriers may hang."""
 
 
 def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
     """Runs each kernel on one small case that it takes, in its own process with a time limit.
 
-    With `trust`, what records in that folder say of the same code on a card of this name counts too.  A check that
-    cannot be made is the failure of its kernel alone.  A kernel that no time was left for is excluded.
+    With `trust`, records of the same code in this folder, from a card of the same name, count too.  A check that cannot
+    be made is a failure of its kernel only.  A kernel for which no time was left is excluded.
     """
     device, found = torch.device(context.device), Environment.now()
     passed, writer = Passed(found), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
     if context.dry_run:
-        risky = risky[:1]  # each process takes seconds, and the path is the same for all kernels
+        risky = risky[:1]  # each process takes seconds, and all kernels take the same path
     elif trust is not None:
         passed.trust(trust)
     before = [kernel for kernel in risky if not context.dry_run and passed.holds(kernel)]
@@ -63,7 +63,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
         making = {pool.submit(attempt, *one): one[0] for one in asked}
         for future in as_completed(making):
             kernel, error = making[future], future.exception()
-            if error is not None:  # of whatever kind: it must not end the checks of the other kernels
+            if error is not None:  # any error: it must not end the checks of the other kernels
                 excluded[kernel.id] = f"{type(error).__name__}: {error}"
             elif (result := future.result()) is None:
                 late.append(kernel.id)

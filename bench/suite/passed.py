@@ -1,4 +1,4 @@
-"""Which kernels' code has passed its first check on this kind of machine: a later run need not check it again."""
+"""Remembers which kernels' code has passed its first check on this kind of machine: a later run need not check it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
 CODE = "kernel_code"
-"""The field of a first check's record that `Passed.code` fills."""
+"""The field of a first check's record with the result of `Passed.code`."""
 SHARED = Path(inspect.getfile(Kernel)).parent
-"""The folder of what all kernels may import: the registry, `_cuda`, configs."""
+"""The folder of the code that all kernels may import: the registry, `_cuda`, configs."""
 
 
 class Passed:
@@ -34,17 +34,17 @@ class Passed:
         self._path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
 
     def code(self, kernel: Kernel) -> str:
-        """What the kernel's code and its compilers are now."""
+        """A hash of the kernel's present code and of its compilers."""
         return f"{_code_of(kernel)} torch {self._environment.torch} triton {self._environment.triton}"
 
     def holds(self, kernel: Kernel) -> bool:
-        """Whether this code has passed."""
+        """Whether this code of the kernel has passed."""
         return self._remembered().get(kernel.id) == self.code(kernel)
 
     def trust(self, folder: Path) -> list[str]:
-        """Takes over what first checks on a card of this name recorded in `folder`; returns the kernels' ids.
+        """Takes over results of first checks on a card of this name from records in `folder`; returns the kernels' ids.
 
-        Code that one of the records there calls wrong is not taken over.
+        Code that a record there calls wrong is not taken over.
         """
         gpu = self._environment.gpu
         now = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
@@ -59,14 +59,14 @@ class Passed:
         return sorted(right)
 
     def keep(self, codes: dict[str, str]) -> None:
-        """Remembers code that has passed, by the kernel's id."""
+        """Stores code that has passed, by the kernel's id."""
         write_whole(self._path, json.dumps(self._remembered() | codes, indent=1) + "\n")
 
     def _remembered(self) -> dict[str, str]:
         try:
             codes = json.loads(self._path.read_text())
         except (FileNotFoundError, ValueError):
-            return {}  # no file yet, or a damaged one: the kernels run in their own process again
+            return {}  # no file yet, or a damaged file: the kernels run in their own process again
         return codes if isinstance(codes, dict) else {}
 
 
@@ -80,8 +80,8 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """The first case that a kernel takes, smoke and edge cases before model cases, and its scheme: `default` where the
-    kernel takes it.  None where the kernel takes no case."""
+    """The first case that a kernel takes, smoke and edge cases before model cases, and its scheme: `default` if the
+    kernel takes it.  None if the kernel takes no case."""
     spec = registry.get_op(kernel.op)
     for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
         case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
@@ -91,9 +91,9 @@ def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
 
 
 def _code_of(kernel: Kernel) -> str:
-    """SHA-256 of the files that the kernel may import or read; one of them holds its configs."""
+    """The SHA-256 of the files that the kernel may import or read; one of them holds its configs."""
     own = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
-    # The folder of a kernel from outside may hold files that have nothing to do with it.
+    # The folder of a kernel from outside may hold unrelated files.
     beside = own.glob("*" if own.parent == SHARED else "*.py")
     digest = hashlib.sha256()
     for file in (*sorted(beside), *sorted(SHARED.glob("*.py"))):

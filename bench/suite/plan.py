@@ -19,7 +19,7 @@ from rooflab.kernels import registry
 
 MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 SELF_TEST_ROUND_S = 60.0
-"""Seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
+"""The seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
 BESIDE = {
     "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
     "memory-bound": (
@@ -28,7 +28,7 @@ BESIDE = {
     ),
     "sampling": ("sample", "speculative_verify"),
 }
-"""Ops of a family whose names do not contain the family's word."""
+"""By family, ops that belong to it although their names do not contain its word."""
 LAB = ("-m", "rooflab.bench")
 MODEL = ("--dummy", "--device", "cuda", "--out", "{out}", "--json")
 SWAPS = ("paged_attention=gqa_packed", "rope_and_cache=naive", "fused_add_rmsnorm=fused", "sample=naive")
@@ -41,11 +41,11 @@ LATENCY: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
      "llama-3.1-8b"), 400),
 )  # fmt: skip
 START_S = 8.0
-"""Seconds that a process needs to start and import, unless it starts while the previous process still works."""
+"""The seconds that a process needs to start and import, unless it starts while the previous process still works."""
 
 
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
-    """The entries in order, most valuable first; prerequisites come before the entries that need them.
+    """Returns the entries in order, most valuable first; prerequisites come before the entries that need them.
 
     `files` hold more entries.  `only` names ops, families (`attention` for every op with that word in its name, and
     those of `BESIDE`), entries, or the word that begins an entry's id.  With `only`, entries about the card alone are
@@ -65,14 +65,14 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
         wanted = named | {before for entry_id in named for before in _before(entry_id, by_id)}
         if any(by_id[name].launches for name in wanted):
             wanted.add("ahead")
-        if "first" not in named:  # only of the chosen ops
+        if "first" not in named:  # only the chosen ops
             about = sorted({op for name in named for op in (*by_id[name].ops, *by_id[name].checks)})
             by_id |= {entry.id: entry for entry in card_entries(about, trust)}
     return _ordered([by_id[name] for name in by_id if name in wanted])
 
 
 def read_plan(path: Path) -> list[Entry]:
-    """The entries in a file.  Raises `ValueError` on one that is no list of them."""
+    """Reads the entries in a file.  Raises `ValueError` if the file is not a list of entries."""
     try:
         values = json.loads(path.read_text().replace("{here}", str(path.resolve().parent)))
         return [Entry.from_json(one) for one in values]
@@ -95,17 +95,17 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def _word(entry_id: str) -> str:
-    """`engine` of `engine:qwen3-0.6b` and of `bar:engine.llama-3.1-8b`."""
+    """The middle word of an id: `engine` of `engine:qwen3-0.6b` and of `bar:engine.llama-3.1-8b`."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
 def is_of(op: str, family: str) -> bool:
-    """Whether `family` is the op's own name or a family of the op."""
+    """Whether `family` is the op's own name or a family that the op belongs to."""
     return family == op or family in op.split("_") or op in BESIDE.get(family, ())
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
-    """Everything that must run before an entry, with the prerequisites of each."""
+    """All entries that must run before an entry, with the prerequisites of each."""
     found: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
         found |= {name} | _before(name, by_id)
@@ -133,8 +133,8 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
-    """The entries about the card, what is compiled ahead, and the first checks of the kernels of `ops`."""
-    # The calls of torch itself neither hang nor write out of bounds.
+    """The entries about the card, the entry that compiles ahead, and the first checks of the kernels of `ops`."""
+    # Calls of torch itself neither hang nor write out of bounds.
     safe = registry.CPU_BACKENDS
     risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe]
     card, first = ("-m", "rooflab.bench.suite.card"), ("-m", "rooflab.bench.suite.first", *ops)
@@ -158,7 +158,7 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
 
 
 def latency_entries() -> list[Entry]:
-    """A model with random weights: its steps op by op, and what other kernels and other settings change."""
+    """Entries for a model with random weights: its steps op by op, and the effects of other kernels and settings."""
     return [
         Entry(f"latency:{name}", title, (*LAB, *words, *MODEL), START_S + cost, 48.0, checks=tuple(FIRST_ON_CUDA))
         for name, title, words, cost in LATENCY
@@ -166,7 +166,7 @@ def latency_entries() -> list[Entry]:
 
 
 def op_entries(op: str) -> list[Entry]:
-    """Checks, times and configs of one op."""
+    """Entries for the checks, times and configs of one op."""
     kernels = list(registry.kernels(op).values())
     spec = registry.get_op(op)
     checks = len(kernels) * len(spec.schemes) * sum(len(spec.cases.get(suite, ())) for suite in ("smoke", "edge"))
@@ -175,7 +175,7 @@ def op_entries(op: str) -> list[Entry]:
     going_on = ("--seconds", "{seconds}", "--resume", *rest)
     suites = tuple(word for suite in MODEL_SUITES for word in ("--suite", suite))
     small = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *rest)
-    # One kernel of each backend: in Triton's interpreter some rungs take seconds for a case.
+    # One kernel of each backend, because some rungs take seconds for a case in Triton's interpreter.
     few = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
     some = tuple(word for name in few for word in ("--kernel", name))
     found = [

@@ -16,24 +16,24 @@ from rooflab.bench.suite.step import FILE, read_outcome, told, write_json
 from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
-"""An entry starts only if this share of its cost is left: entries that measure can use less time."""
+"""The least share of its cost that must be left for an entry to start: entries that measure can use less time."""
 ATTEMPTS = 4
-"""How often an entry is started; each new attempt excludes the kernel that broke the previous process."""
+"""The most times that an entry is started; each new attempt excludes the kernel that broke the previous process."""
 IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
-"""What every process imports before it is told its command: torch and Triton take seconds."""
+"""The modules that each process imports before it is told its command: torch and Triton take seconds."""
 WORKER = "rooflab.bench.suite.worker"
 PROBE = ("-m", "rooflab.bench.suite.card", "--probe")
 HOPPER = (9, 0)
 """The compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
-"""An entry of a dry run takes a few seconds; on a busy machine many times that; beyond the limit, it hangs."""
+"""The cost and the limit of an entry in a dry run: it takes a few seconds, and many times that on a busy machine."""
 HUNG_S = 60.0
-"""A kernel that runs alone for longer hangs, and its entry is ended; one that ran for less when its entry was ended for
-time is innocent: the entry was long."""
+"""The seconds after which a kernel that runs alone hangs, and its entry is ended.  If an entry was ended for time while
+its kernel ran for less than this, the kernel is innocent: the entry was long."""
 WORDS: dict[int, str] = {ExitStatus.UNDECIDED: "PARTIAL"}
 WORDS |= dict.fromkeys((ExitStatus.DONE, ExitStatus.INCORRECT, ExitStatus.INVALID), "DONE")
-"""What a command's exit status says of its entry, FAILED by default: a wrong kernel and an impossible reading are
+"""The status of an entry by the command's exit status, FAILED by default: a wrong kernel and an impossible reading are
 results."""
 Say = Callable[[str], None]
 
@@ -144,11 +144,11 @@ class _SuiteRun:
             self.note(f"{entry.id}: {outcome.reason}")
 
     def _exclude(self) -> None:
-        """Tells all processes which kernels must not run any more."""
+        """Tells all processes which kernels must no longer run."""
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
-        """The outcome of an entry that is not run: what it needs is not done, or the budget has no time for it."""
+        """The outcome of an entry that is not run: an entry that it needs is not done, or too little budget is left."""
         known = self.progress.outcomes
         here = {other.id for other in self.plan}
         for name in entry.needs:
@@ -186,7 +186,7 @@ class _SuiteRun:
         return replace(outcome, excluded=lost | dict(outcome.excluded), seconds=seconds)
 
     def _start_beside(self, entry: Entry) -> EntryOutcome:
-        """Starts an entry and waits for nothing: it ends by itself, or with the run."""
+        """Starts an entry and does not wait: the entry ends by itself, or with the run."""
         gpu = identify((state.environment_in(self.settings.out).get("gpu") or {}).get("name", ""))
         if gpu is None or gpu.compute_capability != HOPPER:
             return EntryOutcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
@@ -198,7 +198,7 @@ class _SuiteRun:
     def _attempt(self, entry: Entry) -> tuple[EntryOutcome, str]:
         """The outcome that one process gives for an entry, and the kernel that broke it, or "".
 
-        After a process that was ended, asks whether the device still answers.
+        After a process that was ended, it asks whether the device still answers.
         """
         settings, left = self.settings, self.ends - self.clock()
         own_limit = DRY_LIMIT_S if settings.dry_run else entry.limit_s
@@ -232,7 +232,7 @@ class _SuiteRun:
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
-        """What a step left, or what a command's exit status and records say."""
+        """The outcome that a step left, or else an outcome from a command's exit status and records."""
         outcome = read_outcome(folder / FILE)
         wrong, statuses = state.wrong_in(folder)
         if outcome is None:
@@ -269,13 +269,13 @@ class _SuiteRun:
         return Child(*IMPORTS, WORKER, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Whether one kernel, alone, has run for longer than any may; on a busy CPU, all may be slow."""
+        """Whether one kernel, alone, has run for longer than any kernel may; on a busy CPU, all may be slow."""
         at = Running.read(self._note_path())
         most_s = DRY_LIMIT_S if self.settings.dry_run else HUNG_S
         return len(at.kernels) == 1 and time.time() - at.began > most_s
 
     def _next(self) -> Child:
-        """A process for the next entry; on a GPU a fresh one, and the process after it starts in the meantime."""
+        """Returns a process for the next entry; on a GPU a fresh one, while the process after it already starts."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -283,7 +283,7 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """On a GPU an entry's process ends with the entry; on a CPU, without CUDA context, it serves the next one."""
+        """Ends an entry's process with the entry on a GPU; on a CPU, without CUDA context, it serves the next entry."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
@@ -316,7 +316,7 @@ class _SuiteRun:
 
 
 def _during(at: Running, why: str) -> str:
-    """Why a process broke off, with the kernels that ran in it."""
+    """The reason why a process broke off, with the kernels that ran in it."""
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
 
 

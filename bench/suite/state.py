@@ -1,6 +1,6 @@
-"""A run's folder: each entry's own folder with its result, and the summary made of them.
+"""A run's folder: the folder of each entry with its result, and the summary of all results.
 
-The results are the whole state: an entry whose folder holds a final one is not run again.
+The results are the whole state: an entry whose folder holds a final result is not run again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rooflab.kernels._files import write_whole
 
 RESULT, PLAN, ENVIRONMENT, SUMMARY = "result.json", "plan.json", "environment.json", "summary.json"
 PACK_S = 20.0
-"""Seconds between two packings; one takes less than a second."""
+"""The seconds between two packings; a packing takes less than a second."""
 NO_FAULT = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
-"""Statuses of records that are no fault of their kernel: with an impossible or noisy reading, or too large a case, it
-may be right elsewhere."""
+"""Statuses of records that show no fault of their kernel: after an impossible or noisy reading, or with too large a
+case, the kernel may still be right."""
 
 
 def folder_of(run: Path, entry_id: str) -> Path:
@@ -36,14 +36,14 @@ def folder_of(run: Path, entry_id: str) -> Path:
 
 @dataclass
 class Progress:
-    """The state of a run: the result of each entry so far."""
+    """The state of a run: the result so far of each entry."""
 
     outcomes: dict[str, EntryOutcome] = field(default_factory=dict)
     stopped: str = ""
-    """Why the run ended before the end of the plan."""
+    """The reason why the run ended before the end of the plan."""
 
     def done(self, entry_id: str) -> bool:
-        """Whether a resumed run leaves the entry as it is; one that was ended for time is begun again."""
+        """Whether a resumed run leaves the entry as it is; an entry that was ended for time is begun again."""
         found = self.outcomes.get(entry_id)
         return found is not None and found.status in FINAL and not found.reason.startswith("TIMEOUT")
 
@@ -53,7 +53,7 @@ class Progress:
 
 
 def load(run: Path, plan: Sequence[str]) -> Progress:
-    """The results in a run's folder, of the entries of a plan.  Raises `ValueError` on a file that holds none."""
+    """Reads the results of a plan's entries in a run's folder.  Raises `ValueError` on a file without a result."""
     found = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
     return Progress({entry_id: outcome for entry_id, outcome in found.items() if outcome is not None})
 
@@ -64,12 +64,12 @@ def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
 
 
 def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
-    """Kernels that the records in a folder call wrong, with the first failure; and how often each status is there."""
+    """The kernels that the records in a folder call wrong, with their first failure; and the number of each status."""
     wrong: dict[str, str] = {}
     statuses = Counter[str]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(errors="replace").splitlines():
-            with suppress(ValueError):  # the last line of a process that was ended
+            with suppress(ValueError):  # the last line may come from a process that was ended
                 one = json.loads(line)
                 statuses[one["status"]] += 1
                 if one.get("kernel") and one["status"] not in NO_FAULT:
@@ -80,7 +80,7 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
 
 
 def environment_in(run: Path) -> dict[str, Any]:
-    """The machine of a run; empty if it did not come so far."""
+    """The machine of a run; empty if the run did not get so far."""
     path = run / ENVIRONMENT
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
@@ -92,14 +92,14 @@ def pack(folder: Path, archive: Path) -> Path:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder)
             if path.is_file() and path.resolve() != archive.resolve() and name.parts[0] != "cache":
-                with suppress(FileNotFoundError):  # it was there for a moment, while a file was written
+                with suppress(FileNotFoundError):  # the file existed only while another file was written
                     file.add(path, name)
     return write_whole(archive, content.getvalue())
 
 
 @contextmanager
 def packed(folder: Path, archive: Path, every_s: float = PACK_S) -> Iterator[None]:
-    """Packs a run's folder every few seconds, and at the end: a run that is killed leaves what it had done."""
+    """Packs a run's folder every few seconds and at the end: so a run that is killed leaves its results."""
     over = Event()
 
     def keep() -> None:
@@ -117,7 +117,7 @@ def packed(folder: Path, archive: Path, every_s: float = PACK_S) -> Iterator[Non
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Fills a folder from an archive, so that another machine can go on.  Raises `ValueError` on another file."""
+    """Fills a folder from an archive, so that another machine can go on.  Raises `ValueError` on any other file."""
     try:
         with tarfile.open(archive) as file:
             file.extractall(folder, filter="data")
@@ -184,7 +184,7 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """Figures in one line: numbers with three digits, texts unchanged."""
+    """The figures in one line: numbers with three digits, texts unchanged."""
     told = {name: value for name, value in figures.items() if value is not None and not isinstance(value, dict)}
     return ", ".join(f"{name} {f'{one:.3g}' if isinstance(one, float) else one}" for name, one in told.items())
 

@@ -1,7 +1,7 @@
-"""A step of our own as a command: `end` runs its function, and leaves the outcome in its folder.
+"""One of our steps as a command: `end` runs its function, and leaves the outcome in its folder.
 
-The runner asks nothing of an entry but a command that ends with a status; what else an entry has to say it leaves in
-`outcome.json`.  A step that lacked time ends with 12, and one that a broken CUDA context ended with 14.
+The runner asks of an entry only a command that ends with a status; an entry leaves all other results in
+`outcome.json`.  A step that lacked time ends with 12, and a step that a broken CUDA context ended, with 14.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rooflab.kernels._files import write_whole
 
 FILE = "outcome.json"
 TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
-"""What every step of our own is told, behind its own words."""
+"""The options that every step of ours is told, after its own arguments."""
 DRY = (*TOLD, "--dry-run")
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """A parser of what every step is told."""
+    """Returns a parser of the options that every step is told."""
     found = argparse.ArgumentParser(description=about)
     found.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
     found.add_argument("--seconds", type=float, default=60.0)
@@ -35,7 +35,7 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 
 def context_of(options: argparse.Namespace) -> Context:
-    """What the options say."""
+    """The context that the options describe."""
     options.out.mkdir(parents=True, exist_ok=True)
     device = "cpu" if options.dry_run else "cuda"
     return Context(options.out, device, options.dry_run, options.seconds, options.seed)
@@ -67,5 +67,5 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
-    """A step's own words, and what every step is told."""
+    """A step's own arguments, and the options that every step is told."""
     return (*words, *(DRY if dry else TOLD))

@@ -1,8 +1,8 @@
 """The suite over the GPUs of a Ray cluster: workers run shards, and Ray starts the shard of a lost worker again.
 
-A sweep's folder holds one folder for each machine key, and in it one for each shard (an op, a family or an entry),
-which is an ordinary suite run.  GPUs of one kind share the shards; each kind runs all shards, because times of
-different machines are never merged.  The runs are the whole state: an interrupted sweep does those that are not done.
+A sweep's folder holds one folder for each machine key, and in it one folder for each shard (an op, a family or an
+entry), which is an ordinary suite run.  GPUs of one kind share the shards; each kind runs all shards, because times of
+different machines are never merged.  The runs are the whole state: a resumed sweep does the missing runs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from rooflab.bench.suite.state import read_summary
 from rooflab.kernels._files import write_whole
 
 START_S = 300.0
-"""Time limit in seconds for a worker to start and to identify its machine."""
+"""The time limit in seconds for a worker to start and to identify its machine."""
 AGAIN = 2
-"""How often a shard whose worker was lost is started again: the shard itself may kill its workers."""
+"""The number of times that a shard is started again after its worker was lost: the shard may kill its workers."""
 Say = Callable[[str], None]
 
 
 @dataclass
 class Sweep:
-    """What a sweep has done."""
+    """The state of a sweep."""
 
     shards: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By `machine key/shard`: status (DONE, PARTIAL, FAILED, LOST), reason, and the kernels that it excluded."""
@@ -59,7 +59,7 @@ class Sweep:
 
 
 class SweepWorker:
-    """A Ray actor: one GPU, or in a dry run one CPU."""
+    """A Ray actor with one GPU, or in a dry run with one CPU."""
 
     def identify(self) -> dict[str, Any]:
         found = Environment.now()
@@ -90,9 +90,9 @@ class SweepWorker:
 
 
 def sweep(address: str | None, names: Sequence[str], settings: SuiteSettings, workers: int | None, say: Say) -> Sweep:
-    """Runs a shard for each name on the cluster at `address` (None starts one on this machine).
+    """Runs a shard for each name on the cluster at `address`; with None, starts a cluster on this machine.
 
-    Without `workers`, there is one for each GPU of the cluster.  Raises `ValueError` if the folder holds another sweep
+    Without `workers`, each GPU of the cluster has one worker.  Raises `ValueError` if the folder holds another sweep
     without `resume`, if the cluster cannot be reached, or if no worker can be used.
     """
     out, runs = settings.out, sorted(settings.out.glob("*/*/summary.json"))
@@ -126,7 +126,7 @@ def _cluster(address: str | None) -> Iterator[None]:
 
 
 def _start(count: int, dry_run: bool, state: Sweep, say: Say) -> list[tuple[Any, str]]:
-    """Workers with the keys of their machines; unusable workers are in `state.refused`."""
+    """The workers with the keys of their machines; unusable workers are in `state.refused`."""
     options = {"max_restarts": -1, "max_task_retries": AGAIN, "num_cpus": 1, "num_gpus": 0 if dry_run else 1}
     actors = [ray.remote(SweepWorker).options(**options).remote() for _ in range(count)]
     usable, tree = [], Environment.tree()
@@ -174,7 +174,7 @@ def _hand_out(
 
 
 def _end_of(answer: Any, folder: Path) -> dict[str, Any]:
-    """The row of a shard that ended, whose files are written to its folder."""
+    """The row of a shard that ended, after writing its files to the shard's folder."""
     try:
         error, files = ray.get(answer)
     except ray.exceptions.RayTaskError as fault:
@@ -197,7 +197,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    """Status, reason and excluded kernels of a shard, from the summary of its suite."""
+    """The status, the reason and the excluded kernels of a shard, from the summary of its suite."""
     summary = read_summary(folder)
     by_status: dict[str, list[str]] = {}
     for row in summary["entries"]:

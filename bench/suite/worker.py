@@ -1,7 +1,7 @@
-"""The process of an entry: it is started before it is needed, and then told which command of Python it is.
+"""The process of an entry: it is started before it is needed, and is then told a command of Python.
 
-Its imports take seconds, which is why they are made while another entry runs.  On a GPU it serves one command and ends,
-so that a poisoned context ends with it.
+Its imports take seconds, so they are made while another entry runs.  On a GPU it serves one command and ends, so that a
+poisoned context ends with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Runs a command in this process; returns its exit status.  What it does not catch ends the process."""
+    """Runs a command in this process; returns its exit status.  An exception that the command leaves ends it."""
     os.environ.update(request["environment"])
     before, path = sys.argv, list(sys.path)
     first, *words = request["words"]

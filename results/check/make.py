@@ -47,26 +47,26 @@ WRONG = ("strides.py", "values.py", "pages.py", "options.py", "sizes.py", "kept.
 RIGHT = ("right.py", "right_memory.py")
 CPU = torch.device("cpu")
 RIGHT_S = 8.0
-"""Seconds for a right kernel, which has no fault that would end its checks."""
+"""The seconds for a right kernel, which has no fault that would end its checks."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The default check of one kernel."""
+    """The result of the default check of one kernel."""
 
     kernel: str
     seed: int
     fault: str
-    """The first one; empty if no check failed."""
+    """The first fault; empty if no check failed."""
     run: str
-    """In which run of the check it showed."""
+    """The run of the check in which the fault showed."""
     checks: int
     seconds: float
 
 
 @contextmanager
 def loaded(files: Sequence[str | Path]) -> Iterator[list[Kernel]]:
-    """The kernels of files, those of tests/zoo by their names, registered meanwhile."""
+    """Yields the kernels of files (of tests/zoo by their names), which are registered meanwhile."""
     kernels = [kernel for file in files for kernel in registry.load_file(ZOO / file)]
     try:
         yield kernels
@@ -86,7 +86,7 @@ def first_fault(
             break
         result = check(asked[place])
         made += 1
-        if result.status not in ("OK", "OUT_OF_MEMORY", *NOT_RUN):  # the machine's memory is no fault of a kernel
+        if result.status not in ("OK", "OUT_OF_MEMORY", *NOT_RUN):  # a lack of memory is no kernel's fault
             run = result.labels[-1] if result.labels else result.status
             return Outcome(kernel.id, seed, result.describe(), run, made, time.monotonic() - begun)
     return Outcome(kernel.id, seed, "", "", made, time.monotonic() - begun)
@@ -94,7 +94,7 @@ def first_fault(
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Another process on each core."""
+    """Keeps each core busy with another process."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores())]
     try:
         yield
@@ -104,7 +104,7 @@ def busy_cores() -> Iterator[None]:
 
 
 def outcomes(kernels: Sequence[Kernel], seed: int, limit_s: float) -> list[Outcome]:
-    """The kernel of each core has `limit_s` seconds."""
+    """The outcome of each kernel, one kernel per core, with `limit_s` seconds each."""
     check = Checkers(CPU, emulators())
     with ThreadPoolExecutor(cores()) as pool:
         return [*pool.map(lambda kernel: first_fault(kernel, seed, check, limit_s), kernels)]
@@ -141,7 +141,7 @@ def page(wrong: Sequence[Outcome], right: Sequence[Outcome], machine: str) -> st
 
 
 def kind_of(run: str) -> str:
-    """A run without the names of arguments."""
+    """The label of a run, without the names of arguments."""
     words = run.split()
     if words[0] in ("planted", "expanded"):
         return words[0]
@@ -168,7 +168,7 @@ def main() -> None:
     about += f"a right one {right_s:.0f} s"
     wrong, right = list[Outcome](), list[Outcome]()
 
-    def write() -> None:  # after each seed, since all take most of an hour
+    def write() -> None:  # called after each seed, because all seeds take most of an hour
         write_whole(out, page(wrong, right, about))
         rows = [asdict(one) | {"fault": one.fault[:160], "seconds": round(one.seconds, 1)} for one in (*wrong, *right)]
         write_whole(out.with_name("check.json"), "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")

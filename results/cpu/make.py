@@ -6,10 +6,10 @@
 
 All sides run the same GGUF, the same number of threads and greedy sampling.  Against transformers the weights are
 dequantised, and it makes logits for the last position only; it needs `accelerate` to read a GGUF.  llama.cpp keeps the
-file's Q4_1 weights; it needs `llama-cpp-python`, which nothing here depends on.  Each round times both; they take turns
-to be first, so drift affects both equally.  The result is the median of the rounds' ratios.
-
-`--requests` compares a batch of mixed lengths with transformers' batched `generate`, which pads the prompts and runs
+All sides run the same GGUF, the same number of threads and greedy sampling.  For transformers the weights are
+dequantised, and it computes logits for the last position only; it needs `accelerate` to read a GGUF.  llama.cpp keeps
+the file's Q4_1 weights; it needs `llama-cpp-python`, which nothing here depends on.  Each round times both sides; they
+take turns to be first, so drift affects both equally.  The result is the median of the rounds' ratios.
 all rows until the longest answer ends.
 """
 
@@ -40,7 +40,7 @@ PROMPT_TOKENS = 512
 ITL_CONTEXT = 64
 NEW_TOKENS = 33
 LENGTHS = {"prompt": (16, 128), "answer": (8, 64)}
-"""Of mixed requests: the least and the most tokens."""
+"""The least and the most tokens of the prompt and of the answer of mixed requests."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Reading:
 
 
 def read_engine(llm: LLM, ids: list[int]) -> Reading:
-    """One reading of the engine."""
+    """Makes one reading of the engine."""
     one = llm.generate([ids[:PROMPT_TOKENS]], SamplingParams(max_tokens=1, ignore_eos=True))[0]
     many = llm.generate([ids[:ITL_CONTEXT]], SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True))[0]
     return Reading(one.timeline.ttft_ms, float(np.median(many.timeline.itl_ms)))
@@ -62,7 +62,7 @@ def read_engine(llm: LLM, ids: list[int]) -> Reading:
 
 @torch.inference_mode()
 def read_transformers(model: Any, ids: list[int]) -> Reading:
-    """One reading of transformers: forward calls with its own cache; its `generate` would add other work."""
+    """Makes one reading of transformers: forward calls with its own cache; its `generate` would add other work."""
 
     def steps(prompt: list[int], count: int) -> list[float]:
         cache, inputs = None, torch.tensor([prompt])
@@ -80,7 +80,7 @@ def read_transformers(model: Any, ids: list[int]) -> Reading:
 
 
 def read_llama_cpp(model: Any, ids: list[int]) -> Reading:
-    """One reading of llama.cpp: its own evaluation, and the greedy token of its logits."""
+    """Makes one reading of llama.cpp: its own evaluation, and the greedy token of its logits."""
 
     def steps(prompt: list[int], count: int) -> list[float]:
         model.reset()
@@ -104,7 +104,7 @@ class BatchReading:
 
 
 def mixed_requests(count: int, vocab_size: int) -> list[tuple[list[int], int]]:
-    """Prompts and the lengths of their answers, of `LENGTHS`, from a fixed seed."""
+    """Prompts with lengths from `LENGTHS`, and the lengths of their answers, from a fixed seed."""
     draw = random.Random(0)
     lengths = [(draw.randint(*LENGTHS["prompt"]), draw.randint(*LENGTHS["answer"])) for _ in range(count)]
     return [(draw.choices(range(vocab_size), k=prompt), answer) for prompt, answer in lengths]
@@ -120,7 +120,7 @@ def batch_of_engine(llm: LLM, requests: list[tuple[list[int], int]]) -> BatchRea
 
 @torch.inference_mode()
 def batch_of_transformers(model: Any, requests: list[tuple[list[int], int]]) -> BatchReading:
-    """The time of its `generate` for all requests in one batch, prompts padded on the left."""
+    """The time of transformers' `generate` for all requests in one batch, prompts padded on the left."""
     widest, longest = max(len(prompt) for prompt, _ in requests), max(answer for _, answer in requests)
     ids = torch.tensor([[0] * (widest - len(prompt)) + prompt for prompt, _ in requests])
     mask = torch.tensor([[0] * (widest - len(prompt)) + [1] * len(prompt) for prompt, _ in requests])
@@ -160,7 +160,7 @@ def compare(
     if against == "transformers" and dtype == INT8:
         raise ValueError("dtype: expected float32 or bfloat16 against transformers, got 'int8'")
     path = fetch()
-    # Every round has the same prompt: with prefix caching only the first would compute it.
+    # Every round has the same prompt: with prefix caching, only the first round would compute it.
     llm = LLM(path, dtype=dtype, max_num_seqs=max(requests, 1), device="cpu", prefix_caching=False)
     assert llm.tokenizer is not None, "a GGUF carries its tokenizer"
     text = "The roofline model relates performance to arithmetic intensity. " * 80
@@ -201,9 +201,9 @@ def compare(
 
 
 def time_ops(llm: LLM, ids: list[int], steps: int = 32) -> dict[str, dict[str, float]]:
-    """By op: `calls` and `us` per step, and `share` of the step, over `steps` decode steps behind the prompt `ids`.
+    """By op: `calls` and `us` per step, and `share` of the step, over `steps` decode steps after the prompt `ids`.
 
-    What is left of the step is `host`.  On a GPU the times are those of launches, because no call is awaited.
+    The rest of the step is `host`.  On a GPU the times are those of launches, because no call is awaited.
     """
     spent: Spent = defaultdict(list)
     request = llm.add_request(ids, SamplingParams(max_tokens=steps + 2, ignore_eos=True))
@@ -241,7 +241,7 @@ def write_engine_numbers(folder: Path, case: Mapping[str, Any], result: Mapping[
 
 
 def main() -> None:
-    """The script."""
+    """Compares the engine as the command line asks, and writes a record."""
     parser = argparse.ArgumentParser(description="The engine against transformers or llama.cpp, interleaved.")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", INT8), default="float32")
     parser.add_argument("--against", choices=("transformers", "llama.cpp"), default="transformers")

@@ -1,4 +1,4 @@
-"""Copies of the tree in which a fault can be planted, each with its own .venv, and runs of pytest in them.
+"""Copies of the tree into which a fault can be planted, each with its own .venv, and runs of pytest in the copies.
 
 A copy's .venv has hard links to the packages, but names the copy wherever the original names the checkout.  So every
 child process imports the faulty file, whatever environment a test gives it.
@@ -23,15 +23,15 @@ from tracing import DATA, ONLY, REPORT
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TEST_S = 60.0
-"""A test that takes longer fails: a fault may make it wait for ever."""
+"""The seconds after which a test fails: a fault may make a test wait for ever."""
 PLUGIN = "rooflab_faults"
 """The name under which a copy's processes import `tracing.py`."""
 BY_CONTENT = ("models", "static", "cubins", "native")
-"""What of the lab's cache is named by what it holds: a fault cannot get another one's.  The rest is made anew."""
+"""The parts of the lab's cache whose names depend on their content, so that a fault cannot get another one's part."""
 
 
 def make_tree(folder: Path, place: int) -> Path:
-    """The copy of this number; it has the commit that the first one of `folder` had."""
+    """Makes the copy with this number; it has the same commit as the first copy in `folder`."""
     tree = folder / f"tree-{place}"
     if (tree / ".venv" / ".copied").exists():
         return tree
@@ -52,7 +52,7 @@ def make_tree(folder: Path, place: int) -> Path:
     ]
     for file in (file for file in named if not file.is_symlink()):
         content, mode = file.read_bytes(), file.stat().st_mode
-        file.unlink()  # the link, and not the original
+        file.unlink()  # removes the link, not the original
         file.write_bytes(content.replace(str(ROOT).encode(), str(tree).encode()))
         file.chmod(mode)
     for file in (packages / "__pycache__").glob("__editable__*rooflab*"):
@@ -66,12 +66,12 @@ def make_tree(folder: Path, place: int) -> Path:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system
+    except OSError:  # OSError: another file system
         shutil.copy2(source, target)
 
 
 def restore(tree: Path) -> None:
-    """Undoes every change of the tree, with what Python compiled of it."""
+    """Undoes every change of the tree, and removes the bytecode that Python compiled from it."""
     subprocess.run(["git", "checkout", "-q", "--", "."], cwd=tree, check=True)
     subprocess.run(["git", "clean", "-fdq"], cwd=tree, check=True)
     for layer in ("bench", "engine", "kernels", "reference", "roofline"):
@@ -81,15 +81,15 @@ def restore(tree: Path) -> None:
 
 @dataclass
 class Outcome:
-    """What pytest reported."""
+    """The outcome that pytest reported."""
 
     failed: list[str] = field(default_factory=list)
     passed: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ended: bool = False
-    """Whether the limit came first."""
+    """Whether the time limit ended the run."""
     why_not: str = ""
-    """The end of what pytest printed, if it ran no tests to their end."""
+    """The end of pytest's output, if pytest did not run the tests to their end."""
 
 
 def run_pytest(
@@ -104,8 +104,8 @@ def run_pytest(
     first: bool = False,
     data: Path | None = None,
 ) -> Outcome:
-    """Runs the tests of these files, of them only `names` in this order if there are any, those with `keywords`, or up
-    to the `first` that fails; `data` takes traced lines."""
+    """Runs the tests of these files: all, or `names` in this order if there are any, or those with `keywords`; with
+    `first` only up to the first failure.  `data` takes traced lines."""
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = Path(temporary)
         (folder / "cache").mkdir()
@@ -157,7 +157,7 @@ def run_pytest(
 
 
 def end_all(tree: Path) -> None:
-    """Ends what a copy's Python started, in sessions of its own too."""
+    """Ends the processes that a copy's Python started, also in sessions of their own."""
     python = str(tree / ".venv")
     for process in psutil.process_iter(["cmdline"]):
         if (process.info["cmdline"] or [""])[0].startswith(python):

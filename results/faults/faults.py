@@ -32,51 +32,51 @@ from reaching import Fault, Reaching, changed_lines
 RESULTS = HERE / "results.ndjson"
 AGAIN = HERE / "again.ndjson"
 SURVIVORS = HERE / "survivors.ndjson"
-"""Of a fault that no test saw at first: the test that sees it since, or why none can."""
-WHOLE = HERE / "whole.ndjson"  # not `.jsonl`: those under results/ are read as records
+"""By fault that no test saw at first: the test that sees it now, or the reason why no test can."""
+WHOLE = HERE / "whole.ndjson"  # not `.jsonl`: files of that name under results/ are read as records
 TABLE = HERE / "table.md"
 SETS = {"test": "not slow and not more", "more": "more and not slow"}
-"""By the names of the make targets, the tests that they run."""
+"""By name of a make target, the marks of the tests that it runs."""
 BEFORE = "7228ff97"
-"""The commit before any test was deleted; the results of later ones are those of today's tests."""
+"""The commit before any test was deleted; results of later commits are those of today's tests."""
 FAULT_S = 120.0
-"""Longest time of all tests of one fault, but for the second look at a few failures."""
+"""The longest time of all tests of one fault, in seconds, without the second look at a few failures."""
 BATCH_S, WHOLE_S = 3600.0, 7200.0
 FILES_AT_ONCE = 8
-"""Test files of one traced process: what it has found is kept when it has ended."""
+"""The test files of one traced process, whose findings are kept when it has ended."""
 FEW = 3
-"""So many failures or fewer are looked at twice: a test that fails beside other work alone is no kill."""
+"""The most failures that are looked at twice: a test that fails only beside other work is no kill."""
 DRAWN, SEED = 20, 0
-"""How many faults the whole suite runs too, and what draws them."""
+"""The number of faults that the whole suite runs too, and the seed that draws them."""
 Json = dict[str, Any]
 
 
 def all_faults() -> list[Fault]:
-    """Every planted fault, with its group: the name of its file."""
+    """Every planted fault with its group, which is the name of its file."""
     return [
         {"group": file.stem, **fault} for file in sorted(HERE.glob("*.json")) for fault in json.loads(file.read_text())
     ]
 
 
 def drawn() -> list[str]:
-    """Of the faults that ran before anything was deleted, those whose survivors the whole suite runs too."""
+    """Of the faults that ran before any test was deleted, those whose survivors the whole suite runs too."""
     names = sorted(row["id"] for row in rows_of(RESULTS) if row["commit"].startswith(BEFORE))
     return sorted(random.Random(SEED).sample(names, DRAWN))
 
 
 def rows_of(file: Path) -> list[Json]:
-    """What was appended so far."""
+    """The rows that were appended to the file so far."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def append(file: Path, row: Json) -> None:
-    """Keeps a result at once, so that an end of the run loses nothing."""
+    """Appends a row at once, so that nothing is lost when the run ends."""
     with file.open("a") as opened:
         opened.write(json.dumps(row) + "\n")
 
 
 def why_unfit(tree: Path, fault: Fault) -> str:
-    """Why a fault cannot be planted in a tree, or nothing."""
+    """The reason why a fault cannot be planted in a tree; empty if it can."""
     file = tree / fault["file"]
     if not file.is_file():
         return "the file is gone"
@@ -94,7 +94,7 @@ def why_unfit(tree: Path, fault: Fault) -> str:
 
 
 def check() -> int:
-    """Prints the faults that do not fit the checkout; their number."""
+    """Prints the faults that do not fit the checkout; returns their number."""
     faults = all_faults()
     names = [fault["id"] for fault in faults]
     found = {fault["id"]: why for fault in faults if (why := why_unfit(ROOT, fault))}
@@ -106,13 +106,13 @@ def check() -> int:
 
 
 def test_files(tree: Path) -> list[str]:
-    """The files with tests."""
+    """The files of the tree that hold tests."""
     found = [*(tree / "tests").rglob("test_*.py"), *(tree / "bench").rglob("bench_*.py")]
     return sorted(file.relative_to(tree).as_posix() for file in found)
 
 
 def coverage(folder: Path, which: str, limit_s: float) -> None:
-    """Runs the test files of a set and keeps which test reached which line, and its seconds."""
+    """Runs the test files of a set, and keeps the lines that each test reached, and its seconds."""
     began, tree, data, kept = time.monotonic(), make_tree(folder, 0), folder / "data", folder / "tests.jsonl"
     boot, call = tree / "bench" / "core" / "boot.py", "answer(json.loads(line))"
     restore(tree)
@@ -129,7 +129,7 @@ def coverage(folder: Path, which: str, limit_s: float) -> None:
         seconds = {name: round(traced.seconds[name], 2) for name in sorted(traced.passed | again.passed)}
         lines = import_module("coverage").Coverage(data_file=str(folder / "lines"), config_file=False, messages=False)
         lines.load()
-        lines.combine([str(data)])  # which takes the files away
+        lines.combine([str(data)])  # `combine` removes the files
         lines.save()
         failed = sorted(set(traced.failed) - again.passed)
         append(kept, {"set": which, "files": files, "seconds": seconds, "failed": failed})
@@ -141,7 +141,7 @@ def coverage(folder: Path, which: str, limit_s: float) -> None:
 
 
 def run_one(tree: Path, reaching: Reaching, fault: Fault, before: Json) -> Json:
-    """Plants a fault, and runs what may see it: what reaches it; else the other tests of those files; else `more`."""
+    """Plants a fault and runs tests that may see it: those that reach it; else the rest of their files; else `more`."""
     began, text = time.monotonic(), (tree / fault["file"]).read_text()
     near, beside = reaching.tests(fault)
     sets = [which for which in reaching.sets if which not in before["sets"]]
@@ -170,7 +170,7 @@ def run_one(tree: Path, reaching: Reaching, fault: Fault, before: Json) -> Json:
 
 
 def see(tree: Path, names: Sequence[str], limit_s: float) -> Outcome:
-    """Runs tests; a few failures count if they come again."""
+    """Runs tests; if only a few fail, a failure counts if it comes again."""
     began = time.monotonic()
     outcome = run_pytest(tree, sorted({name.partition("::")[0] for name in names}), limit_s, names=names)
     if 0 < len(outcome.failed) <= FEW and not outcome.why_not:
@@ -185,7 +185,7 @@ def run(folder: Path, limit_s: float, jobs: int, only: Sequence[str]) -> None:
     """Runs the faults that have no result, in an order that mixes the groups."""
     began = time.monotonic()
     trees: Queue[Path] = Queue()
-    for place in range(1, jobs + 1):  # no fault is planted in the copy whose lines were noted
+    for place in range(1, jobs + 1):  # no fault is planted in the copy whose lines were traced
         trees.put(make_tree(folder, place))
     reaching = Reaching(folder, make_tree(folder, 0))
     commit = (folder / "commit").read_text()
@@ -215,8 +215,8 @@ def run(folder: Path, limit_s: float, jobs: int, only: Sequence[str]) -> None:
 
 
 def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
-    """Plants the faults that were killed in the commit of `folder`, and runs the tests that saw them then, as far as
-    they are left, or else the files of the same names: which test is the first to see it now?"""
+    """Plants the faults that were killed in the commit of `folder`, and runs the tests that saw them then, if they
+    still exist, or else the files of the same names, to find the test that is now the first to see each fault."""
     trees: Queue[Path] = Queue()
     for place in range(jobs):
         trees.put(make_tree(folder, place))
@@ -257,8 +257,8 @@ def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
 
 
 def whole(folder: Path, names: Sequence[str], jobs: int) -> None:
-    """Runs the whole suite on those faults of `names` that their tests did not see, all planted at once: what fails
-    shows what the choice of tests missed. A fault that was seen needs no such run."""
+    """Runs the whole suite on the faults of `names` that their tests did not see, all planted at once: the failures
+    show what the choice of tests missed.  A fault that was seen needs no such run."""
     tree = make_tree(folder, 1)
     seen = {row["id"] for row in rows_of(RESULTS) if row["failed"]}
     faults = [fault for fault in all_faults() if fault["id"] in set(names) - seen]
@@ -279,8 +279,8 @@ def whole(folder: Path, names: Sequence[str], jobs: int) -> None:
 
 
 def table() -> str:
-    """By group how many faults are killed, by the tests of that commit and by those of the newest one; and what became
-    of each that survived."""
+    """By group, the number of faults killed by the tests of that commit and by the newest tests; and the end of each
+    fault that survived."""
     faults = {fault["id"]: fault for fault in all_faults()}
     found = {row["id"]: row for row in rows_of(RESULTS) if row["id"] in faults}
     survivors = {row["id"]: row for row in rows_of(SURVIVORS)}
@@ -314,7 +314,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """The script."""
+    """Runs the subcommand that the command line names."""
     parser = argparse.ArgumentParser(description="Which planted faults the tests see.")
     parser.add_argument("command", choices=["check", "coverage", "run", "again", "whole", "drawn", "table"])
     parser.add_argument("ids", nargs="*", help="faults; without any, all")

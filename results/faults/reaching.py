@@ -1,4 +1,4 @@
-"""Which tests reach a planted fault: those that ran the changed statement, and, for device code, those of its rungs."""
+"""Finds the tests that reach a planted fault: they ran the changed statement, or, for device code, use its rungs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tracing import LAYERS, SHARED
 Fault = dict[str, str]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 QUICK_S = 0.5
-"""Tests that take less run first, in the order of their files; the others follow, the quickest first."""
+"""The seconds below which tests run first, in the order of their files; the others follow, the quickest first."""
 
 
 class Reaching:
-    """What `coverage` kept in a folder."""
+    """The data that `coverage` kept in a folder."""
 
     def __init__(self, folder: Path, tree: Path):
         self.tree = tree
@@ -39,7 +39,7 @@ class Reaching:
         self._lines: dict[str, dict[int, set[str]]] = {}
 
     def tests(self, fault: Fault) -> tuple[set[str], set[str]]:
-        """The tests that ran the change, and, of Python, the others of their files: what one makes may serve all."""
+        """Tests that ran the change; for Python also the other tests of their files, which may share what one makes."""
         name = fault["file"]
         text = (self.tree / name).read_text()
         lines = changed_lines(text, fault)
@@ -53,12 +53,12 @@ class Reaching:
         return near, beside - near
 
     def ordered(self, tests: Iterable[str], which: str) -> list[str]:
-        """Those of a set, in the order in which they run."""
+        """The tests of a set, in the order in which they run."""
         own = self.seconds[which]
         return sorted(own.keys() & set(tests), key=lambda name: (own[name] if own[name] >= QUICK_S else 0.0, name))
 
     def _of_file(self, name: str) -> dict[int, set[str]]:
-        """By line the tests that ran it."""
+        """By line, the tests that ran the line."""
         if name not in self._lines:
             found: dict[int, set[str]] = {}
             for line, contexts in self._data.contexts_by_lineno(str(self.tree / name)).items():
@@ -98,18 +98,18 @@ class Reaching:
         for node in ast.walk(tree):
             if not isinstance(node, ast.stmt) or not set(_head(node)) & set(lines):
                 continue
-            if isinstance(node, Function):  # a default or a decorator
+            if isinstance(node, Function):  # the line is a default value or a decorator
                 found |= {test for line in _body(node) for test in reached.get(line, ())}
             elif any(node.lineno in _body(owner) for owner in owners):
                 found |= {test for line in _head(node) for test in reached.get(line, ())}
-            else:  # it ran at import: what uses the file, or imports from it
+            else:  # the line ran at import: take all tests of the file and of its importers
                 for other in (name, *importers(self.tree, name)):
                     found |= self._of_functions(other)
         return found
 
 
 def changed_lines(text: str, fault: Fault) -> range:
-    """The numbers of the lines of `old` that `new` changes; where lines are only dropped, also the one before."""
+    """The numbers of the lines of `old` that `new` changes; if lines are only dropped, also the line before them."""
     before, after = fault["old"].splitlines(), fault["new"].splitlines()
     head = next(
         (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
@@ -138,7 +138,7 @@ def _body(node: Any) -> range:
 
 
 def _head(node: Any) -> range:
-    """The lines of a statement without the statements in it."""
+    """The lines of a statement, without the statements inside it."""
     first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
     inner = getattr(node, "body", None)
     return range(first, max(inner[0].lineno, first + 1) if inner else node.end_lineno + 1)
@@ -146,7 +146,7 @@ def _head(node: Any) -> range:
 
 @cache
 def importers(tree: Path, name: str) -> list[str]:
-    """The files of the layers that import this one by name."""
+    """The files of the layers that import the file `name` by its name."""
     module = "rooflab." + name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, stem = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{stem}\b")
@@ -156,10 +156,10 @@ def importers(tree: Path, name: str) -> list[str]:
 
 @cache
 def rungs_of(tree: Path, name: str) -> frozenset[str]:
-    """The rungs that use a source: a rung's own, or, of a shared one, those that name it, also through another one."""
+    """The rungs that use a source file: the file's own rung, or the rungs that include it, also through others."""
     sources = [file for file in sorted((tree / "kernels").rglob("*")) if file.suffix in (".py", ".cu", ".h", ".cpp")]
     names = {file: file.relative_to(tree).as_posix() for file in sources}
-    # What lies at the top of kernels/ is launching, but for the headers of the C++ kernels.
+    # Files directly in kernels/ are launching code, except the headers of the C++ kernels.
     texts = {name: file.read_text() for file, name in names.items() if name.count("/") > 1 or file.suffix == ".h"}
     left, seen, found = [name], {name}, set[str]()
     while left:

@@ -1,4 +1,4 @@
-"""What a copy's processes import as `rooflab_faults`: a plugin of pytest, and the tracing of child processes.
+"""The module `rooflab_faults` of a copy's processes: a plugin of pytest, and the tracing of child processes.
 
 `faults.py` copies it into the copy's .venv, where a .pth file imports it at the start of each process that is traced.
 """
@@ -15,14 +15,14 @@ from pluggy import HookimplMarker
 
 LAYERS = ("reference", "kernels", "engine", "roofline", "bench")
 DATA, REPORT, ONLY = "ROOFLAB_FAULTS_DATA", "ROOFLAB_FAULTS_REPORT", "ROOFLAB_FAULTS_ONLY"
-"""The variables that name the folder of the traced lines, the file of outcomes, and the file of the chosen tests."""
+"""Environment variables: the folder of the traced lines, the file of outcomes, and the file of the chosen tests."""
 SHARED = " | shared"
-"""Behind a context's name: all tests of its file may depend on what ran, in a fixture of theirs or in a server."""
+"""The end of a context's name if all tests of its file may depend on the code that ran, in a fixture or in a server."""
 tracing: Any = None
 
 
 def trace() -> None:
-    """Begins at a process's start; its lines go to the test whose name is in the file `now`."""
+    """Starts to trace when a process starts; the lines count for the test whose name is in the file `now`."""
     global tracing
     from importlib import import_module
 
@@ -45,7 +45,7 @@ def _now() -> str:
 
 
 def asked(answer: Any, request: Any) -> Any:
-    """In a child that answers many tests (`bench/core/boot.py`): notes what each reached, as it may be killed."""
+    """Notes what each test reached in a child that answers many tests (`bench/core/boot.py`): it may be killed."""
     if tracing is None:
         return answer(request)
     tracing.switch_context(_now())
@@ -55,7 +55,7 @@ def asked(answer: Any, request: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Leaves the chosen tests, in their order."""
+    """Keeps only the chosen tests, in their order."""
     if ONLY in os.environ:
         rank = {name: place for place, name in enumerate(Path(os.environ[ONLY]).read_text().splitlines())}
         items[:] = sorted((item for item in items if item.nodeid in rank), key=lambda item: rank[item.nodeid])
@@ -79,7 +79,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Any:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """A line for each phase of a test, so that a run which is ended says what it saw."""
+    """Writes a line for each phase of a test, so that a run that is ended still has results."""
     with Path(os.environ[REPORT]).open("a") as file:
         file.write(json.dumps([report.nodeid, report.when, report.outcome, report.duration]) + "\n")
 

@@ -2,10 +2,10 @@
 
     python results/hopper/make.py --gpu h100 --out results/hopper/README.md
 
-Measured ratios come from the targets' records in `results/<gpu>*/`; where there is none, a published time stands over
-a predicted one.  A prediction is a range: what public kernels of its kind took of their predicted time, from the tenth
-to the ninetieth percentile, but never faster than the best rate that anybody has published for the card, the op and
-its dtype.  Where the range contains 1, the page says `cannot tell`.
+Measured ratios come from the targets' records in `results/<gpu>*/`; without records, a published time is divided by a
+predicted time.  A prediction is a range: from the tenth to the ninetieth percentile of published over predicted time of
+public kernels of its kind, but never faster than the best published rate for the card, the op and its dtype.  If the
+range contains 1, the page says `cannot tell`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ COLOURS = {FASTER: BLUE, SLOWER: ORANGE, CANNOT_TELL: GREY}
 HEADS = "H=16,H_kv=16,D=128,causal=true"
 PAGES = "H=32,H_kv=8,D=128,block_size=16,ragged=false"
 SLOWEST = 10
-"""Cases that the page lists with what costs them most."""
+"""The number of cases that the page lists with their largest cost."""
 OTHER_PAGES = (
     "## Other predictions for an H100",
     "",
@@ -75,17 +75,17 @@ OTHER_PAGES = (
 
 @dataclass(frozen=True)
 class RivalRatio:
-    """One case of a target: our kernel beside a rival, on one basis."""
+    """One case of a target: our kernel beside a rival, both measured or both estimated."""
 
     target: str
     case: str
     kernel: str
     rival: str
     ratio: float
-    """The rival's time over ours: above 1 ours is faster."""
+    """The rival's time divided by ours: above 1 our kernel is faster."""
     basis: str
     ends: tuple[float, float] | None = None
-    """Least and most that the ratio may be; None if it was measured."""
+    """The least and the largest possible ratio; None if the ratio was measured."""
     error: str = ""
     """The median error of predictions of this kind."""
     cause: str = ""
@@ -93,19 +93,19 @@ class RivalRatio:
 
 
 def range_of(found: Sequence[RivalRatio]) -> tuple[float, float]:
-    """Least and most of the geometric mean of ratios."""
+    """The least and the largest geometric mean of ratios."""
     every = [one.ends or (one.ratio, one.ratio) for one in found]
     return geometric_mean(least for least, _ in every), geometric_mean(most for _, most in every)
 
 
 def verdict(least: float, most: float) -> str:
-    """Whether ours is faster, at both ends of a range of ratios."""
+    """Says whether our kernels are faster, at both ends of a range of ratios."""
     return FASTER if least >= 1 else SLOWER if most < 1 else CANNOT_TELL
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A family of cases along one size, with the rate that it is about."""
+    """A family of cases that differ in one size, with the rate that the figure shows."""
 
     title: str
     axis: str
@@ -116,28 +116,28 @@ class Curve:
 
     @property
     def works(self) -> dict[int, tuple[Case, Cost]]:
-        """The checked case and its least work, by size."""
+        """By size, the checked case and its least work."""
         spec, scheme = registry.get_op(self.op), get_scheme("bf16")
         cases = {size: spec.check_case(Case.parse(text)) for size, text in self.cases}
         meta = torch.device("meta")
         return {size: (case, spec.cost_of(spec.make_inputs(case, scheme, meta, 0))) for size, case in cases.items()}
 
     def rate(self, cost: Cost, seconds: float) -> float:
-        """TFLOP/s, or GB/s of the least bytes."""
+        """The rate in TFLOP/s, or in GB/s of the least bytes."""
         return cost.flops / seconds / 1e12 if self.unit == "TFLOP/s" else cost.bytes / seconds / 1e9
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What is known of a curve, by size, in its unit."""
+    """All known rates of a curve, by size, in the curve's unit."""
 
     roof: float
     predicted: dict[int, tuple[float, float]]
-    """Least and most, at most the best published."""
+    """The least and the largest predicted rate, at most the best published rate."""
     published: dict[int, float]
-    """Of the fastest library."""
+    """The published rate of the fastest library."""
     measured: dict[str, dict[int, float]]
-    """By kernel."""
+    """The measured rates by kernel."""
 
 
 CURVES = (
@@ -152,7 +152,7 @@ CURVES = (
 
 @cache
 def best_flops_per_s(op: str, scheme: str, gpu: str, D: int | None) -> float:
-    """The best rate that anybody has published; `inf` if nobody has.  D: the head_dim of attention."""
+    """The best published rate in FLOP/s; `inf` if none is published.  D: the head_dim of attention."""
     rates = [0.0]
     for table in committed():
         if (table.op, table.scheme, table.gpu) == (op, scheme, gpu):
@@ -163,7 +163,7 @@ def best_flops_per_s(op: str, scheme: str, gpu: str, D: int | None) -> float:
 
 
 def least_s(op: str, scheme: str, case: Case, device: Device) -> float:
-    """The least time of a case: at the best published rate, and at the data sheet's rates."""
+    """The least time of a case in seconds: at the best published rate, and at the data sheet's rates."""
     spec = registry.get_op(op)
     cost = spec.cost_of(spec.make_inputs(case, get_scheme(scheme), torch.device("meta"), 0))
     D = int(case["D"]) if "D" in case else None
@@ -176,7 +176,7 @@ def records_on(gpu: str, root: Path = RESULTS) -> list[Record]:
 
 
 def contact(records: Iterable[Record]) -> str:
-    """What has run on a GPU, in one sentence; README has it."""
+    """Says in one sentence which kernels have run on a GPU; README has this sentence."""
     first: dict[str, Record] = {}
     for record in sorted(records, key=lambda one: one.timestamp):
         if record.kind == "check" and record.checked_by == "gpu" and CODE in record.environment:
@@ -189,7 +189,7 @@ def contact(records: Iterable[Record]) -> str:
 
 
 def measured(target: AcceptanceTarget, gpu: str, root: Path = RESULTS) -> list[RivalRatio]:
-    """A target's newest measured ratios: the kernel that a launcher takes, over the fastest rival of any project."""
+    """The newest measured ratios of a target: the kernel that a launcher takes, over any project's fastest rival."""
     runs = sorted(path for path in root.glob(f"{gpu}*/**/{folder_of(Path(), target.id).name}") if path.is_dir())
     records = read_all(runs[-1]) if runs else []
     times, roles = latencies(records), {str(record.kernel): record.role for record in records}
@@ -206,14 +206,14 @@ def measured(target: AcceptanceTarget, gpu: str, root: Path = RESULTS) -> list[R
 
 
 def band(kind: str) -> tuple[float, float]:
-    """The tenth and the ninetieth percentile of published over predicted time, of the public kernels of a kind."""
+    """The tenth and the ninetieth percentile of published over predicted time, for the public kernels of a kind."""
     own = public.read().query("kind == @kind")
     ratios = sorted(own["published_us"] / own["predicted_us"])
     return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
 
 
 def predicted(target: AcceptanceTarget, device: Device) -> list[RivalRatio]:
-    """A target's predicted ratios, by the best of its rungs, on the cases of which vLLM's time is published."""
+    """The predicted ratios of a target, by its best rung, on the cases for which vLLM's time is published."""
     op, scheme = target.arguments["op"], get_scheme(target.arguments.get("scheme", "bf16"))
     spec = registry.get_op(op)
     libraries: dict[Case, Time] = {}
@@ -244,7 +244,7 @@ def predicted(target: AcceptanceTarget, device: Device) -> list[RivalRatio]:
 
 
 def rival_ratios(device: Device, gpu: str) -> list[RivalRatio]:
-    """Every target against the library: as measured, or else as predicted beside what is published."""
+    """Every target against the library: measured ratios, or else predicted times beside published times."""
     return [
         ratio
         for target in AGAINST_LIBRARY
@@ -258,7 +258,7 @@ def _name(target: AcceptanceTarget) -> str:
 
 
 def ratios_figure(found: Sequence[RivalRatio]) -> Figure:
-    """One row a target: a dot for each measured case, a line for the range of each predicted one."""
+    """Draws one row per target: a dot for each measured case, a line for the range of each predicted case."""
     names = list(dict.fromkeys(one.target for one in found))
     figure = Figure(figsize=(WIDTH_IN, 1.0 + 0.55 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -284,7 +284,7 @@ def ratios_figure(found: Sequence[RivalRatio]) -> Figure:
 
 
 def rates_of(curve: Curve, device: Device, records: Sequence[Record]) -> Rates:
-    """What was predicted, published and measured of a curve's cases."""
+    """The predicted, published and measured rates of a curve's cases."""
     works, scheme, sheet = curve.works, get_scheme("bf16"), device.ceilings()
     roof = sheet.tensor_flops_per_s["bf16"] / 1e12 if curve.unit == "TFLOP/s" else sheet.hbm_bytes_per_s / 1e9
     told = explain([KernelCase(curve.op, curve.kernel, case, scheme) for case, _ in works.values()], device)
@@ -305,7 +305,7 @@ def rates_of(curve: Curve, device: Device, records: Sequence[Record]) -> Rates:
 
 
 def curves_figure(rates: Sequence[Rates]) -> Figure:
-    """A panel a curve: the range of our prediction, the published library, measured points, the data sheet's roof."""
+    """Draws one panel per curve: the predicted range, the published library, measured points, the data sheet's roof."""
     figure = Figure(figsize=(WIDTH_IN, 2.9 * len(CURVES)), layout="constrained")
     for axes, curve, known in zip(figure.subplots(len(CURVES), 1), CURVES, rates, strict=True):
         sizes = [size for size, _ in curve.cases]
@@ -332,7 +332,7 @@ def _line(by_size: Mapping[int, float]) -> tuple[list[int], list[float]]:
 
 
 def predictions_figure(device: Device, records: Sequence[Record]) -> Figure | None:
-    """Measured over predicted time of our own kernels; None where nothing was measured."""
+    """Draws measured over predicted time of our own kernels; None if nothing was measured."""
     timed = [r for r in records if r.role == "optimized" and r.status == "OK" and r.latency_median_ms and r.case_id]
     targets = {
         KernelCase(str(r.op), str(r.kernel), Case(**r.case), get_scheme(str(r.scheme))): float(

@@ -40,13 +40,13 @@ def call_of(kernel: Kernel) -> Callable[[], Any] | None:
     given = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared in given:
         given[spec.prepared] = packed(kernel.prepare, spec.prepared, inputs)
-    # Lengths and page tables are real also among `meta` inputs.
+    # Lengths and page tables hold real values even in `meta` inputs.
     given = {name: value.to(meta) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
     return partial(kernel.fn, **given)
 
 
 def host_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds of each call: the least of five medians, in turn, because other work on the machine only adds."""
+    """The microseconds of each call: the least of five medians, taken in turn, because other work only adds time."""
     best = dict.fromkeys(calls, math.inf)
     with patch.object(JITFunction, "__getitem__", lambda self, grid: _launch):
         for _ in range(ROUNDS):
@@ -56,7 +56,7 @@ def host_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def _launch(*arguments: Any, **options: Any) -> None:
-    """Stands for Triton's launcher."""
+    """Replaces Triton's launcher and does nothing."""
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -66,7 +66,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    """The script."""
+    """Prints the host's time of each kernel's launch."""
     parser = argparse.ArgumentParser(description="The host's time of a launch, without Triton's own.")
     parser.add_argument("ops", nargs="*", metavar="OP", help="all without one")
     ops = parser.parse_args().ops

@@ -1,4 +1,4 @@
-"""Draws the README's figure: of each op the naive, the library and the best kernel, as a share of the roof.
+"""Draws the README's figure: the naive, the library and the best kernel of each op, as a share of the roof.
 
     make lab && python results/lab/make.py results/local/TIME --out results/lab/ops.svg
 
@@ -36,7 +36,7 @@ def chosen(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
         longest = max(first, key=lambda record: record.latency_median_ms or 0.0)
         same = [one for one in own if (one.case_id, one.scheme) == (longest.case_id, longest.scheme)]
         kinds = {"naive": "naive", "library": "library", "optimized": "best kernel of Rooflab"}
-        for record in sorted(same, key=lambda one: one.bound_fraction or 0.0):  # the best of a role is the last
+        for record in sorted(same, key=lambda one: one.bound_fraction or 0.0):  # the best kernel of a role comes last
             if record.role in kinds:
                 found.setdefault(op, {})[kinds[record.role]] = record
     return found
@@ -44,7 +44,7 @@ def chosen(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
 
 @own_settings
 def drawn(found: dict[str, dict[str, Record]]) -> Figure:
-    """A row for each op, a point for each kernel; the roof is at 100%."""
+    """Draws a row for each op and a point for each kernel; the roof is at 100%."""
     figure = Figure(figsize=(5.6, 0.34 * len(found) + 1.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for row, kernels in enumerate(found.values()):
@@ -78,7 +78,7 @@ def drawn(found: dict[str, dict[str, Record]]) -> Figure:
 
 
 def main() -> None:
-    """The script."""
+    """Draws the figure from the records that the command line names."""
     parser = argparse.ArgumentParser(description="The README's figure, from records of a run.")
     parser.add_argument("records", type=Path, help="a folder of records, such as one of make lab")
     parser.add_argument("--out", type=Path, default=Path("results/lab/ops.svg"))

@@ -1,4 +1,4 @@
-"""Targets against the library that the launchers' own configs missed: a search, and the same judgement again."""
+"""Searches configs for targets that the launchers' own configs missed against the library, and judges them again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 
 WORST = 4
-"""How many cases of a target are searched: those with the lowest ratios."""
+"""The number of cases of a target that are searched: the cases with the lowest ratios."""
 
 
 def missed_in(run: Path, names: Sequence[str]) -> dict[str, tuple[EntryOutcome, list[Record]]]:
-    """Those of the targets that a run missed, with what came of them and their records."""
+    """The targets that a run missed, each with its outcome and its records."""
     known = state.load(run, names).outcomes
     return {
         name: (known[name], record_files.read(state.folder_of(run, name)))
@@ -33,8 +33,8 @@ def missed_in(run: Path, names: Sequence[str]) -> dict[str, tuple[EntryOutcome, 
 def again(context: Context, targets: Mapping[str, Mapping[str, Any]]) -> EntryOutcome:
     """Searches configs for the worst cases of each missed target among `targets`, in equal shares of the time.
 
-    `targets` has each target's arguments by its id.  The target itself stays missed: it is about the configs that a
-    user gets.  This says what `rooflab tune` and a change of the launcher would give.
+    `targets` has each target's arguments by its id.  The target itself stays missed, because it is about the configs
+    that a user gets.  The outcome says what `rooflab tune` and a change of the launcher would give.
     """
     missed = missed_in(context.run, [*targets])
     figures: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def again(context: Context, targets: Mapping[str, Mapping[str, Any]]) -> EntryOu
 
 
 def _searched(context: Context, target: Mapping[str, Any], before: list[Record], seconds: float) -> str:
-    """What the search gave for a target, in words."""
+    """Says in words what the search found for a target."""
     op, rungs = str(target["op"]), target.get("rungs", ())
     cases = cases_of(context, op, target["cases"])
     told = dispatched(op, before, cases)
@@ -77,7 +77,7 @@ def _searched(context: Context, target: Mapping[str, Any], before: list[Record],
 
 
 def fastest(records: Sequence[Record]) -> list[Record]:
-    """Of each kernel on each case the fastest right record, with whatever config."""
+    """For each kernel and case, the fastest right record, with any config."""
     best: dict[tuple[str | None, str | None], Record] = {}
     for record in records:
         if record.status == "OK" and record.latency_median_ms is not None:
@@ -88,7 +88,7 @@ def fastest(records: Sequence[Record]) -> list[Record]:
 
 
 def target_for(targets: Sequence[AcceptanceTarget]) -> AcceptanceTarget:
-    """The entry of the plan, behind the targets against the library."""
+    """The plan's entry, which comes after the targets against the library."""
     about = {one.id: one.arguments for one in targets if {"cases", "geomean"} <= one.arguments.keys()}
     text = "configs searched for the targets against the library that were missed, and judged again"
     ops = tuple(dict.fromkeys(str(arguments["op"]) for arguments in about.values()))

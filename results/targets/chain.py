@@ -1,4 +1,4 @@
-"""A kernel that only waits for memory: the floor of kernels with dependent loads."""
+"""A kernel that only waits for memory: it gives the least time of kernels with dependent loads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rooflab.bench.core.ceilings.streams import POISON
 
 CHAIN_THREADS = 128
 CHAIN_STEP = 2**18
-"""Words between two loads of a thread: each load touches memory lines, pages and channels that no earlier load did."""
+"""The words between two loads of a thread: each load touches lines, pages and channels that are new to it."""
 CHAIN = """
 extern "C" __global__ void __launch_bounds__(THREADS) chain(const unsigned* next, unsigned* ends) {
     unsigned at = threadIdx.x;
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(const unsigned* next
 
 
 def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
-    """One CTA; each thread does `depth` dependent loads, each from the address that the last load gave, and one store.
+    """Makes a kernel of one CTA, whose threads do `depth` loads, each from the address that the last gave, and a store.
 
     The kernel's time is about the least time of any kernel with `depth` dependent loads and a store.
     Raises `ValueError` if `depth` is less than 1.

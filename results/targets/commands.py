@@ -1,4 +1,4 @@
-"""A command of the lab within a step."""
+"""Runs a command of the lab inside a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def run_command(words: Sequence[str]) -> tuple[int, Any, str]:
-    """Exit status, the JSON that the command printed (None if it printed none), and its standard error."""
+    """Returns the exit status, the JSON that the command printed (None if it printed none), and its standard error."""
     done = subprocess.run([sys.executable, "-m", "rooflab.bench", *words], capture_output=True, text=True)
     try:
         value = json.loads(done.stdout) if done.stdout.strip() else None

@@ -27,11 +27,11 @@ from rooflab.roofline.llm import weight_bytes
 from rooflab.roofline.steps import step_ops
 
 NEW_TOKENS = 32
-"""Tokens generated for each request."""
+"""The number of tokens generated for each request."""
 PROMPT, TTFTS = 2048, 5
-"""Tokens of the prompt of the target on TTFT, and its runs, of which the median counts."""
+"""The tokens of the prompt of the target on TTFT, and the number of its runs, whose median counts."""
 ITL_CONTEXT, ITL_TOKENS = 256, 128
-"""Context at the end, and new tokens, of the target on ITL: next to the weights the keys are nothing."""
+"""The context at the end and the new tokens of the target on ITL: the keys are few bytes beside the weights."""
 DRY_CONTEXT, DRY_NEW_TOKENS = 24, 4
 DRY_CONFIG = {
     "model_type": "llama",
@@ -72,7 +72,7 @@ class Runs:
         self.context = context
         self.writer, self.before = RunWriter.going_on(context.out)
         self.noise: list[str] = []
-        """Why latencies are NOISY."""
+        """The reasons why latencies are NOISY."""
         self._random = random.Random(context.seed)
 
     @property
@@ -81,11 +81,11 @@ class Runs:
         return self.llm.runner.graphs is not None
 
     def name(self, batch: int, context: int) -> str:
-        """Of the case of a run."""
+        """The name of the case of a run."""
         return f"batch {batch}, context {context}{'' if self.graphs else ', eager'}"
 
     def run(self, batch: int, prompt: int, new_tokens: int) -> EngineRun:
-        """`batch` requests of random tokens that arrive at the same time; writes a record."""
+        """Runs `batch` requests of random tokens that arrive at the same time; writes a record."""
         if self.context.dry_run:
             prompt, new_tokens = DRY_CONTEXT - DRY_NEW_TOKENS, min(new_tokens, DRY_NEW_TOKENS)
         ids = range(self.llm.arch.vocab_size)
@@ -99,7 +99,7 @@ class Runs:
 
 
 def _swaps() -> dict[str, str]:
-    """Kernels of torch in place of the engine's own choice where one of that op must not run."""
+    """For each op of which a kernel must not run, torch's kernel in place of the engine's choice."""
     lost = registry.excluded()
     failed = [op for op, names in FIRST_ON_CUDA.items() if any(f"{op}/{name}" in lost for name in names)]
     kept = {op: registry.kernels(op).get("library") for op in failed}
@@ -107,7 +107,7 @@ def _swaps() -> dict[str, str]:
 
 
 def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> EntryOutcome:
-    """TTFT, ITL and throughput of a model with random weights, one record for each batch at each context."""
+    """Measures TTFT, ITL and throughput of a model with random weights, one record for each batch at each context."""
     if context.dry_run:
         batches, contexts = batches[:1], (DRY_CONTEXT,)
     runs = Runs(context, model, max(batches), max(contexts))
@@ -131,8 +131,8 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
 
 
 def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequence[int]) -> EntryOutcome:
-    """ITL of one sequence against reading the weights, TTFT against the tensor peak, and decoding with and without
-    graphs at `batches`, on which no target is set."""
+    """Compares ITL of one sequence with the time to read the weights, and TTFT with the tensor peak; also measures
+    decoding with and without graphs at `batches`, on which no target is set."""
     batches = batches[:1] if context.dry_run else batches
     runs = Runs(context, model, max(batches), PROMPT + NEW_TOKENS)
     arch, needed = runs.llm.arch, f"ITL share >= {itl:.2f}, TTFT share >= {ttft:.2f}"
@@ -165,13 +165,13 @@ def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequ
 
 
 def read_bytes(arch: Architecture) -> int:
-    """Bytes of the bf16 weights that a decode step reads: all but an embedding that is not the head too."""
+    """The bytes of the bf16 weights that a decode step reads: all but an embedding that is not the head too."""
     parts = arch.parameters()
     return weight_bytes(arch) - (2 * parts.embedding if parts.lm_head else 0)
 
 
 def prompt_flops(arch: Architecture, prompt: int) -> float:
-    """Tensor FLOPs that the engine computes of a prompt: the last layer behind its attention is for one token alone."""
+    """The tensor FLOPs that the engine computes for a prompt: after the last attention, only one token counts."""
     whole = sum(op.calls * sum(op.cost.tensor_flops.values()) for op in step_ops(arch, "prefill", 1, prompt))
     left_out = 2.0 * arch.hidden_size * (arch.num_heads * arch.head_dim + 3 * arch.intermediate_size)
     return whole - (prompt - 1) * left_out

@@ -1,4 +1,4 @@
-"""Both ways of emptying a card's last-level cache, by reading and by writing: which is cleaner.
+"""Compares two ways to empty a card's last-level cache, by reading and by writing.
 
 The baseline reads many buffers in turn, so that each has left the cache before it is read again: there is no flush, and
 no line is dirty.  A flush is clean if the same read takes the same time after it.  The read is faster after a flush
@@ -24,23 +24,23 @@ from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 
 SHARES = (0.125, 0.5, 2.0)
-"""Bytes read by each probe, over those of the cache."""
+"""The bytes that each probe reads, divided by the bytes of the cache."""
 TURN = 4.0
-"""Bytes of the buffers read in turn together, over those of the cache; never fewer than two buffers."""
+"""The bytes of all buffers that are read in turn, divided by the bytes of the cache; at least two buffers are used."""
 ORDER: tuple[str | None, ...] = ("read", "write", None, None, "write", "read")
-"""None reads buffers in turn.  Each comes once early and once late, so that drift falls on all."""
+"""The order of the flushes; None reads buffers in turn.  Each comes once early and once late, so drift affects all."""
 
 
 def compare_flushes(
     device: torch.device | str, *, budget_s: float = 3.0, cache_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Times reads of several sizes behind each flush and without one, and says which flush is the cleaner.
+    """Times reads of several sizes after each flush and without a flush, and says which flush is cleaner.
 
-    Returns JSON values: `cleaner` (`read` or `write`), `sizes_bytes`, the median seconds of each size behind each
-    (`read_s`, `write_s`) and without (`rotation_s`), and the largest relative deviation from the latter
-    (`read_error`, `write_error`).  A size counts only where each of its readings is one call to a sample, so that every
-    call finds the cache as the flush left it, and is long enough for the clock; `left_out` says which do not, and why.
-    `budget_s` is for all of it.  Raises `ValueError` where no size counts.
+    Returns JSON values: `cleaner` (`read` or `write`), `sizes_bytes`, the median seconds of each size after each flush
+    (`read_s`, `write_s`) and without (`rotation_s`), and the largest relative deviation from the time without
+    (`read_error`, `write_error`).  A size counts only if each of its samples is a single call, so that every call finds
+    the cache as the flush left it, and is long enough for the clock; `left_out` has the other sizes with the reason.
+    `budget_s` is the time for all readings.  Raises `ValueError` if no size counts.
     """
     device = torch.device(device)
     cache = cache_bytes or (last_level_cache_bytes() if device.type == "cpu" else _l2_bytes(device))
@@ -83,7 +83,7 @@ def _l2_bytes(device: torch.device) -> int:
 
 
 def _problem(samples: Samples) -> str:
-    """Why a reading is not usable for the comparison, or an empty text."""
+    """The reason why a reading cannot be used for the comparison, or an empty text."""
     if samples.fault:
         return samples.fault
     if samples.calls_per_sample != 1:
@@ -109,7 +109,7 @@ def _error(seconds: Sequence[float], truth: Sequence[float]) -> float:
 
 
 def flush(context: Context) -> EntryOutcome:
-    """How clean each way leaves the cache, and what it costs."""
+    """Measures how clean each way leaves the cache, and what each way costs."""
     found = compare_flushes(context.device, budget_s=0.3 if context.dry_run else 6.0)
     write_whole(context.out / "flush.json", json.dumps(found, indent=1) + "\n")
     return EntryOutcome("DONE", figures={name: found[name] for name in ("cleaner", "read_error", "write_error")})

@@ -33,9 +33,9 @@ from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
 LAYERS_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
-"""N and K of Llama-3-8B: q|k|v, o, gate|up, down, vocabulary."""
+"""The pairs (N, K) of Llama-3-8B: q|k|v, o, gate|up, down, vocabulary."""
 LAYERS_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
-"""N and K of Llama-3-70B, without the vocabulary."""
+"""The pairs (N, K) of Llama-3-70B, without the vocabulary."""
 PREFILL_ROWS = 2048
 SKINNY_ROWS = (1, 2, 4, 8, 16, 32, 64)
 # The lower rungs of the ladder take seconds for each of these cases; they are timed on the models' shapes.
@@ -62,9 +62,9 @@ SKINNY = tuple(_case(M, N, K) for N, K in LAYERS_8B for M in SKINNY_ROWS)
 def skinny(
     context: Context, op: str, cases: Sequence[str], geomean: float, slow_geomean: float, slow_share: float, own: Own
 ) -> EntryOutcome:
-    """The kernels that a launcher takes against the library: over all cases, and over those with a slow library.
+    """Compares the kernels that a launcher takes with the library: over all cases, and over those with a slow library.
 
-    Slow means below `slow_share` of the read bandwidth measured on this card; there the target requires `slow_geomean`.
+    A slow library is below `slow_share` of the read bandwidth measured on this card; `slow_geomean` is required there.
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
@@ -91,12 +91,12 @@ _FP8_CASES = (
 )
 _PER_TOKEN = "M=1,N=8192,K=8192"
 NEAR_ZERO = 10
-"""One output in this many counts as near zero."""
+"""One output in this many, the nearest to zero, counts as near zero."""
 _LONGEST = "M=2048,N=4096,K=16384,scales=tensor,bias=false"
 
 
 def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping[str, float]) -> EntryOutcome:
-    """The best optimized kernel's time on one case, against the limit of the card whose name holds the key."""
+    """Compares the best optimized kernel's time on one case with the limit of the card whose name contains the key."""
     (wanted,) = cases_of(context, op, [case])
     needed = ", ".join(f"at most {limit:g} us on {card}" for card, limit in limits_us.items())
     records, cut = measure(context, op, optimized(context, op), [wanted], scheme)
@@ -113,7 +113,7 @@ def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping
 
 
 def errors(found: torch.Tensor, oracle: torch.Tensor) -> dict[str, float]:
-    """Root of the mean square of the error, over all outputs and over the tenth nearest zero, and the largest error.
+    """The root mean square error over all outputs and over the tenth nearest to zero, and the largest error.
 
     Large outputs differ most by their own rounding, which hides sums that differ by less.  The emulator has an fp8
     accumulator as short as Hopper's.  There, one sum over K = 16384 errs by 1.9 to 2.1 times as much as in fp32 over
@@ -129,10 +129,10 @@ def errors(found: torch.Tensor, oracle: torch.Tensor) -> dict[str, float]:
 
 
 def accumulated(context: Context, op: str, case: str, scheme: str, most: float) -> EntryOutcome:
-    """The accuracy that sums lose: each of an optimized kernel's `errors` over that of fp32 sums, the naive kernel's.
+    """Compares the accuracy of sums: each of an optimized kernel's `errors` over that of the naive kernel's fp32 sums.
 
-    Both also differ from the fp64 oracle by the rounding of their output.  Every kernel that takes the case must stay
-    within `most`, because an engine may choose any of them.
+    Both errors also contain the rounding of the output, against the fp64 oracle.  Every kernel that takes the case must
+    stay within `most`, because an engine may choose any of them.
     """
     device, spec = torch.device(context.device), registry.get_op(op)
     wanted = spec.get_cases("smoke")[1] if context.dry_run else spec.check_case(Case.parse(case))
@@ -160,7 +160,7 @@ def accumulated(context: Context, op: str, case: str, scheme: str, most: float) 
 
 
 def searched(context: Context, op: str, kernel: str, cases: Sequence[str], scheme: str) -> EntryOutcome:
-    """The configs of one kernel, searched on these cases in the time that there is."""
+    """Searches the configs of one kernel on these cases, in the time that is left."""
     report = tune_op(
         op, [kernel], cases=[case.id for case in cases_of(context, op, cases)],
         scheme=None if context.dry_run else scheme, budget_s=1.0 if context.dry_run else 0.8 * context.left_s,

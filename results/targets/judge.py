@@ -33,7 +33,7 @@ EVERY: dict[str, AcceptanceTarget] = {
 
 
 def main() -> None:
-    """Judges the target that is named, or prints the plan."""
+    """Judges the target that the command line names, or prints the plan."""
     if sys.argv[1:] == ["--plan"]:
         print(json.dumps([one.entry.to_json() for one in EVERY.values()], indent=1))
         return

@@ -15,7 +15,7 @@ from rooflab.kernels._files import write_whole
 
 REPEATS = 20
 ROUND_S = 100.0
-"""Seconds for an A/A round of the six kernels on a 2-core CPU; faster cores need less and end a round early."""
+"""The seconds for an A/A round of the six kernels on a 2-core CPU; faster cores end a round earlier."""
 
 
 def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most: int) -> EntryOutcome:
@@ -45,7 +45,7 @@ LEAST = 20
 
 
 def golden(context: Context) -> EntryOutcome:
-    """Keeps the outputs of every kernel that may run on this card, and reports their number."""
+    """Stores the outputs of every kernel that may run on this card, and reports their number."""
     from rooflab.bench.emulate import golden as files
 
     needed = f"outputs of at least {LEAST} kernels and dtypes kept; the emulator is held to them afterwards"

@@ -1,4 +1,4 @@
-"""What the targets share: they time kernels beside each other on given cases, and compare the times."""
+"""Code that targets share: it times kernels beside each other on given cases, and compares the times."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
 from rooflab.roofline.model import Ceilings
 
 Own = Sequence[tuple[str, float | None]]
-"""Kernels that a launcher takes without a record, each with the most rows for which it does; None: any number."""
+"""Kernels that a launcher takes without a record, each with the most rows for which it is taken; None: any number."""
 MANY_ROWS = 1024
 KERNEL_S, DRY_KERNEL_S = 0.3, 0.02
-"""Seconds for the samples of one kernel on one case."""
+"""The seconds for the samples of one kernel on one case."""
 _DTYPES = (*DTYPE_NAMES.values(), "tf32", "fp8_e4m3")
 NO_LIMITS = Ceilings("none, a dry run", "datasheet", 1e18, dict.fromkeys(_DTYPES, 1e18), 1e18)
-"""Ceilings of a dry run, whose figures do not count: measuring the CPU's ceilings would take as long as the rest."""
+"""The ceilings of a dry run, whose figures do not count: measuring the CPU's ceilings would take too long."""
 
 
 def usable(context: Context, op: str) -> list[Kernel]:
-    """The kernels of `op` that this run may launch: none of those that broke another process of it."""
+    """The kernels of `op` that this run may launch: no kernel that broke another process of the run."""
     return [kernel for kernel in registry.kernels(op).values() if kernel.id not in registry.excluded()]
 
 
 def contenders(context: Context, op: str, rungs: Sequence[str] = ()) -> list[Kernel]:
-    """The library's kernel, the optimized kernels and the peers; of the optimized, only `rungs` if any are named."""
+    """The library's kernel, the optimized kernels and the peers; of the optimized only `rungs`, if any are named."""
     found = [kernel for kernel in usable(context, op) if kernel.role != "naive"]
     return [kernel for kernel in found if not rungs or kernel.role != "optimized" or kernel.name in rungs]
 
@@ -51,7 +51,7 @@ def optimized(context: Context, op: str) -> list[Kernel]:
 
 
 def cases_of(context: Context, op: str, texts: Sequence[str], dry: int = 1) -> list[Case]:
-    """The cases that `texts` name; in a dry run the first `dry` small cases of the op."""
+    """The cases that `texts` name; in a dry run, the first `dry` small cases of the op."""
     spec = registry.get_op(op)
     return list(spec.get_cases("smoke")[:dry]) if context.dry_run else [spec.check_case(Case.parse(t)) for t in texts]
 
@@ -59,7 +59,7 @@ def cases_of(context: Context, op: str, texts: Sequence[str], dry: int = 1) -> l
 def measure(
     context: Context, op: str, kernels: Sequence[Kernel], cases: Sequence[Case], scheme: str | None = None
 ) -> tuple[list[Record], bool]:
-    """Checks and times `kernels` against each other on each case, as far as the time allows.
+    """Checks and times `kernels` against each other on each case, within the time that is left.
 
     Returns the records, written as they came, and whether cases were left out.  Continues the run in the folder.
     Raises `ContextBroken` if a kernel makes all further work in this process impossible.
@@ -93,12 +93,12 @@ def measure(
 
 @dataclass(frozen=True)
 class Ratio:
-    """The speed of one kernel relative to the library's over a set of cases; above 1 the kernel is faster."""
+    """The speed of one kernel relative to the library's kernel over a set of cases; above 1 the kernel is faster."""
 
     kernel: str
     by_case: Mapping[str, float]
     base: Mapping[str, str] = field(default_factory=dict)
-    """The library's kernel, or the backend of torch that a peer names, that is fastest at each case."""
+    """By case, the library's kernel, or the backend of torch that a peer names, whichever is fastest there."""
 
     @property
     def geomean(self) -> float:
@@ -121,7 +121,7 @@ class Ratio:
 
 
 def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Median latency in ms by kernel and case, of the kernels that were checked and timed."""
+    """The median latency in ms by kernel and case, for the kernels that were checked and timed."""
     found: dict[str, dict[str, float]] = {}
     for record in records:
         if record.status == "OK" and record.latency_median_ms is not None and record.basis == "measured":
@@ -130,7 +130,7 @@ def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
-    """One ratio for each optimized kernel timed on all `cases`, where the library's was timed too, best geomean first.
+    """Returns a ratio for each optimized kernel timed on all `cases` where the library was timed too, the best first.
 
     The library is torch's best at each case: its own choice, or a backend or a math mode that a peer names.
     """
@@ -153,9 +153,9 @@ def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
 
 
 def launched(op: str, records: Sequence[Record], cases: Sequence[Case], own: Own) -> Ratio | None:
-    """The kernels that were chosen before they were timed: by a committed record of this card, or else as `own` says.
+    """The kernels that are chosen before timing: by a committed record of this card, or else as `own` says.
 
-    None where one of them was not timed.
+    Returns None if one of these kernels was not timed.
     """
     card = next((str((record.environment.get("gpu") or {}).get("name")) for record in records), "")
     by_kernel: dict[str, list[str]] = {}
@@ -191,7 +191,7 @@ def dispatched(op: str, records: Sequence[Record], cases: Sequence[Case]) -> Rat
 
 
 def why_unmeasured(records: Sequence[Record]) -> str:
-    """Why there is no figure; each fault is named once."""
+    """The reasons why there is no figure; each fault is named once."""
     faults = dict.fromkeys(
         f"{record.op}/{record.kernel}: {record.status}: {record.reason}"
         for record in records
@@ -201,21 +201,21 @@ def why_unmeasured(records: Sequence[Record]) -> str:
 
 
 def unmeasured(records: Sequence[Record], cut: bool, needed: str) -> EntryOutcome:
-    """The outcome of a target without a figure, because of a fault or for lack of time; a resumed run may have it."""
+    """The outcome of a target without a figure, after a fault or for lack of time; a resumed run may give a figure."""
     why = why_unmeasured(records)
     reason = f"no time for every case; {why}" if cut else why
     return EntryOutcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed)
 
 
 def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], lacks: str = "") -> EntryOutcome:
-    """A target's outcome; no answer of a dry run, nor of one that `lacks` what the target is compared with."""
+    """The outcome of a target; a dry run has no answer, nor has a run that `lacks` a kernel to compare with."""
     reason = "dry run" if context.dry_run else lacks
     bar: BarStatus = "UNMEASURED" if reason else "MET" if met else "MISSED"
     return EntryOutcome("DONE", reason, bar, needed, figures)
 
 
 def without_bandwidth(records: Sequence[Record]) -> str:
-    """Why shares of bandwidth mean nothing here: the ceilings of the records were not measured on this card."""
+    """The reason why shares of bandwidth mean nothing here: the records' ceilings were not measured on this card."""
     kinds = {str((record.ceilings or {}).get("kind")) for record in records}
     return "" if kinds == {"measured"} else "no bandwidth was measured on this card"
 
@@ -231,7 +231,7 @@ def against_library(
     rungs: Sequence[str] = (),
     rivals: Sequence[str] = (),
 ) -> EntryOutcome:
-    """The kernels that a launcher takes against the library's: geometric mean over the cases, and the worst.
+    """Compares the kernels that a launcher takes with the library's: geometric mean over the cases, and worst case.
 
     `own` says which it takes, `launched`; the best of all rungs, which is known only afterwards, is a figure beside it.
     `rungs` are the kernels that are meant for these cases; without `rungs`, all are.  `rivals` are kernels without
@@ -251,14 +251,14 @@ def against_library(
 
 
 def best_of(best: Ratio) -> dict[str, Any]:
-    """The best of all rungs, in words."""
+    """Describes the best of all rungs."""
     return {"best of all rungs": f"{best.kernel}: geomean {best.geomean:.3f}, worst {best.worst:.3f}"}
 
 
 def over_rivals(
     records: Sequence[Record], taken: Ratio, cases: Sequence[Case], rivals: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """The speed over each rival, on the cases that it took; and which rival is lacking where there are many rows."""
+    """The speed relative to each rival, on the cases that it took; and the rivals that are missing for many rows."""
     times = latencies(records)
     large = [case.id for case in cases if (rows_of(case) or 0) >= MANY_ROWS]
     figures = {}
@@ -273,8 +273,8 @@ def over_rivals(
 
 
 def peak_figures(records: Sequence[Record], ratio: Ratio) -> dict[str, Any]:
-    """How near the kernels of a ratio came to their bound, at best, under which ceilings, and at which clock and power
-    the card was then."""
+    """The share of their bound that the kernels of a ratio reached at best, the ceilings behind the bound, and the
+    clock and power of the card at that time."""
     named = {name.split(" in ")[0] for name in ratio.kernel.split(", ")}
     own = [record for record in records if record.kernel in named and record.bound_fraction is not None]
     if not own:
@@ -285,7 +285,7 @@ def peak_figures(records: Sequence[Record], ratio: Ratio) -> dict[str, Any]:
 
 
 def card_figures(record: Record) -> dict[str, Any]:
-    """Clock and power of the card while a kernel was timed: the least and the most that NVML read."""
+    """The clock and the power of the card while a kernel was timed: the least and the most that NVML read."""
     clocks = record.clocks or {}
     return {name: clocks[name] for name in ("sm_clock_mhz", "power_w") if clocks.get(name)}
 
@@ -299,7 +299,7 @@ def of_bandwidth(
     scheme: str = "bf16",
     rivals: Sequence[str] = (),
 ) -> EntryOutcome:
-    """The least bytes of the kernel `own` over its time, as a share of what an `access` reached on this card.
+    """The bandwidth of the kernel `own` for its least bytes, as a share of what an `access` reached on this card.
 
     `least` maps each case to the share that the target requires there.  The best of all rungs is a figure beside it.
     With `rivals`, the target says nothing where none of them was timed.
@@ -330,7 +330,7 @@ def of_bandwidth(
 
 
 def bandwidth_shares(records: Sequence[Record], access: str) -> dict[str, dict[str, float]]:
-    """Least bytes over time, divided by the bandwidth that an access (`read`, `copy`) reached, by kernel and case."""
+    """By kernel and case, the least bytes over the time, divided by the bandwidth of an access (`read`, `copy`)."""
     found: dict[str, dict[str, float]] = {}
     for record in records:
         rate = ((record.ceilings or {}).get("access_bytes_per_s") or {}).get(access)

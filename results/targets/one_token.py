@@ -26,12 +26,12 @@ from rooflab.reference.spec import Case, get_scheme
 
 FLOOR = "chain"
 DEPTHS = {"rope_and_cache": 2, "rmsnorm": 1, "fused_add_rmsnorm": 1, "silu_and_mul": 1}
-"""Dependent loads of the rungs: of a rotation a position, then its angles; of a norm the row and the weight together.
-A test reads them in the compiled code."""
+"""The number of dependent loads of the rungs: a rotation loads a position, then its angles; a norm loads the row and
+the weight together.  A test reads the loads in the compiled code."""
 
 
 def one_token(context: Context, op: str, case: str, depth: int, most: float) -> EntryOutcome:
-    """The best optimized kernel's time over the time of one CTA of `depth` dependent loads and a store, interleaved.
+    """Compares the best optimized kernel's time with one CTA of `depth` dependent loads and a store, interleaved.
 
     In a dry run, the naive kernel and a torch indexing replace both, because a CPU can time neither of them.
     """
@@ -64,7 +64,7 @@ def one_token(context: Context, op: str, case: str, depth: int, most: float) -> 
 
 
 def _floor(context: Context, depth: int) -> tuple[Callable[[], object] | None, str]:
-    """A launch of the floor; or None and the reason."""
+    """Returns a launch of the chain of loads; or None and the reason."""
     device = torch.device(context.device)
     if context.dry_run:
         start = torch.arange(dependent.CHAIN_THREADS)
@@ -86,7 +86,7 @@ def _indexing(following: torch.Tensor, at: torch.Tensor, depth: int) -> torch.Te
 def _beside(
     context: Context, op: str, good: Sequence[Record], case: Case, floor: Callable[[], object]
 ) -> tuple[dict[str, Samples], list[str]]:
-    """Samples of the floor and of the kernels whose records are `good`, and the faults of the kernels left out."""
+    """Samples of the chain and of the kernels whose records are `good`, and the faults of the kernels left out."""
     spec, device = registry.get_op(op), torch.device(context.device)
     copies = Rotation.copies(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
@@ -101,7 +101,7 @@ def _beside(
     floor_l2 = timed[FLOOR].l2_state if FLOOR in timed else None
     for name, samples in list(timed.items()):
         reason = why_invalid(samples, None, None)
-        # Calls that share a sample find L2 warm; a kernel that found L2 cold would not be comparable with them.
+        # Calls that share a sample find L2 warm; a kernel that found L2 cold could not be compared with them.
         if not reason and floor_l2 not in (None, samples.l2_state):
             reason = f"timed with L2 {samples.l2_state}, the floor with L2 {floor_l2}"
         if reason:
@@ -111,7 +111,7 @@ def _beside(
 
 
 def _record(timed: dict[str, Samples], record: Record) -> Record:
-    """A kernel's record with the samples that were taken beside the floor's; the median of the floor is a metric."""
+    """A kernel's record with the samples taken beside the chain's; the median of the chain is a metric."""
     made = with_reading(record, timed[str(record.kernel)], record.clocks)
     floor = {f"{FLOOR}_median_ms": timed[FLOOR].median_s * 1e3} if FLOOR in timed else {}
     latency_ms = made.latency_median_ms or math.nan

@@ -11,16 +11,16 @@ from targets.target import AcceptanceTarget, target
 from rooflab.bench.suite.entries import Context, EntryOutcome
 
 VALUES = 2**26
-"""Values of each input: 128 MiB in bf16, so that at least 256 MB move."""
+"""The number of values of each input: 128 MiB in bf16, so that at least 256 MB move."""
 WIDE = {1024: 0.95, 4096: 0.95, 32768: 0.95}
 SHORT = {128: 0.85, 512: 0.85}
 LONG = {65536: 0.93, 262144: 0.93}
-"""Widths of rows, and the share of a copy's bandwidth that each must reach."""
+"""By width of a row, the share of a copy's bandwidth that a kernel must reach."""
 
 
 def of_copy(context: Context, op: str, least: Mapping[str, float]) -> EntryOutcome:
-    """The best rung of each case: its least bytes over its time, as a share of what a copy moved on this card, and its
-    speed over the best of torch, torch.compile and the peers.  `least` maps a case to the share that it must reach."""
+    """Compares the best rung of each case: its bandwidth for the least bytes with a copy's on this card (`least` has
+    the required share by case), and its speed with the best of torch, torch.compile and the peers."""
     cases = cases_of(context, op, list(least))
     needed = f"{min(least.values()):.0%} to {max(least.values()):.0%} of a copy's bandwidth, and no other kernel faster"
     records, cut = measure(context, op, contenders(context, op), cases, "bf16")

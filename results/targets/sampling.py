@@ -18,8 +18,8 @@ CASE = "B={B},V=128256,temperature=1.0,{cut},min_p=0.0,sigma={sigma}"
 def reads(
     context: Context, op: str, cases: Sequence[str], scheme: str, most: float, over_library: float
 ) -> EntryOutcome:
-    """The best rung of each case: how often a copy would have read the logits in its time, at most `most`; its speed
-    over torch's, at least `over_library`; and over the best peer's, at least 1."""
+    """The best rung of each case: the number of times that a copy would have read the logits in its time, at most
+    `most`; its speed relative to torch, at least `over_library`; and relative to the best peer, at least 1."""
     wanted = cases_of(context, op, cases)
     needed = f"at most {most:g} reads at a copy's bandwidth, {over_library:g} times torch's speed, no peer faster"
     records, cut = measure(context, op, contenders(context, op), wanted, scheme)

@@ -16,7 +16,7 @@ from rooflab.engine.ops import FIRST_ON_CUDA
 def serving(
     context: Context, model: str, rates: Sequence[float], num_prompts: int = 200, data: str = "sharegpt"
 ) -> EntryOutcome:
-    """Serves `model` and loads it at each of `rates` requests a second, with `data`'s lengths."""
+    """Serves `model`, and loads it at each of `rates` requests per second, with the lengths of `data`."""
     command = [sys.executable, "-m", "rooflab.bench", "serve", model, "--dummy", "--device", context.device]
     with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
         try:

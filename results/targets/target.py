@@ -1,4 +1,4 @@
-"""What a target is: a text, a condition, the command that judges it, and what it costs.
+"""A target: a text, a condition, the command that judges it, and its cost.
 
 Each other file here holds `TARGETS`, a tuple of targets; there is no common list.  A target with a common measure
 (`measures.against_library`, `measures.of_bandwidth`) is data alone.  Any other target names a function of its own file,
@@ -15,7 +15,7 @@ from rooflab.bench.suite.step import told
 
 
 class AcceptanceTarget(NamedTuple):
-    """A target, or a measurement that is no part of the lab's own plan."""
+    """A target, or a measurement that is not part of the lab's own plan."""
 
     id: str
     text: str
@@ -25,15 +25,15 @@ class AcceptanceTarget(NamedTuple):
     value: float
     ops: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
-    """Other ops whose kernels it runs."""
+    """Other ops whose kernels the target runs."""
     on_cpu: bool = True
-    """Whether a dry run takes it."""
+    """Whether a dry run on a CPU runs the target."""
     searches: bool = False
-    """Whether it tries configs."""
+    """Whether the target tries configs."""
 
     @property
     def cases(self) -> dict[str, list[str]]:
-        """The cases that its arguments name, by op."""
+        """The cases that the target's arguments name, by op."""
         about, found = self.arguments, dict[str, list[str]]()
         op = str(about.get("op", ""))
         least = about.get("least")
@@ -62,6 +62,6 @@ class AcceptanceTarget(NamedTuple):
 def target(
     id: str, text: str, call: Callable[..., EntryOutcome], *more_ops: str, cost_s: float, value: float, **arguments: Any
 ) -> AcceptanceTarget:
-    """A target about kernels of `more_ops` and of the op that begins its id; `call` gets that op and the arguments."""
+    """Makes a target about kernels of `more_ops` and of the op that begins its id; `call` gets op and arguments."""
     op = id.partition(".")[0]
     return AcceptanceTarget(f"bar:{id}", text, call, {"op": op, **arguments}, cost_s, value, (op, *more_ops))

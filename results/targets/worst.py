@@ -1,4 +1,4 @@
-"""What the hardware counts in the kernels that lie furthest behind the library: Nsight Compute on the worst cases."""
+"""Counts hardware events with Nsight Compute, on the worst cases of the kernels furthest behind the library."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 
 MOST = 2
-"""Kernels that are counted: ncu runs a call dozens of times, for ten to thirty seconds."""
+"""The number of kernels that are counted: ncu runs a call dozens of times, for ten to thirty seconds."""
 
 
 def count_worst(context: Context, targets: Sequence[str]) -> EntryOutcome:
-    """Counts bytes, pipe use and stalls of the best rung of each of the two targets that were missed by most."""
+    """Counts bytes, pipe use and stalls of the best rung of the two targets that were missed by the largest factor."""
     missed = [one for one in missed_in(context.run, targets).values() if "worst case" in one[0].figures]
     figures: dict[str, Any] = {}
     failed: list[str] = []
@@ -40,7 +40,7 @@ def count_worst(context: Context, targets: Sequence[str]) -> EntryOutcome:
 
 
 def target_for(targets: Sequence[AcceptanceTarget]) -> AcceptanceTarget:
-    """The entry of the plan; of lower value than everything that it can be about."""
+    """The plan's entry; its value is lower than that of every entry that it can be about."""
     about = [one.id for one in targets if {"cases", "geomean"} <= one.arguments.keys()]
     text = "Nsight Compute on the two kernels that are furthest behind the library"
     ops = tuple(dict.fromkeys(str(one.arguments["op"]) for one in targets if one.id in about))

@@ -1,7 +1,7 @@
 """`make visit`: packs what a visit to a card takes along, and prints its commands.
 
-The commit must be clean, since it is written into every record there.  With `--paged`, FlashAttention-3 with pages goes
-along, whose wheel is too large for one transfer beside the others: it goes in halves.
+The commit must be clean, because every record there names it.  With `--paged`, FlashAttention-3 with pages is packed
+too; its wheel is too large for one transfer with the others, so it is sent in halves.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LIGER = "liger-kernel==0.8.5"
 FA3 = ("fa3-fwd", "0.0.3")
 """FlashAttention-3's forward pass for CUDA 13 and sm_90a, on torch's stable interface: bf16 and fp8, no pages."""
 FA3_PAGED = ("tokenspeed-fa3", "3.0.0.post20260810")
-"""The same with pages, splits and fp16."""
+"""FlashAttention-3 with pages, splits and fp16."""
 FIRST_S, SECOND_S = 575, 195
-"""Seconds for each command: of fifteen minutes, the machine's start takes up to 120 s, and a command ten minutes."""
+"""The seconds of each command: of fifteen minutes, the machine's start takes up to 120 s, a command ten minutes."""
 
 
 def halves(wheel: Path, other: Path) -> str:
-    """Leaves one half of a wheel beside it and the other in `other`; the shell words that join them there."""
+    """Leaves one half of a wheel beside it and the other in `other`; returns the shell words that join them there."""
     content, first = wheel.read_bytes(), other / f"{wheel.name}.1"
     other.mkdir(exist_ok=True)
     first.write_bytes(content[: len(content) // 2])
@@ -43,7 +43,7 @@ def main() -> None:
     if commit is None or dirty:
         raise SystemExit("visit: expected a committed tree, whose commit the records can name; commit first")
     for half in (ROOT / "wheelhouse").glob("*.whl.2"):
-        half.unlink()  # of an earlier visit
+        half.unlink()  # a half of an earlier visit
     try:
         wheels = fill([LIGER] if options.paged else [LIGER, "==".join(FA3)])
         join = ""

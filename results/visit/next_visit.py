@@ -28,7 +28,7 @@ from rooflab.kernels._files import write_whole
 PLAN = Path(__file__).resolve().parents[1] / "targets" / "plan.json"
 SECONDS = 540.0
 LAST_S = 20.0
-"""Seconds of a command that no entry gets: its start, and its summary."""
+"""The seconds of a command that no entry gets: its start, and its summary."""
 THEMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("products", ("gemm", "gemm_fp8", "gemm_w4a16", "gemm_w8a16", "gemm_silu_and_mul")),
     ("attention", ("flash_attention", "paged_attention", "rope_and_cache")),
@@ -36,9 +36,9 @@ THEMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the engine", ("engine", "serving", "latency")),
     ("the lab's own tools", ("emulator", "ab", "flush")),
 )
-"""What goes together, the most wanted first: kernels of one line share first checks and what is compiled."""
+"""Entries that are measured together, the most wanted first: kernels of one line share first checks and compilation."""
 OF_A_RUN = ("again", "counted")
-"""What looks at the targets of its own run, and says nothing alone."""
+"""Entries about the targets of their own run, which mean nothing alone."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def known_in(card: Path) -> dict[str, Known]:
 
 
 def is_open(entry: Entry, known: Mapping[str, Known]) -> bool:
-    """Whether a visit should still measure it."""
+    """Whether a visit should still measure the entry."""
     return entry.id not in known or known[entry.id].outcome not in ("MET", "DONE")
 
 
@@ -82,7 +82,7 @@ def theme_of(entry: Entry) -> str:
 
 @dataclass
 class Line:
-    """One command."""
+    """One command of the queue, with its entries."""
 
     theme: str
     entries: list[Entry]
@@ -93,12 +93,12 @@ class Line:
 
     @property
     def seconds(self) -> float:
-        """With what the entries need first."""
+        """The seconds of the line, with the entries that its entries need first."""
         return sum(entry.cost_s for entry in make_plan(self.names, [PLAN])) + LAST_S
 
 
 def lines_of(known: Mapping[str, Known]) -> list[Line]:
-    """The open entries in lines that fit: the first line of each theme, in the themes' order, then the second lines."""
+    """The open entries in lines of limited time: the first line of each theme in their order, then the second lines."""
     entries = {entry.id: entry for entry in make_plan(files=[PLAN])}
     lines: list[Line] = []
     for entry_id in sorted(EVERY, key=lambda name: -entries[name].value):
@@ -121,7 +121,7 @@ def lines_of(known: Mapping[str, Known]) -> list[Line]:
 
 
 def page(card: str, known: Mapping[str, Known]) -> str:
-    """The page."""
+    """The text of the page."""
     text = [f"# Next on {card}", "", f"Made by `python results/visit/next_visit.py {card} --out {card}/queue.md`."]
     text += ["Each line is one command of at most nine minutes; the first is the next visit's.", ""]
     for number, line in enumerate(lines_of(known), 1):

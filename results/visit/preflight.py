@@ -1,6 +1,6 @@
-"""`preflight.py OUT.json`: what a GPU machine has; a process for each question, all at once.
+"""`preflight.py OUT.json`: tests what a GPU machine has, with one process for each question, all at once.
 
-One that hangs or breaks has no answer, and costs no other.  The first seven need nothing of Rooflab.
+A process that hangs or breaks has no answer, and affects no other.  The first seven questions need nothing of Rooflab.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def shell(line: str) -> str:
 
 
 def tools() -> Any:
-    """Where the tools are."""
+    """The paths of the tools."""
     return {name: shutil.which(name) for name in TOOLS}
 
 
@@ -53,7 +53,7 @@ def card() -> Any:
 
 
 def machine() -> Any:
-    """Cores, shared memory, and the variables that change a library's mind."""
+    """The cores, the shared memory, and the environment variables that change a library's behaviour."""
     return {
         "cores": os.cpu_count(),
         "cpu": shell("grep -m1 'model name' /proc/cpuinfo"),
@@ -64,7 +64,7 @@ def machine() -> Any:
 
 
 def packages() -> Any:
-    """Versions; null for a package that is not there."""
+    """The versions of packages; null for a missing package."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -75,7 +75,7 @@ def packages() -> Any:
 
 
 def products() -> Any:
-    """What torch says of the card, and cuBLAS's rate at 8,192 cubed in bf16."""
+    """The card's properties as torch reports them, and cuBLAS's rate at 8,192 cubed in bf16."""
     import torch
 
     about = torch.cuda.get_device_properties(0)
@@ -130,7 +130,7 @@ def profiler() -> Any:
 
 
 def cuda_cpp() -> Any:
-    """NVRTC, a cluster, a launch that depends on the one before, and a graph; `x` must be 3 in each place."""
+    """Runs NVRTC code, a cluster, a launch that depends on the previous one, and a graph; each must give `x` = 3."""
     import numpy as np
     import torch
 
@@ -164,7 +164,7 @@ def gluon() -> Any:
 
 
 def plan() -> Any:
-    """How many entries the suite's plan has here."""
+    """The number of entries in the suite's plan on this machine."""
     from rooflab.bench.suite.plan import make_plan
 
     return len(make_plan())
@@ -178,7 +178,7 @@ LIMIT_S = 60
 
 
 def ask(name: str) -> Any:
-    """The answer of a question's own process, or how that ended."""
+    """The answer of a question's process, or how the process ended."""
     began = time.monotonic()
     command = [sys.executable, __file__, "--ask", name]
     try:

@@ -41,11 +41,11 @@ class Group(NamedTuple):
     scheme: str = "bf16"
     limit_s: float = 60.0
     sustained_s: float = 0.0
-    """Seconds for which each kernel runs without a pause, in place of single calls: the card then gets warm."""
+    """The seconds for which each kernel runs without a pause, in place of single calls: the card then gets warm."""
 
 
 def heads(T: int, D: int, B: int, H: int, K: int) -> str:
-    """A causal prefill."""
+    """The text of a case of causal prefill."""
     return PREFILL.format(B=B, T=T, H=H, K=K, D=D)
 
 
@@ -79,24 +79,24 @@ GROUPS = {
                     tuple(SAMPLE.format(B=b, k=k, p=p) for b in (1, 512) for k, p in ((50, 1.0), (0, 0.95))), "fp32"),
     "warm": Group("gemm", ("library", "cooperative"), (SQUARE,), sustained_s=2.0),
 }  # fmt: skip
-"""In order of value.  Within a group, what waits at barriers comes last.  `kernel:field=value` is the kernel in its own
-config but for a field: a lever that the card judges beside what it would replace."""
+"""Groups in order of value.  Within a group, kernels that wait at barriers come last.  `kernel:field=value` is the
+kernel in its own config except for one field, to compare the change with the config that it would replace."""
 WARM_S = 60.0
-"""Seconds for the pass that compiles, with all groups at once; the timed pass finds what it left in the caches."""
+"""The seconds for the pass that compiles all groups at once; the timed pass finds the compiled code in the caches."""
 STALL_S = 40.0
-"""Seconds without a word after which a group's process hangs: torch.compile takes ten or twenty."""
+"""The seconds without output after which a group's process counts as hung: torch.compile takes ten or twenty."""
 KERNEL_S, ROUNDS, WARM_ROUNDS = 0.35, (8, 60), 3
-"""Seconds for a kernel on a case, least and most rounds, and rounds that are not kept."""
+"""The seconds for a kernel on a case, the least and the most rounds, and the first rounds that are not kept."""
 BACKLOG_CYCLES = 600_000
-"""Cycles for which the card waits before a sample: 0.3 ms, in which the host launches all of it."""
+"""The cycles for which the card waits before a sample: 0.3 ms, in which the host launches the whole sample."""
 REDUCED = "library, torch's own math mode"
-"""cuBLAS as torch sets it up, with reductions in bf16; the lab's `library` has them in fp32.  Both are rivals."""
+"""cuBLAS in torch's default mode, with bf16 reductions; the lab's `library` has fp32 reductions.  Both are rivals."""
 FAR = 0.1
-"""A result that is further from the library's, relative to its norm, is no time of a right kernel."""
+"""The largest distance from the library's result, relative to its norm, at which a kernel's time counts."""
 
 
 def say(**row: Any) -> None:
-    """One row, to the parent."""
+    """Prints one row for the parent process."""
     print("ROW " + json.dumps(row), flush=True)
 
 
@@ -146,12 +146,12 @@ class Timer:
         return lambda: float(begin.elapsed_time(end) * 1e-3)
 
     def wait(self) -> None:
-        """Until the card has done all."""
+        """Waits until the card has done all its work."""
         if self.on_card:
             self.torch.cuda.synchronize()
 
     def sustained(self, call: Callable[[], Any], seconds: float) -> tuple[float, int, dict[str, Any]]:
-        """Seconds of a call in a run without a pause, their number, and the card near the end of the run."""
+        """The seconds of a call in a run without a pause, the number of calls, and the card near the run's end."""
         self.wait()
         began, calls, now = time.perf_counter(), 0, dict[str, Any]()
         while (passed := time.perf_counter() - began) < seconds:
@@ -165,7 +165,7 @@ class Timer:
 
 
 def in_reduced_mode(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call with torch's own setting for cuBLAS."""
+    """Wraps the call with torch's own setting for cuBLAS."""
     import torch
 
     def reduced() -> None:
@@ -177,7 +177,7 @@ def in_reduced_mode(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def named(op: str, name: str, case: Any, scheme: Any) -> Any:
-    """A kernel by its name in `GROUPS`, or None."""
+    """The kernel with a name of `GROUPS`, or None."""
     from rooflab.kernels import registry
     from rooflab.reference.spec import Case
 
@@ -189,7 +189,7 @@ def named(op: str, name: str, case: Any, scheme: Any) -> Any:
 
 
 def rounds_of(timer: Timer, calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Seconds of each kernel in turn, the order turned by one each round."""
+    """The seconds of each kernel, run in turn; the order is rotated by one each round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     ends, names, number = time.monotonic() + KERNEL_S * len(calls), list(calls), 0
     while names and number < ROUNDS[1] and (number < ROUNDS[0] or time.monotonic() < ends):
@@ -204,7 +204,7 @@ def rounds_of(timer: Timer, calls: dict[str, Callable[[], Any]]) -> dict[str, li
 
 
 def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, dry: bool) -> None:
-    """A group's process: a row for each kernel on each case."""
+    """Runs a group's process: prints a row for each kernel on each case."""
     import torch
 
     from rooflab.bench.core.call import Rotation
@@ -284,7 +284,7 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
 
 
 def started(name: str, options: argparse.Namespace, *more: str, **pipes: Any) -> subprocess.Popen[str]:
-    """A group's process."""
+    """Starts a group's process."""
     command = [sys.executable, "-u", __file__, str(options.out), "--child", name, *more]
     command += [word for file in options.kernels for word in ("--kernels", file)]
     command += ["--dry-run"] if options.dry_run else []
@@ -292,7 +292,7 @@ def started(name: str, options: argparse.Namespace, *more: str, **pipes: Any) ->
 
 
 def rows_from(process: subprocess.Popen[str], limit_s: float, stall_s: float) -> Iterator[dict[str, Any]]:
-    """A process's rows as they come, until it ends, is silent for too long, or its time is over."""
+    """Yields a process's rows as they come, until it ends, is silent for too long, or its time is over."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
@@ -315,7 +315,7 @@ def rows_from(process: subprocess.Popen[str], limit_s: float, stall_s: float) ->
 
 
 def measure(name: str, options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
-    """One group; what breaks or hangs it is left out, and the group begins again."""
+    """Measures one group; a kernel that breaks or hangs it is left out, and the group begins again."""
     began, without = time.monotonic(), list[str]()
     limit_s = options.group_s or GROUPS[name].limit_s
     while True:
@@ -343,7 +343,7 @@ def measure(name: str, options: argparse.Namespace, keep: Callable[[dict[str, An
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """A row in words."""
+    """A row as a line of text."""
     if row["status"] == "END":
         return f"-- {row['group']}: {row['seconds']:.0f} s"
     head = f"{row['op']:18} {row['kernel']:32}"

@@ -26,21 +26,21 @@ PINS = (
     "torch==2.11.0", "triton==3.6.0", "cupy-cuda13x==14.2.0", "numpy==2.5.2", "nvidia-cuda-nvrtc==13.0.88",
     "nvidia-cuda-runtime==13.0.96",
 )  # fmt: skip
-"""What decides: the compilers, and what they are called from."""
+"""Packages whose versions matter: the compilers, and the packages that call them."""
 BESIDE = (
     "transformers==5.17.0", "tokenizers==0.23.2", "safetensors==0.8.0", "pandas", "scipy", "matplotlib", "jinja2",
     "rich", "psutil", "packaging", "typer<0.20", "cloudpickle", "pytest", "pytest-benchmark", "pytest-xdist",
     "pytest-timeout", "hypothesis", "prometheus-client", "aiohttp", "pyarrow", "setuptools",
 )  # fmt: skip
-"""What else is there; not gguf, junitparser, fastapi, uvicorn, pyzmq, ray or openai."""
+"""The other packages of such a machine; not gguf, junitparser, fastapi, uvicorn, pyzmq, ray or openai."""
 PLAN = "results/targets/plan.json"
 CELL = 160
-"""Characters of a cell of the table."""
+"""The most characters of a cell of the table."""
 PYTEST = ("-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider")
 
 
 class Step(NamedTuple):
-    """One command, and what it shows."""
+    """One command, and what its success shows."""
 
     shows: str
     words: tuple[str, ...]
@@ -70,7 +70,7 @@ STEPS = (
 
 
 def environment() -> Path:
-    """The Python of that machine, made once."""
+    """The Python of such a machine, made once."""
     python, known = PLACE / "bin" / "python", PLACE / "packages.txt"
     wanted = " ".join((*PINS, *BESIDE))
     if not known.exists() or known.read_text() != wanted:
@@ -81,7 +81,7 @@ def environment() -> Path:
 
 
 def copy_of_the_tree(folder: Path) -> Path:
-    """The committed tree without git, and the wheels that go along."""
+    """Copies the committed tree without git, and the wheels that a visit takes along."""
     tree = folder / "tree"
     tree.mkdir()
     archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], capture_output=True, check=True).stdout
@@ -92,7 +92,7 @@ def copy_of_the_tree(folder: Path) -> Path:
 
 
 def run(step: Step, python: Path, tree: Path, place: Path) -> dict[str, str]:
-    """A row of the table."""
+    """Runs a step; returns its row of the table."""
     began = time.monotonic()
     variables = os.environ | {
         "PYTHONPATH": f"{tree / 'build' / 'checkout'}:{tree / 'results'}",
@@ -124,7 +124,7 @@ def run(step: Step, python: Path, tree: Path, place: Path) -> dict[str, str]:
 
 
 def _end_of(lines: list[str]) -> str:
-    """The last lines with a word in them, whole, as many as fit in a cell; a longer one is cut at a word."""
+    """The last lines that contain a word, whole, as many as fit in a cell; a longer line is cut at a word."""
     found: list[str] = []
     for line in (" ".join(line.split()) for line in reversed(lines) if re.search("[A-Za-z]", line)):
         if found and len(" / ".join([line, *found])) > CELL:
@@ -154,7 +154,7 @@ def main() -> None:
         place = Path(folder) / "place"
         place.mkdir()
         (PLACE / "log.txt").unlink(missing_ok=True)
-        # The first step makes build/checkout, on the path of all that follow.
+        # The first step makes build/checkout, which is on the path of all later steps.
         chosen = [step for number, step in enumerate(STEPS, 1) if number == 1 or number in (options.only or [number])]
         rows = [run(step, python, tree, place) for step in chosen]
     text = ["# A visit to a card, rehearsed without one", ""]

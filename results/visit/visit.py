@@ -31,28 +31,28 @@ ROOFLAB = (sys.executable, "-m", "rooflab.bench")
 SUITE = (*ROOFLAB, "suite", str(HERE.parent / "targets" / "plan.json"))
 PACK_S = 20.0
 LAST_S = 6.0
-"""Seconds kept for the last packing."""
+"""The seconds kept for the last packing."""
 START_S = 12.0
-"""Seconds for the wheels and for the first import."""
+"""The seconds for the wheels and for the first import."""
 
 
 class Step(NamedTuple):
     """One process of a visit."""
 
     name: str
-    """Its output is `<name>.txt`; `{out}` in its words is the visit's folder."""
+    """The name of the step, whose output is `<name>.txt`; `{out}` in its words is the visit's folder."""
     limit_s: float
     words: tuple[str, ...]
 
 
 def counted(op: str, kernel: str, case: str, scheme: str = "bf16") -> Step:
-    """Nsight Compute's counters of one call."""
+    """A step in which Nsight Compute counts one call."""
     words = (*ROOFLAB, "profile", op, kernel, "--case", case, "--scheme", scheme, "--json")
     return Step(f"ncu-{op}-{kernel}", 35, words)
 
 
 def memcheck(op: str, kernel: str) -> Step:
-    """The memory checker over one call of the kernel's smallest case."""
+    """A step in which the memory checker watches one call of the kernel's smallest case."""
     words = ("compute-sanitizer", "--tool", "memcheck", sys.executable, str(HERE / "small.py"), op, kernel)
     return Step(f"memcheck-{op}-{kernel}", 45, words)
 
@@ -74,12 +74,12 @@ VISITS: dict[str, tuple[Step, ...]] = {
         memcheck("paged_attention", "split_kv"),
     ),
 }  # fmt: skip
-"""What each visit does.  The first is a contact: the machine's facts, times by a script that needs little, then every
-kernel's first check, those that wait at barriers last, and outputs that the emulator must reproduce."""
+"""The steps of each visit.  The first visit gathers the machine's facts, times from a script that needs little code,
+every kernel's first check (kernels that wait at barriers last), and outputs that the emulator must reproduce."""
 
 
 def suite_steps(options: argparse.Namespace) -> tuple[Step, ...]:
-    """One run of the suite, in all of the time."""
+    """The step that runs the suite, in all of the time."""
     only = [word for name in options.only for word in ("--only", name)]
     trusted = ["--trust", str(options.trust)] if options.trust and options.trust.is_dir() else []
     budget = ["--budget", f"{options.limit - START_S - LAST_S:.0f}"]
@@ -87,7 +87,7 @@ def suite_steps(options: argparse.Namespace) -> tuple[Step, ...]:
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Writes the folder as one file, whole at any moment."""
+    """Writes the folder as one archive, which is complete at any moment."""
     part = archive.with_suffix(".part")
     with tarfile.open(part, "w:gz") as file:
         file.add(folder, folder.name)
@@ -95,7 +95,7 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def run(step: Step, folder: Path, environment: dict[str, str], limit_s: float) -> str:
-    """How the step ended; its process group is ended at the limit."""
+    """Runs a step; returns how it ended.  Its process group is ended at the limit."""
     words = [word.replace("{out}", str(folder)) for word in step.words]
     with (folder / f"{step.name}.txt").open("ab") as output:
         try:
@@ -108,7 +108,7 @@ def run(step: Step, folder: Path, environment: dict[str, str], limit_s: float) -
             return f"ended after {limit_s:.0f} s"
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)  # the suite then writes its summary
+                os.killpg(process.pid, signal.SIGTERM)  # at this signal the suite writes its summary
                 try:
                     process.wait(3)
                 except subprocess.TimeoutExpired:
@@ -116,7 +116,7 @@ def run(step: Step, folder: Path, environment: dict[str, str], limit_s: float) -
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # all have ended
+                pass  # all processes of the group have ended
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def main() -> None:
     paths, lacks = [checkout.namespace(ROOT, build)], ""
     try:
         paths += filter(None, [checkout.carried(ROOT / "wheelhouse", build)])
-    except SystemExit as error:  # a wheel that does not fit must not cost the visit
+    except SystemExit as error:  # a wheel that does not fit must not end the visit
         lacks = f"without wheels: {error}"
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -181,7 +181,7 @@ def main() -> None:
 
 
 DRY = ("quick", "first", "suite")
-"""Steps that have a form for a CPU; the others say there what they lack."""
+"""The steps that have a form for a CPU; the other steps print there what they need."""
 
 if __name__ == "__main__":
     main()

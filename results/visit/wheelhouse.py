@@ -28,7 +28,7 @@ PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 28, 27, 24, 17
 
 
 def normalized(name: str) -> str:
-    """A package's name in the form of the index: `markdown_it.py` is `markdown-it-py`."""
+    """The name of a package in the form of the index: `markdown_it.py` is `markdown-it-py`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -101,10 +101,10 @@ def fill(also: Sequence[str] = ()) -> list[Path]:
     Raises `ValueError` as `resolve` and `download` do.
     """
     present = json.loads((Path(__file__).parent / "present.json").read_text())
-    # torch and its CUDA libraries are never carried, and to resolve them pip requests gigabytes of candidates.
+    # torch and its CUDA libraries are never carried: to resolve them, pip requests gigabytes of candidates.
     wanted = [text for text in requirements(ROOT / "pyproject.toml") if name_of(text) not in present["never"]]
     packages = lacking(wanted + present["also"], resolve(wanted + present["also"], ROOT / "constraints.txt"), present)
-    more = {name_of(text): text.partition("==")[2] for text in also}  # without what they need: it is there
+    more = {name_of(text): text.partition("==")[2] for text in also}  # without dependencies: they are there
     return download(packages | more, ROOT / "wheelhouse")
 
 

@@ -1,4 +1,4 @@
-"""Kernels of rmsnorm for the tests of the A/B: one right, the others wrong each in its own way."""
+"""Kernels of rmsnorm for the tests of the A/B: one is right, and each of the others is wrong in a different way."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""`rooflab ab` as its user meets it, the self-test's own judgement, and `compare`."""
+"""`rooflab ab` as its user sees it, the judgement of the self-test, and `compare`."""
 
 import pytest
 from junitparser import JUnitXml

@@ -1,4 +1,4 @@
-"""One A/B from beginning to end with processes that only answer: what is judged, left out, kept and judged again."""
+"""One A/B from begin to end, with fake processes that only answer: what is judged, left out, kept and judged again."""
 
 import importlib
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Two record files as the sides of an A/B: whatever is missing, wrong, foreign or unreadable never passes."""
+"""Two record files as the sides of an A/B: missing, wrong, foreign or unreadable records never pass."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Git revisions as sides: worktrees that are gone afterwards, and other pins."""
+"""Git revisions as sides of an A/B: their worktrees, which are removed afterwards, and the pins that count."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""An A/B with real processes: what a kernel does there becomes a verdict, and costs no other kernel its own."""
+"""An A/B with real processes: a kernel's behaviour there becomes its verdict, and changes no other kernel's verdict."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which ops a difference touches, and which of its kernels and cases are compared."""
+"""The ops that a difference touches, and the kernels and cases of these ops that are compared."""
 
 import re
 from pathlib import Path

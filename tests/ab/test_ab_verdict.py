@@ -1,4 +1,4 @@
-"""From evidence to verdicts and exit statuses: nothing that was not compared passes."""
+"""Verdicts and exit statuses follow from evidence: a kernel that was not compared never passes."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The lines of `rooflab bisect`, run by a shell on a repository of 12 commits, with an A/B that answers by commit."""
+"""The output of `rooflab bisect`, run by a shell on a repository of 12 commits, with an A/B that answers by commit."""
 
 import json
 import os

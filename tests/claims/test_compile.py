@@ -1,9 +1,9 @@
-"""Every kernel of our own compiles for Hopper with no GPU, its compiled code is what its author meant, and that of a
-rung differs from the rung below in the respect that its op's ladder claims.
+"""Tests that each of our kernels compiles for Hopper without a GPU, that its code is what its author meant, and that
+the code of a rung differs from the rung below in the respect that its op's ladder claims.
 
-A rung of our own code is compiled at the most work of llama3_8b.  Where it, or the one below it, is made of torch
-calls, those are compared: on a GPU every call that is no view is a launch or more.  The claims themselves stand in the
-registrations (`shown.py`).  What an op is compiled for is asserted in one test, so that one process compiles it once.
+A rung with code of our own is compiled for the largest case of llama3_8b.  If the rung, or the rung below, consists of
+torch calls, those are compared: on a GPU every call that is no view is at least one launch.  The claims stand in the
+registrations (`shown.py`).  All compilations of an op are asserted in one test, so that one process makes them once.
 """
 
 from __future__ import annotations

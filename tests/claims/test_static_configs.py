@@ -1,6 +1,6 @@
 """Legal configs of every tunable kernel compile for Hopper and fit an SM: all, or a sample where they are many.
 
-One that spills is legal all the same: it may still be the fastest, and tuning measures it.
+A config that spills registers is legal too: it may still be the fastest, and tuning measures it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: one clear sentence for bad input, and the same content as JSON."""
+"""The command line as a user sees it: one clear sentence for bad input, and the same content as JSON."""
 
 import json
 import os

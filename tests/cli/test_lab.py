@@ -1,4 +1,4 @@
-"""`rooflab lab`: a row of each op, and a NOISY reading with its flag: drawn pale, never divided, never the best."""
+"""`rooflab lab`: one row for each op; a NOISY reading has a flag, is drawn pale, and is never divided or the best."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""`rooflab profile`: Nsight Compute's command, its output read, and how nothing is found."""
+"""`rooflab profile`: the command of Nsight Compute, the reading of its output, and the message if nothing is found."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pytest plugin in users' projects: its option, its fixture, and pytest-benchmark's options with device time.
 
-The runs are inside this process, but the one that asks what a run imports.
+The runs are inside this process, except one that asks which modules a run imports.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The gate of the fixture `kernel_benchmark`."""
+"""The checks with which the fixture `kernel_benchmark` refuses a result."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Loops are found from branches alone, and the one in which the time goes is named."""
+"""Tests that loops are found from branches alone, and that the loop which takes the time is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked of the compiler is held against the code of kernels compiled with no GPU."""
+"""Compiler options are compared with the code of kernels that were compiled with no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SASS is read right: instructions, families, widths, labels, whichever of the two tools printed it."""
+"""Tests that SASS from both tools is read right: instructions, families, widths and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rooflab static`: its table, details, JSON and records, and what it refuses."""
+"""`rooflab static`: its table, details, JSON and records, and the input that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled code of two trees side by side: what fails a pull request, what is only told, and that no tree leaks."""
+"""The compiled code of two trees side by side: losses that fail a pull request, and changes that are only reported."""
 
 from __future__ import annotations
 

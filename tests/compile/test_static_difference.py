@@ -1,4 +1,4 @@
-"""What counts as a loss between two sides' compiled code, whatever the number and names of their launches."""
+"""The differences between two sides' compiled code that count as a loss, for any number and names of launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was compiled is kept on disk: never stale, never half there."""
+"""Compiled code is kept on disk: an entry is never out of date and never incomplete."""
 
 from __future__ import annotations
 

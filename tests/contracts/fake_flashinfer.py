@@ -1,7 +1,7 @@
-"""What stands for FlashInfer in the tests: the part of 0.7.2 that the adapters call, by the reference's formula.
+"""A fake FlashInfer for the tests: the part of 0.7.2 that the adapters call, computed by the reference's formula.
 
-It keeps FlashInfer's own ways: a log-sum-exp of base 2, large finite numbers in rows that see no key, metadata that
-`plan` copies to itself, and a `run` that knows of lengths only what the last `plan` was told.
+It keeps FlashInfer's conventions: a log-sum-exp of base 2, large finite numbers in rows that see no key, metadata that
+`plan` copies, and a `run` that knows only the lengths that the last `plan` was given.
 """
 
 from __future__ import annotations

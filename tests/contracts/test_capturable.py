@@ -1,8 +1,8 @@
-"""A launch of our own kernels can be captured in a CUDA graph: the launcher asks the device for nothing.
+"""Tests that a launch of our own kernels can be captured in a CUDA graph: the launcher reads nothing from the device.
 
 Every tensor of a call lies on torch's `meta` device, which has no values, and no launch runs.  A launcher that reads a
-value, or copies between host and device, cannot do it there.  What it allocates comes from torch, whose allocator a
-capture knows.
+value, or copies between host and device, fails there.  A launcher allocates through torch, whose allocator a capture
+knows.
 """
 
 from __future__ import annotations

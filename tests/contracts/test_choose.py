@@ -1,4 +1,4 @@
-"""Choices come from records that were checked and timed, and from nothing else."""
+"""Choices of kernels come only from records that were checked and timed."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The comparison under every verdict: NaN never passes, infinities only where they belong."""
+"""The comparison under every verdict: NaN never passes, and infinities pass only where the oracle has them."""
 
 import math
 

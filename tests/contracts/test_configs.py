@@ -1,4 +1,4 @@
-"""Configs are data: what a tunable kernel must register, which config a launch takes, and what cannot run."""
+"""Configs are data: a tunable kernel registers them, a launch takes one, and a config that cannot run is refused."""
 
 from __future__ import annotations
 

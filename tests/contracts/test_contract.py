@@ -1,4 +1,4 @@
-"""What an op asks of its tensors: every kernel refuses every argument that breaks it, in one wording."""
+"""The contract of an op's tensors: every kernel refuses every argument that breaks it, with the same message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of every op and kernel: none moves less than its op must, no rung more than naive; and numbers by hand."""
+"""The bytes of every op and kernel: at least the op's least bytes, and at most naive's for a rung; numbers by hand."""
 
 from __future__ import annotations
 

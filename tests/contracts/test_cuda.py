@@ -1,4 +1,4 @@
-"""CUDA C++ without a GPU: what compiles, what is kept, what a launch is handed; and on a GPU, that it runs."""
+"""CUDA C++ without a GPU: its compilation, its cache, and the arguments of a launch; and its runs on a GPU."""
 
 from __future__ import annotations
 

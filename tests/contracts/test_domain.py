@@ -1,4 +1,4 @@
-"""The domain of each op: what is drawn from it, what a cover meets, and how a failing case becomes small."""
+"""The domain of each op: the points drawn from it, the pairs that a cover meets, how a failing case becomes small."""
 
 import json
 import random

@@ -1,8 +1,8 @@
-"""Offsets past 2**31: where the rows of an operand lie far apart, the CUDA C++ kernels of gemm that take any strides
-give what they give where they do not.
+"""Offsets past 2**31: if the rows of an operand lie far apart, the CUDA C++ kernels of gemm that take any strides give
+the same result as with rows that lie close together.
 
-A check does this with every kernel that runs here; these run in the emulator.  Rows are spread so that the last starts
-at 2**31 elements or beyond; memory is only touched where they are.
+A check does this with every kernel that can run here; these kernels run in the emulator.  The last row starts at 2**31
+elements or beyond; only the memory of the rows is touched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The adapters to FlashInfer: what it is given, by a module that stands for its own, and what they refuse."""
+"""The adapters to FlashInfer: the arguments that they pass, seen by a fake module, and the input that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every registered kernel is right on every smoke and edge case that it takes; what it does not take it refuses."""
+"""Tests that each registered kernel is right on every smoke and edge case that it takes, and refuses all others."""
 
 from __future__ import annotations
 

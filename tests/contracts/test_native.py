@@ -1,4 +1,4 @@
-"""C++ kernels for the CPU: built once, for this processor and the threads of torch, and refused in one sentence."""
+"""C++ kernels for the CPU: built once for this processor and torch's threads, or refused in one sentence."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: a kernel waits for the one before it, and asks for constants first."""
+"""Programmatic dependent launch: a kernel waits for the kernel before it, and prefetches constants before the wait."""
 
 from __future__ import annotations
 

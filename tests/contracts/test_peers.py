@@ -1,4 +1,4 @@
-"""The peers of ops over rows: what they are given, what they refuse by name, and the formulas that torch compiles."""
+"""The peers of ops over rows: the arguments that they get, the input that they refuse by name, and their formulas."""
 
 from __future__ import annotations
 

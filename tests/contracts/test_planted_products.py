@@ -1,5 +1,5 @@
-"""What the tolerance of every product rejects: one of its k left out, at each edge of a tile that the inputs plant; and
-what other ops plant."""
+"""Errors that the tolerance of every product rejects: a missing term of the sum over k, at each tile edge where the
+adversarial inputs have them; and the adversarial inputs of other ops."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""What several ops over rows share: the cast order of transformers, Gemma's offset, outputs in eight bits, memory that
-outputs may share, and large gates."""
+"""Behaviour that several ops over rows share: transformers' order of casts, Gemma's offset, outputs in eight bits,
+memory that outputs may share, and large gates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a launcher refuses because of a value, a dtype or an option, the reference, which would take it for something
-else, refuses too; and which values nobody reads."""
+"""If a launcher refuses a value, a dtype or an option, the reference refuses it too, because it would compute something
+else; and the values that no kernel reads."""
 
 from __future__ import annotations
 

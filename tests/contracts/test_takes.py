@@ -1,4 +1,4 @@
-"""What rungs take, as data of their registration: what it refuses is refused by name, and what it allows is taken."""
+"""The cases that rungs take are data of their registration: other cases are refused by name, and these run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the tolerance of every op rejects, the mistakes that its spec names, an input of the neighbour, an option left
-out, a result a little off; and its least work, beside what the reference reads, writes and multiplies."""
+"""Results that the tolerance of every op rejects: mistakes that its spec names, a neighbour's input, a missing option,
+a result a little off; and the op's least work, compared with what the reference reads, writes and multiplies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of torch's CPU products: both answers of each, on any machine, and what kernels do with them."""
+"""Probes of torch's CPU products: both answers of each probe, on any machine, and what kernels do with the answer."""
 
 from __future__ import annotations
 

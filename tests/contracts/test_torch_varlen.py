@@ -1,4 +1,4 @@
-"""The peers that call torch's varlen_attn: what it is given, by a function of its signature, and what they refuse."""
+"""The peers that call torch's varlen_attn: the arguments, seen by a fake function, and the input that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic that is counted: torch's calls on `meta` tensors, beside the same calls while they compute."""
+"""Counted traffic: torch's calls on `meta` tensors give the same bytes as the same calls that compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values that timed kernels get are ones that their op allows: what is right stays right on them."""
+"""The values that timed kernels get are allowed by their op: a right kernel stays right on them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A user's file: its ops and kernels are like ours, and it imports what lies beside it, wherever the command runs."""
+"""A user's file: its ops and kernels work like ours, and it imports the files beside it from any working folder."""
 
 from dataclasses import replace
 

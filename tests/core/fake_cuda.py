@@ -1,4 +1,4 @@
-"""A CUDA device made of Python, for the timers: a queue that works behind the host.  Times in seconds."""
+"""A fake CUDA device in Python for the timers: a queue that runs behind the host.  Times are in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring a GPU's ceilings, on a device made of Python: what is timed, what counts, and what is found out."""
+"""Measures a GPU's ceilings on a fake device: which launches are timed, which count, and which faults are found."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A GPU's measured ceilings: kept, used where they still hold, shown beside the data sheet."""
+"""A GPU's measured ceilings are stored, used while they are valid, and shown beside the data sheet's."""
 
 import itertools
 import json

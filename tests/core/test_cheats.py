@@ -1,4 +1,4 @@
-"""What tells a cheat: shared and unwritten memory, replaced functions, values that a timing renews, other streams."""
+"""The signs of a cheat: shared and unwritten memory, replaced functions, values that a timing renews, other streams."""
 
 from __future__ import annotations
 

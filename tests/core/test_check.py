@@ -1,4 +1,4 @@
-"""The checker: its runs, its words, its guards; what it says of each known kernel is tested in `zoo/`."""
+"""The checker: its runs, its messages, its guards; its verdict on each known kernel is tested in `zoo/`."""
 
 from __future__ import annotations
 

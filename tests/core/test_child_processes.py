@@ -1,4 +1,4 @@
-"""Child processes: what one answers, and what becomes of one that hangs, dies or leaves others behind."""
+"""Child processes: the answers of a child, and the end of a child that hangs, dies or leaves other processes behind."""
 
 import subprocess
 import sys

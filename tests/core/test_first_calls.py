@@ -1,4 +1,4 @@
-"""First calls and readings of few samples: what is outside the budget, what is NOISY, what an A/B makes of it.
+"""First calls and readings of few samples: time outside the budget, NOISY readings, and the verdicts of an A/B.
 
 The clock is simulated.
 """

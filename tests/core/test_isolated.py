@@ -1,4 +1,4 @@
-"""A kernel in a child process: it may end its process or be wrong; and what has passed is remembered."""
+"""A kernel in a child process: it may end its process or be wrong; and a kernel that passed is remembered."""
 
 import runpy
 

@@ -1,4 +1,4 @@
-"""Kernels measured: what a record says, what gates a number, and what happens when a kernel fails on the way."""
+"""Measured kernels: the content of a record, the checks before a number, and kernels that fail during a measurement."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The microkernels where they are broken, run by the emulator: their checks find it out, and a whole measurement runs.
+"""Broken microkernels, run by the emulator: their checks find each fault; and a whole measurement runs.
 
-`test_ptx_microkernels.py` runs them as they are.
+`test_ptx_microkernels.py` runs the microkernels without faults.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Names are data: what any output makes of any name, read back by the output's own strict parser."""
+"""Names are data: every output keeps any name, as the output's own strict parser reads it back."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Checks on all cores: which come first, what ends them at a limit, and what the wrong ones share."""
+"""Checks on all cores: which checks come first, what ends them at a limit, and the facts that wrong checks share."""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From samples to a record: what can be true, what is published, what is INVALID, and why."""
+"""From samples to a record: possible times, published times, INVALID readings and their reasons."""
 
 import hashlib
 import math

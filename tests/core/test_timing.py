@@ -1,4 +1,4 @@
-"""The timer, the timer of a CPU with its pinned threads, the flush and what is said of it, peak memory."""
+"""The timer, the timer of a CPU with its pinned threads, the cache flush and its description, and peak memory."""
 
 import contextlib
 import gc

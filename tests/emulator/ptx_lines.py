@@ -1,4 +1,4 @@
-"""Kernels of a few PTX lines, run in the emulator."""
+"""Builds kernels of a few PTX lines, and runs them in the emulator."""
 
 from __future__ import annotations
 

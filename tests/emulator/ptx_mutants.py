@@ -1,6 +1,6 @@
 """Mutants of PTX: one wait, fence, barrier, commit or arrival dropped or weakened at a time.
 
-Left out, but counted in the names of the others, are statements that the text itself shows to be idle.
+Statements that the text itself shows to be idle are left out, but counted in the names of the other mutants.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What the tests of PTX's arithmetic compare with: rounding of rational numbers, and numbers worth trying."""
+"""The references of the tests of PTX's arithmetic: rounding of rational numbers, and numbers worth trying."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process in which the corpus is emulated: without TRITON_INTERPRET, with which no function can be compiled."""
+"""The process in which the corpus is emulated; it has no TRITON_INTERPRET, with which Triton compiles no function."""
 
 from __future__ import annotations
 

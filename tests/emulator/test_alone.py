@@ -1,4 +1,4 @@
-"""The emulator's tests know nothing of the lab: no op, no kernel, no registry, but in the files that are named here."""
+"""Tests that the emulator's tests use no op, kernel or registry of the lab, except in the files that are named here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every registered kernel with compiled code, in the emulator, against the fp64 oracle: no GPU has to be there."""
+"""Every registered kernel with compiled code, in the emulator, against the fp64 oracle; no GPU is needed."""
 
 import pytest
 from op_kernels import check_emulated

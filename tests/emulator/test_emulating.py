@@ -1,4 +1,4 @@
-"""Launchers that no op knows, in the emulator: the context, the command and pytest's fixture."""
+"""Launchers without an op in the emulator: the context `emulating`, the command and pytest's fixture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared and global memory between the CTAs of a cluster: who is told apart, and what orders them."""
+"""Shared and global memory between the CTAs of a cluster: which actors are distinct, and what orders them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats as torch and rational numbers have them, and `cvt`: every pair of types, every mode, the edges."""
+"""The float formats against torch and rational numbers, and `cvt`: every pair of types, every mode, the edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies in flight: what a wait for them means, for those that write global memory and those of single lanes."""
+"""Copies in flight: the meaning of a wait, for copies that write global memory and for copies of single lanes."""
 
 from __future__ import annotations
 

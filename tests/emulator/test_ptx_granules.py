@@ -1,4 +1,4 @@
-"""How finely races are looked for: as wide as a kernel's narrowest access, at most 16 bytes."""
+"""The granule of the race detectors: as wide as a kernel's narrowest access, at most 16 bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions of PTX by their texts: each row has an instruction, its operands, and what PTX says comes out."""
+"""PTX instructions by their texts: each row has an instruction, its operands, and the result that PTX defines."""
 
 from __future__ import annotations
 

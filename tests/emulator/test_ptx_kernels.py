@@ -1,7 +1,7 @@
-"""What Triton compiles for Hopper runs right in the emulator, and no race is reported that is not there: chosen
-kernels, and random matmuls and others.
+"""Tests that Triton's code for Hopper runs right in the emulator, and that no false race is reported: chosen kernels,
+and random matmuls and others.
 
-Seed 0 runs each CTA's warps together as far as they go; the others draw an order of warps and of copies.
+Seed 0 runs each CTA's warps together as far as possible; other seeds draw an order of warps and of copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory, atomics, counts, and loops that nothing ends, in kernels of a few PTX lines."""
+"""Memory, atomics, counts, and loops without an end, in kernels of a few PTX lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench's own CUDA C++ in the emulator, launched as on a GPU, and its checks of what the launches left."""
+"""The bench's own CUDA C++ in the emulator, launched as on a GPU, and its checks of the memory after the launches."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Whether the emulator sees what is missing: every kernel of the registry that has barriers or asynchronous copies,
-with each of its waits, fences, barriers and commits dropped or weakened, one at a time.
+"""Tests that the emulator notices missing synchronisation: every registered kernel with barriers or asynchronous
+copies, with each of its waits, fences, barriers and commits dropped or weakened, one at a time.
 
-A mutant is flagged where the emulator reports a race or raises an error, or where the output is wrong.  Some of what a
-compiler emits orders nothing that is not ordered anyway; the files `redundant_*.json` of `mutant_targets` have those,
-each with the reason.
+A mutant is flagged if the emulator reports a race or raises an error, or if the output is wrong.  Some instructions of
+a compiler order nothing that is not ordered anyway; the files `redundant_*.json` of `mutant_targets` list these, each
+with the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Race detectors against a plain model on random programs: no report before the model's first race, and one with it.
+"""The race detectors against a simple model on random programs: both report the first race at the same access.
 
-The model keeps the very accesses that an actor knows, as sets, where the detectors keep clocks.  Only the first race of
-a program is compared: what a detector remembers after a race it need not agree on.
+The model keeps sets of the accesses that an actor knows, where the detectors keep clocks.  Only the first race of a
+program is compared: after it, a detector may remember something else than the model.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""What orders, races and counts to other CTAs and proxies: strong loads, scopes, atomics, the fences by their kinds."""
+"""What orders, races and counts for other CTAs and proxies: strong loads, scopes, atomics, the kinds of fences."""
 
 from __future__ import annotations
 

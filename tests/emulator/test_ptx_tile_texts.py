@@ -1,4 +1,4 @@
-"""Copies and matrix instructions in PTX written by hand: who did it, what is refused, and what no compiler writes."""
+"""Copies and matrix instructions in PTX written by hand: who executes them, what is refused, and unusual forms."""
 
 from __future__ import annotations
 

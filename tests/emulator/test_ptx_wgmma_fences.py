@@ -1,5 +1,5 @@
-"""Which wgmmas lack a fence, and which writes of A's registers come before the wgmma that reads them has been waited
-for, as the text of a kernel shows it."""
+"""The wgmmas that lack a fence, and the writes of A's registers that come before the wait for the wgmma that reads
+them, found in the text of a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files for tests, of any keys and tensors."""
+"""Makes GGUF files for tests, with any keys and tensors."""
 
 from __future__ import annotations
 

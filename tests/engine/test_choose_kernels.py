@@ -1,4 +1,4 @@
-"""What serves an op on a CPU is what was fastest when it was timed here; the times are kept for this machine alone."""
+"""On a CPU, the kernel that was fastest when it was timed here serves an op; the times are kept per machine."""
 
 from functools import partial
 from types import SimpleNamespace

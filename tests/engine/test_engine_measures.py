@@ -1,4 +1,4 @@
-"""What is measured of the engine: a step by its ops."""
+"""Measurements of the engine: a step by its ops."""
 
 import pytest
 from cpu.make import time_ops

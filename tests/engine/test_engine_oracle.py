@@ -1,8 +1,8 @@
-"""The engine against transformers on the same weights: logits and tokens, alone and batched together; of small models
-of random weights, and in `make test-full` of the default one.
+"""The engine against transformers on the same weights: logits and tokens, alone and in a batch, of small models with
+random weights, and in `make test-full` of the default model.
 
-Teacher-forced on transformers' own greedy tokens, EOS ignored, so that one near-tie does not end the comparison.  A
-token counts where transformers' two best logits are clearly apart.
+Each step gets transformers' own greedy tokens (teacher forcing), and EOS is ignored, so that one near-tie does not end
+the comparison.  A token counts only if transformers' two best logits differ clearly.
 """
 
 from __future__ import annotations

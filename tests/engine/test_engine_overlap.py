@@ -1,4 +1,4 @@
-"""Steps that start before the tokens of the step before are read, and steps that run as recorded graphs."""
+"""Steps that start before the tokens of the previous step are read, and steps that run as recorded graphs."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""Headers of GGUF files: each is the model that its keys say, or is refused by a sentence that names a key; and values
-of other types in every JSON file of a model.
+"""Headers of GGUF files: each one gives the model that its keys describe, or is refused by a sentence that names a key;
+and values of wrong types in every JSON file of a model.
 
-What each key means is said here a second time, as the change of a config.json; `test_engine_oracle.py` compares the
+This file states the meaning of each key again, as a change of a config.json; `test_engine_oracle.py` compares the
 logits of such configs with transformers.
 """
 

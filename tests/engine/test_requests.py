@@ -1,4 +1,4 @@
-"""What a request may ask for: several answers, penalties, biases, a least length, log-probabilities, stop texts."""
+"""The options of a request: several answers, penalties, biases, a least length, log-probabilities, stop texts."""
 
 import json
 import math

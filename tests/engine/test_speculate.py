@@ -1,4 +1,4 @@
-"""Speculation: the answers of an engine that drafts are those of one that does not."""
+"""Speculation: an engine with drafts gives the same answers as an engine without."""
 
 import pytest
 from speculating import LIBRARY, Known, exact, speculating, watched

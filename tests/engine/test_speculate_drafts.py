@@ -1,4 +1,4 @@
-"""Drafts by models: the answers stay the same, an equal model is accepted whole, and bad drafts are refused."""
+"""Drafts by models: answers stay the same, all drafts of an equal model are accepted, and bad drafters are refused."""
 
 import json
 from dataclasses import replace

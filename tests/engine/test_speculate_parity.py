@@ -1,6 +1,6 @@
-"""Greedy answers of SmolLM2 with every kind of speculation beside those without: by `LLM`, and through the server.
+"""Greedy answers of SmolLM2 with every kind of speculation equal those without: by `LLM`, and through the server.
 
-`results/speculation/parity.txt` has what more prompts, batches and lengths of drafts printed.
+`results/speculation/parity.txt` has the output for more prompts, batches and lengths of drafts.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What speculation costs and brings: through the server and its metrics, on the clock, and the acceptance that pays."""
+"""The cost and the gain of speculation: through the server and its metrics, on the clock, and the needed acceptance."""
 
 import pytest
 

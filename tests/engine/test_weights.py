@@ -1,5 +1,5 @@
-"""Weights and files: checkpoints of each kind give what was stored, what is no model is refused, and the default model
-is fetched once, whole and checked, or names a way out.
+"""Weights and files: each kind of checkpoint gives the stored values, other files are refused, and the default model is
+fetched once, whole and checked, or the message names another way.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The rules of the house that a program can check: which way imports run, sizes, and what must not be there."""
+"""The rules of the house that a program can check: the direction of imports, sizes, and what must not be there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine lacks: set-up says it in one sentence; tests are skipped for it, counted by reason, and never lost."""
+"""Tests whose needs the machine lacks: they are skipped with one sentence, counted by reason, and never lost."""
 
 import needs
 import pytest

@@ -1,4 +1,4 @@
-"""The wheel holds the tree and leaves other projects alone; command lines in workflows are ones we take."""
+"""The wheel holds the tree and no other project's files; command lines in workflows are lines that our parser takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every command of README, docs, results and CONTRIBUTING is tried: our parser takes all of them.
 
 `HERE` and `LONGER` run in this process in an empty folder, `WHEEL` from the wheel in a fresh repository. `GPU` is a dry
-run. What takes minutes, a network, a server or a file of the user's is run by the tests of its own folder.
+run. Commands that take minutes, a network, a server or a user's file are run by the tests of their own folder.
 """
 
 import argparse

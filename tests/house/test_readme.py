@@ -1,4 +1,4 @@
-"""The documents are true: code blocks do what they show, and what they name is there.
+"""The documents are true: code blocks do what they show, and the files and names in them exist.
 
 `test_pages_commands.py` tries the commands.
 """

@@ -1,4 +1,4 @@
-"""The engine's scheduler on a clock: the same steps as the engine's, and the times of its models."""
+"""The engine's scheduler on a simulated clock: the same steps as the engine's, with times from its models."""
 
 from __future__ import annotations
 

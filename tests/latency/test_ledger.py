@@ -1,4 +1,4 @@
-"""The step ledger, what another kernel would change, and what a program asks for."""
+"""The step ledger, the effect of another kernel on it, and its use from a program."""
 
 from __future__ import annotations
 

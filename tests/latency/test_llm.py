@@ -1,4 +1,4 @@
-"""Memory, and the least TTFT and ITL."""
+"""The memory of a model, and its least TTFT and ITL."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""TTFT, ITL, TPOT and the rest on times that can be worked out by hand."""
+"""TTFT, ITL, TPOT and other metrics on times that can be computed by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The studies in short, on a tiny model: each runs, and says what it must."""
+"""The studies in a short form, on a tiny model: each study runs and has its required output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator's client: bytes in any pieces, times by piece, failures by name."""
+"""The load generator's client: bytes in any pieces, the time of each piece, and failures with their reasons."""
 
 import asyncio
 import json

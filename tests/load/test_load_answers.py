@@ -1,4 +1,4 @@
-"""Streams in any pieces, what their chunks are, and how many tokens they count as."""
+"""Streams in any pieces, the kinds of their chunks, and the numbers of tokens of the chunks."""
 
 from __future__ import annotations
 

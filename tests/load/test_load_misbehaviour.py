@@ -1,7 +1,7 @@
 """The load client against servers that misbehave, played byte by byte by a socket that shares no code with it.
 
-A play is the bytes of an answer and what happens between them: seconds of silence, FIN, RST.  The warm-up and the
-requests around a play get a right answer of four tokens, so that what one play breaks is seen.
+A play is the bytes of an answer and the events between them: seconds of silence, FIN, RST.  The warm-up and the
+requests around a play get a right answer of four tokens, so that the effect of one play can be seen.
 """
 
 import json

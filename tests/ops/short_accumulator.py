@@ -1,9 +1,9 @@
-"""Runs gemm_fp8's rungs or flash_attention/fp8 in the emulator with Hopper's short fp8 accumulator, and prints how far
-they are off, as JSON.
+"""Runs gemm_fp8's rungs or flash_attention/fp8 in the emulator with Hopper's short fp8 accumulator, and prints their
+errors as JSON.
 
-In a process of its own, without `TRITON_INTERPRET`.  `short_accumulator.py gemm_fp8 CASE KERNEL...` prints for each
-kernel the largest error as a multiple of what is allowed where sums are promoted.  Attention has values of one sign,
-where what is cut off adds up.
+It runs in its own process, without `TRITON_INTERPRET`.  `short_accumulator.py gemm_fp8 CASE KERNEL...` prints for each
+kernel the largest error as a multiple of the error that is allowed if sums are promoted.  Attention has values of one
+sign, so that all cut parts add up.
 """
 
 from __future__ import annotations

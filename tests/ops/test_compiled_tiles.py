@@ -1,5 +1,5 @@
-"""Compiled code where the cases of the specs do not reach: CTAs that go from tile to tile, shares of K and odd heads in
-the emulator; and what tiles take of registers and shared memory."""
+"""Compiled code beyond the cases of the specs: CTAs that go from tile to tile, shares of K and odd heads, in the
+emulator; and the registers and shared memory of tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The floor under kernels at one token: a chain of loads, as deep as their rungs', and the target between."""
+"""The least time of kernels at one token: a chain of loads as deep as the rungs' chains, and the target above it."""
 
 from types import SimpleNamespace
 

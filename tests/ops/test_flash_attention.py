@@ -1,4 +1,4 @@
-"""flash_attention: scales, nothing to see, intermediates in 16 bits, and what a peer is given."""
+"""flash_attention: scales, rows that see no key, intermediates in 16 bits, and the arguments of a peer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""flash_attention in fp8: scales of heads, values in rows and in columns, and why sums are promoted.
+"""flash_attention in fp8: scales of heads, values in rows and in columns, and the reason for promoted sums.
 
-Triton's interpreter rounds to e4m3 wrongly in places: here it runs values in rows, whose weights are fp16, and the
-emulator those in columns.
+Triton's interpreter rounds some values to e4m3 wrongly: here it runs values in rows, whose weights are fp16; the
+emulator runs values in columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rungs of flash_attention over online: mask edges, what is not heard, tiles, and one code for every length."""
+"""The rungs of flash_attention above online: mask edges, ignored keys, tiles, and one code for every length."""
 
 from __future__ import annotations
 

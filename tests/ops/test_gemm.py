@@ -1,4 +1,4 @@
-"""gemm: a residual alone, packed weights, and what QuACK is given."""
+"""gemm: a residual without a bias, packed weights, and the arguments of QuACK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemm_fp8: quantisation, and why sums are promoted."""
+"""gemm_fp8: quantisation, and the reason for promoted sums."""
 
 from __future__ import annotations
 

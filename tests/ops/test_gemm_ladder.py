@@ -1,4 +1,4 @@
-"""The Triton rungs of gemm: what passes through shared memory beside the stages."""
+"""The Triton rungs of gemm: the data that passes through shared memory beside the stages."""
 
 from __future__ import annotations
 

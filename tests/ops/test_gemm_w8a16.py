@@ -1,4 +1,4 @@
-"""gemm_w8a16: what torch reads or counts past, and the rung of a CPU."""
+"""gemm_w8a16: reads and counts of torch beyond the op's own, and the rung of a CPU."""
 
 from __future__ import annotations
 

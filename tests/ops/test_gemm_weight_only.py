@@ -1,4 +1,4 @@
-"""Weight-only products: the formula by hand, packed forms, and that no weight is rounded before it is multiplied."""
+"""Weight-only products: the formula by hand, packed forms, and that no weight is rounded before its product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kv_cache_write: slots past the cache, and the slots that are made."""
+"""kv_cache_write: slots outside of the cache, and the slots of the op's inputs."""
 
 from __future__ import annotations
 

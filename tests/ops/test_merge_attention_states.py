@@ -1,4 +1,4 @@
-"""merge_attention_states: parts of attention put together again, parts without keys, and any number of parts."""
+"""merge_attention_states: merged parts of attention, parts without keys, and any number of parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mla_decode: splits and their edges, and garbage behind the table."""
+"""mla_decode: splits and their edges, and garbage after the end of the page table."""
 
 from __future__ import annotations
 

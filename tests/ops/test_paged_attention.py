@@ -1,4 +1,4 @@
-"""paged_attention: padding of the table, windows, far pages, what its inputs hold, and what a peer is given."""
+"""paged_attention: padding of the table, windows, far pages, the content of its inputs, and the arguments of a peer."""
 
 from __future__ import annotations
 

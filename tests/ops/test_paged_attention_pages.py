@@ -1,4 +1,4 @@
-"""paged_attention/tma_pages: pages given back, emulated, and pages too far apart."""
+"""paged_attention/tma_pages in the emulator: pages that are given back, and pages that lie too far apart."""
 
 import pytest
 import torch

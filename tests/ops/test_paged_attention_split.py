@@ -1,4 +1,4 @@
-"""paged_attention/split_kv: heads and pages, edges of shares, parts that are added up; emulated in this process."""
+"""paged_attention/split_kv: heads and pages, edges of shares, sums of parts; emulated in this process."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""rope_and_cache: fp8, what the launchers refuse and leave alone, and what the judge refuses."""
+"""rope_and_cache: fp8, the input that launchers refuse, the memory that they leave alone, and the judge's refusals."""
 
 from __future__ import annotations
 

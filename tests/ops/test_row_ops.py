@@ -1,4 +1,4 @@
-"""Ops over rows: values by hand where a range ends, a sum cancels or rounds, and ids outside of a table."""
+"""Ops over rows: values by hand where a range ends or a sum cancels or rounds, and ids outside of a table."""
 
 from __future__ import annotations
 

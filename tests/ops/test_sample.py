@@ -1,6 +1,6 @@
-"""sample: supports worked out by hand and of every mix of settings, ties, and rows on their own.
+"""sample: supports computed by hand and for every mix of settings, ties, and rows that do not affect each other.
 
-Triton's interpreter takes 10 to 150 ms for a row of bisect, so that gets the few rows that tell something.
+Triton's interpreter takes 10 to 150 ms for a row of bisect, so bisect runs only on the few rows that matter.
 """
 
 import math

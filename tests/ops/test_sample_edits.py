@@ -1,4 +1,4 @@
-"""sample: tokens that are edited and masked, and what is refused."""
+"""sample: tokens that are edited and masked, and input that is refused."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The law of sample's draws, the random words and the race behind it, and the test of a law itself."""
+"""The law of sample's draws, the random words and the race that make a draw, and the test of a law itself."""
 
 import math
 

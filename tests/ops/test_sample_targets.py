@@ -1,4 +1,4 @@
-"""What sample's compiled code reads, its adapter to FlashInfer, and its target."""
+"""The reads of sample's compiled code, its adapter to FlashInfer, and its target."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""speculative_verify: the law of every token, identical and certain drafts, and what is refused."""
+"""speculative_verify: the law of every token, identical and certain drafts, and input that is refused."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""What rungs cannot take that copy by TMA, or 16 bytes at a time: operands that lie otherwise, and some sizes, are
-refused by name, and the refusal names a kernel that takes them."""
+"""Operands that rungs with TMA or 16-byte copies cannot take: other alignments, and some sizes, are refused by name,
+and the refusal names a kernel that takes them."""
 
 from __future__ import annotations
 

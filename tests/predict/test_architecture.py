@@ -1,4 +1,4 @@
-"""The model description: published configurations, and what is refused."""
+"""The model description: published configurations, and configurations that are refused."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`rooflab explain`: parts that sum to the time, the largest named, measurements beside predictions."""
+"""`rooflab explain`: parts whose sum is the time, the name of the largest part, measurements beside predictions."""
 
 from __future__ import annotations
 

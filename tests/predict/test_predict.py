@@ -1,4 +1,4 @@
-"""Predicted times: SASS is read right, the walk, the roles and the parts behave."""
+"""Predicted times: SASS is read right; the walk, the roles and the parts are right."""
 
 from __future__ import annotations
 

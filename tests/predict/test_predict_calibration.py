@@ -1,4 +1,4 @@
-"""Calibration: factors are recovered, errors are held out, too few kernels stay uncalibrated, records become fits."""
+"""Calibration: factors are recovered, errors are held out, few kernels stay uncalibrated, records become fits."""
 
 from __future__ import annotations
 

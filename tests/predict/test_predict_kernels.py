@@ -1,4 +1,4 @@
-"""Predicted times from compiled code beside times that others published."""
+"""Predicted times from compiled code, compared with published times."""
 
 from __future__ import annotations
 

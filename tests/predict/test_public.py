@@ -1,4 +1,4 @@
-"""The predictor beside published times of public kernels."""
+"""The predictor, compared with published times of public kernels."""
 
 import pandas as pd
 import pytest

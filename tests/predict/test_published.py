@@ -1,4 +1,4 @@
-"""Kernel times that others published: the import, the committed tables, and what lies between their shapes."""
+"""Kernel times that others published: the import, the committed tables, and values between their shapes."""
 
 import json
 import lzma

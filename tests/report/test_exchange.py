@@ -1,4 +1,4 @@
-"""Records to pytest-benchmark's form and back, bit for bit; other people's benchmarks to records; faults of a file."""
+"""Records to pytest-benchmark's form and back, bit for bit; other projects' benchmarks as records; faults of a file."""
 
 import json
 import math

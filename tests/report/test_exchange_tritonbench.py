@@ -1,4 +1,4 @@
-"""TritonBench's CSV and JSON become records, and its faults are named with their place."""
+"""TritonBench's CSV and JSON become records, and faults of a file are reported with their place."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Points and figures come from records, and a kernel that failed is no point."""
+"""Points and figures come from records, and a kernel that failed has no point."""
 
 from dataclasses import asdict, replace
 

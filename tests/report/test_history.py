@@ -1,4 +1,4 @@
-"""`rooflab history`: what becomes a point, in which order, where steps lie, and what the last point says."""
+"""`rooflab history`: the records that become points, their order, the steps, and the meaning of the last point."""
 
 import json
 import math

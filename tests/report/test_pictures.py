@@ -1,4 +1,4 @@
-"""What the documentation's pictures are drawn from: bytes by level, and schedules."""
+"""The data behind the documentation's pictures: bytes by level, and schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roofline figures: what stands where, and that the files are there and the same each time."""
+"""Roofline figures: the places of their parts, and files that are written and are the same each time."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the report says: which record speaks, what is compared, where a number is from, and what is wrong or missing."""
+"""The report's content: the record that counts, comparisons, the source of a number, and wrong or missing results."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The report in headless Chromium: offline, on a desk, a phone, in the dark and on paper."""
+"""The report in headless Chromium: offline, on wide and narrow screens, in dark mode and on paper."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The page as text: nothing that fetches, nothing unescaped, every link lands, and the command that writes it."""
+"""The page as text: it fetches nothing, text is escaped, every link has a target; and the command that writes it."""
 
 import json
 import re

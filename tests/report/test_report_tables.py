@@ -1,4 +1,4 @@
-"""The report's tables: verdicts, compiled code, ceilings, runs of the engine; and how its numbers are written."""
+"""The report's tables: verdicts, compiled code, ceilings, runs of the engine; and the form of its numbers."""
 
 import math
 

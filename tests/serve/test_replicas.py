@@ -1,4 +1,4 @@
-"""Two engines behind one address, one of which is killed under load; and what Kubernetes is told."""
+"""Two engines behind one address, one of which is killed under load; and the answers to Kubernetes' probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAI server: what it answers, what it refuses, and that a client that leaves harms no other."""
+"""The OpenAI server: its answers, its refusals, and a client that leaves without harm to other clients."""
 
 from __future__ import annotations
 

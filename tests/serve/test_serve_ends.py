@@ -1,4 +1,4 @@
-"""How the OpenAI server ends: by a signal, with its engine, or before it began; nothing is lost or left behind."""
+"""How the OpenAI server ends: by a signal, with its engine, or before it starts; nothing is lost or left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients and proxies do on a connection, and what they hear."""
+"""The connections of clients and proxies to the server, and the server's answers on them."""
 
 import asyncio
 import socket

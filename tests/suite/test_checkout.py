@@ -1,4 +1,4 @@
-"""A bare checkout runs with nothing of Rooflab installed, and what a GPU machine lacks is carried as wheels."""
+"""A bare checkout runs without an installation, and the packages that a GPU machine lacks are carried as wheels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep over workers of a cluster: which are refused, what becomes of a lost one, and what is done again."""
+"""A sweep over workers of a cluster: refused workers, lost workers, and the shards that run again."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The page about Hopper says what has run on a card and what has not, and so does the first screen of the README."""
+"""The page about Hopper and the first screen of the README say what has run on a card and what has not."""
 
 from __future__ import annotations
 

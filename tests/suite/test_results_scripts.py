@@ -1,4 +1,4 @@
-"""The scripts that make the committed pages and tables start."""
+"""Tests that the scripts which make the committed pages and tables start."""
 
 import runpy
 import sys

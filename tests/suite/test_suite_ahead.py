@@ -1,4 +1,4 @@
-"""What later entries launch is compiled ahead."""
+"""The kernels that later entries launch are compiled ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rooflab suite --dry-run`: the whole plan, on a CPU, as CI runs it; and what the command line says."""
+"""`rooflab suite --dry-run`: the whole plan on a CPU, as CI runs it; and the output of the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First checks on a card reach every kernel, in a case and dtype that it takes: one that none has reached is never
+"""First checks on a card reach every kernel, in a case and dtype that it takes: a kernel without a first check is never
 timed."""
 
 from __future__ import annotations

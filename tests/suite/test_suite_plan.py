@@ -1,4 +1,4 @@
-"""The plan is data: complete, in an order that makes sense, within its time, and every entry of it can be called."""
+"""The plan is data: complete, in a useful order, within its time, and every entry of it can be called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The suite's loop, over commands that hang, fault and lie: a process for each, a fault costs one entry or one kernel,
-and a killed run goes on where it stopped."""
+"""The suite's loop over commands that hang, fail and lie: each has its process, a fault costs one entry or one kernel,
+and a killed run continues where it stopped."""
 
 from __future__ import annotations
 

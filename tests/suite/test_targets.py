@@ -1,4 +1,4 @@
-"""What a target answers, from records: met, missed, or unmeasured and why."""
+"""The outcome of a target, from records: met, missed, or unmeasured with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning: the search prunes what cannot win, what wins was checked, and what is written comes from clean records."""
+"""Tuning: the search leaves out configs that cannot win, the winner was checked, and only clean records are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A visit to a card ends in time and leaves what was done, whatever its steps and its kernels do."""
+"""A visit to a card ends in time and leaves its results, whatever its steps and its kernels do."""
 
 from __future__ import annotations
 

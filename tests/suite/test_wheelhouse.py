@@ -1,4 +1,4 @@
-"""What is carried to a machine without a network: what is lacking there, and what that needs."""
+"""The wheels for a machine without a network: the packages that it lacks, and their dependencies."""
 
 from visit.wheelhouse import lacking
 

@@ -1,10 +1,10 @@
 """Kernels that cheat, each in one way that has been seen, and honest ones that look like it.
 
-Each is made anew, because what one keeps between calls is its point.  Not among them, because the check does not defend
-against it: an answer kept for each content; a lazy or a fake tensor; in the bench's own process a replaced builtin, a
-method of the bench, NumPy as a whole, exchanged code of a function, a mode or a trace function left on, an oracle found
-in frames or by the garbage collector, the end of the process (os._exit, atexit, a signal), an answer in its name; L2
-set aside; a claim of traffic that memory could have moved; variables of later processes.
+Each kernel is made anew for a test, because it keeps something between calls.  The check does not defend against these
+cheats, so they are not here: an answer kept for each content; a lazy or a fake tensor; in the bench's own process a
+replaced builtin, a method of the bench, NumPy as a whole, exchanged code of a function, a mode or a trace function left
+on, an oracle found in frames or by the garbage collector, the end of the process (os._exit, atexit, a signal), an
+answer in its name; L2 set aside; a claim of traffic that memory could have moved; variables of later processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wrong kernels that are right at their first call: what a call leaves to the next one is taken for its own."""
+"""Wrong kernels that are right at their first call: a later call uses what an earlier call kept."""
 
 from __future__ import annotations
 

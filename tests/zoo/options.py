@@ -1,4 +1,4 @@
-"""Wrong kernels that are right but for one option, two options together, or an option with a size."""
+"""Wrong kernels that are wrong only with one option, with two options together, or with an option and a size."""
 
 from __future__ import annotations
 

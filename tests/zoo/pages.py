@@ -1,4 +1,4 @@
-"""Wrong kernels that read or write other pages or slots than the table, the lengths and the mapping say."""
+"""Wrong kernels that read or write other pages or slots than the table, the lengths and the mapping name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right formulas that several kernels of the zoo share; no fault is here."""
+"""Right formulas that several kernels of the zoo share; no fault is in this file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Right kernels in the ways in which people write and wrap them, which a too strict checker would refuse.
+"""Right kernels, written and wrapped in the ways that people use, which a checker that is too strict would refuse.
 
-Each is right for every layout and every value of what it takes; `unsupported` names what it does not take.
+Each kernel is right for every layout and every value that it takes; `unsupported` names the input that it refuses.
 """
 
 from __future__ import annotations

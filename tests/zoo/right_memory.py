@@ -1,4 +1,4 @@
-"""Right kernels that work in place, in memory of their own or of other libraries, or in several threads."""
+"""Right kernels that work in place, in their own memory, in memory of other libraries, or in several threads."""
 
 from __future__ import annotations
 

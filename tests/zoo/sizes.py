@@ -1,4 +1,4 @@
-"""Wrong kernels that are right but for some sizes: ragged, empty, or beyond the width of an index, a tile or a grid."""
+"""Wrong kernels that are wrong only for some sizes: ragged, empty, or too large for an index, a tile or a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of small ops: wrong in ways that any kernel can be and in ways of their op, and right ones."""
+"""Kernels of small ops: some wrong in ways that any kernel can be, some in ways of their op, and some right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong kernels that read or write at other strides than their arguments have, or over an input too early."""
+"""Wrong kernels that use other strides than their arguments have, or write over an input too early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel of the zoo has its verdict: those of small ops on one case, those of the lab by the drawn checks."""
+"""Every kernel of the zoo has its verdict: kernels of small ops on one case, the lab's by the drawn checks."""
 
 from __future__ import annotations
 

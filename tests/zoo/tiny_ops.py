@@ -1,4 +1,4 @@
-"""Small ops, whose first smoke case shows what the checker says of a kernel within milliseconds."""
+"""Small ops, whose first smoke case shows the checker's verdict on a kernel within milliseconds."""
 
 from __future__ import annotations
 

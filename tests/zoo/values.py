@@ -1,4 +1,4 @@
-"""Wrong kernels that are right but for some values: large, small, tied, infinite or NaN."""
+"""Wrong kernels that are wrong only for some values: large, small, tied, infinite or NaN."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _REDUCTIONS = ("popc", "and", "or")
 
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
-    """`bra`, `ret`, `exit`: one predicate decides for all lanes, or each lane has its own predicate."""
+    """Writes the Python of `bra`, `ret`, `exit`: one predicate decides for all lanes, or each lane has its own."""
     (target,) = g.flow.targets(instruction.number)
     following = instruction.number + 1
     if g.guard is None:
@@ -26,7 +26,7 @@ def branch(g: Generator, instruction: Instruction) -> None:
 
 @emits("brx")
 def many_ways(g: Generator, instruction: Instruction) -> None:
-    """`brx.idx`."""
+    """Writes the Python of `brx.idx`."""
     targets = g.flow.targets(instruction.number)
     index = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
@@ -37,14 +37,14 @@ def many_ways(g: Generator, instruction: Instruction) -> None:
 
 @emits("trap", "brkpt")
 def trap(g: Generator, instruction: Instruction) -> None:
-    """`trap`: the kernel stops with a fault."""
+    """Writes the Python of `trap`: the kernel stops with a fault."""
     g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, 'the kernel trapped', {instruction.number})")
     g.line(f"return {instruction.number + 1}")
 
 
 @emits("call")
 def call(g: Generator, instruction: Instruction) -> None:
-    """Calls of the driver's functions: a failed assertion ends the run; printing is ignored."""
+    """Writes the Python of calls of the driver's functions: a failed assertion ends the run; printing is ignored."""
     if "assertfail" in instruction.opcode:
         text = "a device-side assertion failed"
         g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, {text!r}, {instruction.number})")
@@ -52,13 +52,13 @@ def call(g: Generator, instruction: Instruction) -> None:
 
 @emits("nanosleep")
 def sleep(g: Generator, instruction: Instruction) -> None:
-    """`nanosleep`: other contexts get a turn."""
+    """Writes the Python of `nanosleep`: other contexts get a turn."""
     g.line("c.steps += 1")
 
 
 @emits("bar", "barrier")
 def barrier(g: Generator, instruction: Instruction) -> None:
-    """`bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync`, also by the name `barrier`; `barrier.cluster`."""
+    """Writes the Python of `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` (or `barrier`), `barrier.cluster`."""
     parts, operands = instruction.parts, list(instruction.operands)
     following = instruction.number + 1
     if parts[1] == "warp":
@@ -99,7 +99,7 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
 
 @emits("mbarrier")
 def mbarrier(g: Generator, instruction: Instruction) -> None:
-    """`mbarrier` and its operations."""
+    """Writes the Python of `mbarrier` and its operations."""
     parts, operands = instruction.parts, list(instruction.operands)
     name = parts[1]
     if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
@@ -146,7 +146,7 @@ def _wait(g: Generator, instruction: Instruction) -> None:
 
 @emits("setmaxnreg")
 def set_registers(g: Generator, instruction: Instruction) -> None:
-    """`setmaxnreg`."""
+    """Writes the Python of `setmaxnreg`."""
     count = instruction.operands[0]
     if not isinstance(count, Immediate):
         raise PtxError(f"PTX: expected a constant number of registers in {instruction.text!r}")
@@ -157,7 +157,7 @@ def set_registers(g: Generator, instruction: Instruction) -> None:
 
 @emits("shfl")
 def shuffle(g: Generator, instruction: Instruction) -> None:
-    """`shfl.sync`."""
+    """Writes the Python of `shfl.sync`."""
     mode = instruction.parts[2]
     target, value, lane, clamp, _ = instruction.operands  # the scheduler reads the mask
     both = isinstance(target, OperandGroup)
@@ -173,7 +173,7 @@ def shuffle(g: Generator, instruction: Instruction) -> None:
 
 @emits("vote")
 def vote(g: Generator, instruction: Instruction) -> None:
-    """`vote.sync`."""
+    """Writes the Python of `vote.sync`."""
     mode = instruction.parts[2]
     target, predicate, mask = instruction.operands
     call = f"warps.vote(c, {mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
@@ -182,7 +182,7 @@ def vote(g: Generator, instruction: Instruction) -> None:
 
 @emits("match")
 def match(g: Generator, instruction: Instruction) -> None:
-    """`match.any.sync`, `match.all.sync`."""
+    """Writes the Python of `match.any.sync` and `match.all.sync`."""
     mode = instruction.parts[1]
     target, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
@@ -195,7 +195,7 @@ def match(g: Generator, instruction: Instruction) -> None:
 
 @emits("redux")
 def reduce(g: Generator, instruction: Instruction) -> None:
-    """`redux.sync`."""
+    """Writes the Python of `redux.sync`."""
     parts = instruction.parts
     target, value, mask = instruction.operands
     dtype = dtype_of(parts[-1])
@@ -205,7 +205,7 @@ def reduce(g: Generator, instruction: Instruction) -> None:
 
 @emits("elect")
 def elect(g: Generator, instruction: Instruction) -> None:
-    """`elect.sync`: the lowest lane of the mask."""
+    """Writes the Python of `elect.sync`, which gives the lowest lane of the mask."""
     target, mask = instruction.operands
     name, chosen = g.temporary(), g.temporary()
     g.line(f"{name}, {chosen} = warps.elect(c, {g.value(mask, 'u4')})")
@@ -217,5 +217,5 @@ def elect(g: Generator, instruction: Instruction) -> None:
 
 @emits("activemask")
 def active_mask(g: Generator, instruction: Instruction) -> None:
-    """`activemask`."""
+    """Writes the Python of `activemask`."""
     g.define(instruction.operands[0], "warps.active_mask(c)", "u4")

@@ -122,10 +122,10 @@ class Generator:
         self._looked_at: set[int] = set()
         """Accumulators that were already checked since the last wgmma of the block."""
 
-    # For emitters.
+    # Methods that emitters call.
 
     def line(self, text: str) -> None:
-        """Adds a line."""
+        """Adds a line of Python to the block's function."""
         self._lines.append(text)
 
     @property
@@ -134,12 +134,12 @@ class Generator:
         return self._guard
 
     def temporary(self) -> str:
-        """A name that is free."""
+        """Returns a name that no variable of the block's function has yet."""
         self._temporaries += 1
         return f"t{self._temporaries}"
 
     def constant(self, value: Any, dtype: str) -> str:
-        """A name for a NumPy scalar of a type; `value` wraps around to the type's width."""
+        """Returns a name for a NumPy scalar of a type; `value` wraps around to the type's width."""
         if dtype == "?":
             return self.bind(np.bool_(bool(value)), ("?", bool(value)))
         bits = 8 * int(dtype[1])
@@ -147,7 +147,7 @@ class Generator:
         return self.bind(scalar, (dtype, int(value) % (1 << bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """A name for any value in the functions' namespace; the same key always gives the same name."""
+        """Returns a name for any value in the functions' namespace; the same key always gives the same name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -203,7 +203,7 @@ class Generator:
             raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
 
     def ends(self) -> None:
-        """Says that the last line leaves the block."""
+        """Notes that the last line leaves the block."""
         self._ended = True
 
     def is_local(self, name: str) -> bool:
@@ -215,7 +215,7 @@ class Generator:
         """The members of a group, or the operand alone."""
         return operand.items if isinstance(operand, syntax.OperandGroup) else (operand,)
 
-    # For this class alone.
+    # Methods that only this class calls.
 
     def _convert(self, expression: str, dtype: str, kept: str) -> str:
         if dtype == "?" or kept == "?":
@@ -307,7 +307,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Checks accumulators that an instruction reads and a later wait would not fill: all but a whole copy's."""
+        """Writes a check of each accumulator that the instruction reads, except whole copies, which the wait fills."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
@@ -325,7 +325,7 @@ class Generator:
                 self.line(f"if c.group.accumulators: matrices.check_settled(c, {name}, {instruction.number})")
 
     def function(self, block: BasicBlock) -> BlockFunction:
-        """A block's function."""
+        """The compiled function of a block."""
         text = self.source(block)
         code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
         made_names: dict[str, Any] = {}
@@ -335,7 +335,7 @@ class Generator:
 
 
 def _immediate(operand: syntax.Immediate, dtype: str) -> int:
-    """The bits of a constant in a type."""
+    """The bits of a constant, as an integer of the type `dtype`."""
     if not operand.float_bits:
         return operand.value
     bits = {"4": 32, "8": 64}.get(dtype[1:])

@@ -14,7 +14,7 @@ from rooflab.bench.emulator.tiles.shared_layout import K_BYTES
 
 @emits("ldmatrix", "stmatrix")
 def move_matrices(g: Generator, instruction: Instruction) -> None:
-    """`ldmatrix`, `stmatrix`."""
+    """Writes the Python of `ldmatrix` and `stmatrix`."""
     g.unguarded(instruction)
     parts, operands = instruction.parts, instruction.operands
     loads = parts[0] == "ldmatrix"
@@ -35,7 +35,7 @@ def move_matrices(g: Generator, instruction: Instruction) -> None:
 
 @emits("mma")
 def multiply(g: Generator, instruction: Instruction) -> None:
-    """`mma.sync`."""
+    """Writes the Python of `mma.sync`."""
     parts = instruction.parts
     shape = next(part for part in parts if re.fullmatch(r"m\d+n\d+k\d+", part))
     kinds = parts[parts.index("col") + 1 :] if "col" in parts else []
@@ -56,7 +56,7 @@ def multiply(g: Generator, instruction: Instruction) -> None:
 
 @emits("wgmma")
 def warpgroup(g: Generator, instruction: Instruction) -> None:
-    """`wgmma` and its fences and groups."""
+    """Writes the Python of `wgmma` and of its fences and groups."""
     parts = instruction.parts
     name = parts[1]
     g.unguarded(instruction)

@@ -7,7 +7,7 @@ from rooflab.bench.emulator.text import syntax
 from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 
 STRONG = frozenset(("volatile", "relaxed", "acquire", "mmio"))
-"""A thread may wait for another thread's store with loads of these orders."""
+"""The orders of loads with which a thread may wait for another thread's store."""
 SPACES = ("global", "shared", "local", "param", "const")
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -37,13 +37,13 @@ def address(g: Generator, operand: syntax.Address, space: str) -> str:
 
 
 def width(kind: str) -> int:
-    """Bytes of a value of a type."""
+    """The bytes of a value of a type."""
     return int(dtype_of(kind)[1])
 
 
 @emits("ld", "ldu")
 def load(g: Generator, instruction: syntax.Instruction) -> None:
-    """`ld`."""
+    """Writes the Python of `ld`."""
     parts, space = instruction.parts, space_of(instruction)
     kind = parts[-1]
     target, source = instruction.operands[0], address_of(instruction.operands[1], instruction)
@@ -70,7 +70,7 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("st")
 def store(g: Generator, instruction: syntax.Instruction) -> None:
-    """`st`."""
+    """Writes the Python of `st`."""
     parts, space = instruction.parts, space_of(instruction)
     if "bulk" in parts or "async" in parts and len(instruction.operands) != 3:
         raise unknown(instruction)
@@ -89,7 +89,7 @@ def store(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("atom", "red")
 def atomic(g: Generator, instruction: syntax.Instruction) -> None:
-    """`atom` and `red`."""
+    """Writes the Python of `atom` and `red`."""
     parts, space = instruction.parts, space_of(instruction)
     operation = next((part for part in parts if part in _OPERATIONS), None)
     kind = next(part for part in reversed(parts) if part in DTYPES)
@@ -122,7 +122,7 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: syntax.Instruction) -> None:
-    """Fences; the race detector is told about proxy fences."""
+    """Writes the Python of fences; the race detector is told about proxy fences."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
@@ -136,7 +136,7 @@ def fence(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
 def hints(g: Generator, instruction: syntax.Instruction) -> None:
-    """Instructions that change no value."""
+    """Writes the Python of instructions that change no value."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
 
@@ -151,7 +151,7 @@ def located(g: Generator, operand: syntax.Operand, space: str, instruction: synt
 
 @emits("cp")
 def copy(g: Generator, instruction: syntax.Instruction) -> None:
-    """`cp.async` and the bulk copies."""
+    """Writes the Python of `cp.async` and of the bulk copies."""
     opcode, operands = instruction.opcode, instruction.operands
     mask, number = g.guard or "None", instruction.number
     if "prefetch" in instruction.parts:
@@ -184,7 +184,7 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def _taken(g: Generator, given: syntax.Operand, size: int) -> str:
-    """Bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
+    """The bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
     if isinstance(given, syntax.Negated) or isinstance(given, syntax.Register) and given.type == "pred":
         return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(given, "u4")
@@ -252,7 +252,7 @@ def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, op
 
 @emits("tensormap")
 def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
-    """`tensormap.replace`, `tensormap.cp_fenceproxy`."""
+    """Writes the Python of `tensormap.replace` and `tensormap.cp_fenceproxy`."""
     parts, operands = instruction.parts, instruction.operands
     mask, number = g.guard or "None", instruction.number
     if parts[1] == "cp_fenceproxy":

@@ -15,13 +15,13 @@ _COMPARISONS = {
     "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
 }  # fmt: skip
 _UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""Comparisons that are also true for NaN, without equ and neu; each is the negation of the comparison given here."""
+"""By comparison that is also true for NaN (except equ and neu), the comparison whose negation it is."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
 @emits("mov")
 def move(g: Generator, instruction: Instruction) -> None:
-    """`mov`, with packing and unpacking."""
+    """Writes the Python of `mov`, with packing and unpacking."""
     target, source = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, OperandGroup):
@@ -62,7 +62,7 @@ def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
 
 @emits("selp")
 def select(g: Generator, instruction: Instruction) -> None:
-    """`selp`."""
+    """Writes the Python of `selp`."""
     target, a, b, predicate = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, Register) and g.kept[target.index][1:] == dtype[1:]:
@@ -73,7 +73,7 @@ def select(g: Generator, instruction: Instruction) -> None:
 
 @emits("slct")
 def select_by_sign(g: Generator, instruction: Instruction) -> None:
-    """`slct`: by the sign of the last operand."""
+    """Writes the Python of `slct`, which selects by the sign of the last operand."""
     kinds = [part for part in instruction.parts if part in DTYPES]
     target, a, b, sign = instruction.operands
     dtype = dtype_of(kinds[0])
@@ -120,7 +120,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """`setp`; it may combine the result with another predicate, and may also give the negated result."""
+    """Writes the Python of `setp`, which may combine its result with another predicate, and may also negate it."""
     parts = [part for part in instruction.parts if part != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *more = instruction.operands
@@ -149,7 +149,7 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
 
 @emits("set")
 def set_value(g: Generator, instruction: Instruction) -> None:
-    """`set`: all ones, or 1.0, if the comparison is true."""
+    """Writes the Python of `set`: the result is all ones, or 1.0, if the comparison is true."""
     parts = [part for part in instruction.parts if part != "ftz"]
     result, kind = parts[-2], parts[-1]
     target, a, b = instruction.operands[:3]
@@ -167,7 +167,7 @@ def set_value(g: Generator, instruction: Instruction) -> None:
 
 @emits("cvt")
 def convert(g: Generator, instruction: Instruction) -> None:
-    """`cvt`."""
+    """Writes the Python of `cvt`."""
     parts, operands = instruction.parts, instruction.operands
     kinds = [part for part in parts if part in DTYPES]
     to, source = kinds[0], kinds[-1]

@@ -82,7 +82,7 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
 
 
 def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:
-    """A number for each lane's place in memory: one shared address is a different place in each CTA."""
+    """A number for each lane's address: one shared address is a different place in each CTA."""
     addresses = where[lanes].astype(np.uint64)
     windows = addresses >> np.uint64(60)
     if space == "generic" and ((windows != 0) & (windows != SHARED_WINDOW >> 60)).any():

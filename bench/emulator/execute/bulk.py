@@ -22,9 +22,9 @@ from rooflab.bench.emulator.tiles import tensor_map
 from rooflab.bench.emulator.tiles.tensor_map import TileIndex, tile_index
 
 Units = npt.NDArray[Any]
-"""The data of a copy, as items of 1 to 16 bytes."""
+"""The data of a copy, as an array of items of 1 to 16 bytes."""
 MAP_ALIGNMENT = 64
-"""Bytes: the address of a tensor map that a copy uses is a multiple of this (`alignas` of the driver's CUtensorMap)."""
+"""The alignment in bytes of the address of a tensor map that a copy uses (`alignas` of the driver's CUtensorMap)."""
 
 
 def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
@@ -63,7 +63,7 @@ def tensor_load(
     guard: Any,
     instruction: int,
 ) -> None:
-    """`cp.async.bulk.tensor` from global to shared memory."""
+    """Runs `cp.async.bulk.tensor` from global to shared memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         own = int(c.slots[lane])
@@ -89,7 +89,7 @@ def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruct
 
 
 def _chunks(start: int, size: int) -> slice:
-    """A range of bytes of the group's shared memory, as a slice of the memory's view by 16 bytes."""
+    """The slice of the 16-byte view of the group's shared memory that covers a range of bytes."""
     return slice(start >> 4, (start + size) >> 4)
 
 
@@ -149,7 +149,7 @@ def tensor_store(
     guard: Any,
     instruction: int,
 ) -> None:
-    """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
+    """Runs `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
@@ -207,7 +207,7 @@ def _check_aligned(size: int, target: int, source: int, instruction: int) -> Non
 def bulk_load(
     c: LaneContext, shared: Any, source: Any, size: Any, barrier: Any, multicast: Any, guard: Any, instruction: int
 ) -> None:
-    """`cp.async.bulk` from global to shared memory."""
+    """Runs `cp.async.bulk` from global to shared memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         own, count = int(c.slots[lane]), value_of(size, lane)
@@ -228,7 +228,7 @@ def bulk_load(
 def bulk_store(
     c: LaneContext, target: Any, shared: Any, size: Any, operation: str | None, kind: str, guard: Any, instruction: int
 ) -> None:
-    """`cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
+    """Runs `cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         count, (slot, inside) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
@@ -253,12 +253,12 @@ class _Flat(NamedTuple):
 
 
 def commit_bulk(c: LaneContext, guard: Any) -> None:
-    """`cp.async.bulk.commit_group`."""
+    """Runs `cp.async.bulk.commit_group`."""
     waiting_of(c.group).transfers.commit_bulk(c.lanes[c.lanes_under(guard)])
 
 
 def wait_bulk(c: LaneContext, newest: int, only_reads: bool, guard: Any) -> None:
-    """`cp.async.bulk.wait_group`."""
+    """Runs `cp.async.bulk.wait_group`."""
     done = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
     if done and c.group.run.observer is not None:
         c.group.run.observer.stores_done(c.group, [(copy.lane, copy.mark) for copy in done])
@@ -267,7 +267,7 @@ def wait_bulk(c: LaneContext, newest: int, only_reads: bool, guard: Any) -> None
 def copy_between(
     c: LaneContext, target: Any, source: Any, size: Any, barrier: Any, guard: Any, instruction: int
 ) -> None:
-    """`cp.async.bulk.shared::cluster.shared::cta`."""
+    """Runs `cp.async.bulk.shared::cluster.shared::cta`."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
         own, count = int(c.slots[lane]), value_of(size, lane)
@@ -292,7 +292,7 @@ def copy_between(
 def store_remote(
     c: LaneContext, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
 ) -> None:
-    """`st.async`: a store that reports its bytes to an mbarrier; the emulator does the store at once."""
+    """Runs `st.async`, a store that reports its bytes to an mbarrier; the emulator does the store at once."""
     run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
     places = mbarriers.lots(c, barrier, guard, instruction)
     size = width * len(values)

@@ -19,7 +19,7 @@ _POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
-    """`cp.async`: copies `size` bytes for each lane: the first `taken` bytes from memory, then zeros."""
+    """Runs `cp.async`: copies `size` bytes for each lane: the first `taken` bytes from memory, then zeros."""
     if size not in (4, 8, 16):
         raise Fault(f"cp.async copies 4, 8 or 16 bytes, got {size}", instruction)
     lanes = c.lanes_under(guard)
@@ -91,21 +91,21 @@ def _read_some(
 
 
 def commit(c: LaneContext) -> None:
-    """`cp.async.commit_group`."""
+    """Runs `cp.async.commit_group`."""
     waiting_of(c.group).transfers.commit(c)
     if c.group.run.observer is not None:
         c.group.run.observer.commit_copies(c)
 
 
 def wait(c: LaneContext, newest: int | None) -> None:
-    """`cp.async.wait_group`, `cp.async.wait_all`."""
+    """Runs `cp.async.wait_group` and `cp.async.wait_all`."""
     waiting_of(c.group).transfers.wait(c, newest)
     if c.group.run.observer is not None:
         c.group.run.observer.wait_copies(c, newest)
 
 
 def arrive_after(c: LaneContext, addresses: Any, counted: bool, guard: Any, instruction: int) -> None:
-    """`cp.async.mbarrier.arrive`: arrives at an mbarrier when the lanes' earlier copies are complete."""
+    """Runs `cp.async.mbarrier.arrive`: arrives at an mbarrier when the lanes' earlier copies are complete."""
     mbarriers = waiting_of(c.group).mbarriers
     for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
         if not counted:

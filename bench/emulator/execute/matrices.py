@@ -45,7 +45,7 @@ class WgmmaShape(NamedTuple):
 
 
 def load(c: LaneContext, addresses: Any, number: int, transposed: bool, instruction: int) -> list[Any]:
-    """`ldmatrix`."""
+    """Runs `ldmatrix`."""
     group, (offsets, used) = c.group, _rows(c, addresses, number, instruction)
     if group.run.observer is not None:
         group.run.observer.shared_read(c, used, offsets[used], 16, instruction)
@@ -55,7 +55,7 @@ def load(c: LaneContext, addresses: Any, number: int, transposed: bool, instruct
 
 
 def store(c: LaneContext, addresses: Any, values: tuple[Any, ...], transposed: bool, instruction: int) -> None:
-    """`stmatrix`."""
+    """Runs `stmatrix`."""
     group, (offsets, used) = c.group, _rows(c, addresses, len(values), instruction)
     where = offsets[used]
     rows = shared_layout.row_values(values, c.size, transposed)
@@ -74,7 +74,7 @@ def _check_warps(c: LaneContext, instruction: int) -> None:
 def _rows(
     c: LaneContext, addresses: Any, number: int, instruction: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """Each lane's place in the group's memory, and which lanes give a row."""
+    """For each lane, its row's place in the group's memory, and whether the lane gives a row."""
     _check_warps(c, instruction)
     addresses, lane = c.vector(addresses), c.lanes & 31
     # Only the first 8 lanes for each matrix give a row; the addresses of the other lanes are not used.
@@ -96,7 +96,7 @@ def multiply(
     saturates: bool,
     instruction: int,
 ) -> list[Any]:
-    """`mma.sync`."""
+    """Runs `mma.sync`."""
     _check_warps(c, instruction)
     try:
         return mma.mma(shape, a_type, b_type, d_type, a, b, old, saturate=saturates, lanes=c.size)
@@ -117,7 +117,7 @@ class Accumulators:
     """For each warpgroup, the number of incomplete groups that write it."""
 
     def settle(self, place: int) -> None:
-        """Notes the completion of a group that writes the matrix of the warpgroup at `place`."""
+        """Notes that a group that writes the matrix of the warpgroup at `place` is complete."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)
@@ -141,7 +141,7 @@ class Warpgroup:
 
 
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
-    """The warpgroups of a context, which must be whole."""
+    """The warpgroups of a context.  Raises `Fault` where a warpgroup is not whole."""
     group, warpgroups = c.group, []
     for place in range(0, c.size, WARPGROUP):
         first, last = int(c.lanes[place]), int(c.lanes[min(place + WARPGROUP, c.size) - 1])
@@ -155,7 +155,7 @@ def _pieces(c: LaneContext, instruction: int) -> list[int]:
 def multiply_async(
     c: LaneContext, d: tuple[Any, ...], a: Any, b: Any, keeps: Any, shape: WgmmaShape, instruction: int
 ) -> list[Any]:
-    """`wgmma.mma_async`: returns the registers that will hold the result."""
+    """Runs `wgmma.mma_async`; returns the registers that will hold the result."""
     group, pieces = c.group, _pieces(c, instruction)
     if isinstance(keeps, np.ndarray):
         if not (keeps == keeps[0]).all():
@@ -222,7 +222,7 @@ def _product(group: CtaGroup, old: Any, a: Any, b: Any, shape: WgmmaShape) -> np
 def _operands(
     c: LaneContext, a: Any, b: Any, shape: WgmmaShape, count: int, instruction: int
 ) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """A (64, K) and B (N, K) of each warpgroup."""
+    """The matrices A (64, K) and B (N, K) of each warpgroup."""
     if isinstance(a, tuple):
         left = list(a_from_registers(a, shape.a_type, c.size))
     else:
@@ -258,7 +258,7 @@ def _read(
 
 
 def commit(c: LaneContext, instruction: int) -> None:
-    """`wgmma.commit_group`."""
+    """Runs `wgmma.commit_group`."""
     for piece in _pieces(c, instruction):
         own = c.group.warpgroups.setdefault(piece, Warpgroup())
         own.groups.append(own.open)
@@ -267,7 +267,7 @@ def commit(c: LaneContext, instruction: int) -> None:
 
 
 def wait(c: LaneContext, newest: int, instruction: int) -> None:
-    """`wgmma.wait_group`: completes all groups except the last `newest` groups."""
+    """Runs `wgmma.wait_group`: completes all groups except the last `newest` groups."""
     for piece in _pieces(c, instruction):
         own = c.group.warpgroups.setdefault(piece, Warpgroup())
         keep = max(0, len(own.groups) - newest)

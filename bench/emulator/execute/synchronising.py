@@ -36,7 +36,7 @@ def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple
 
 
 def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
-    """`bar.sync`."""
+    """Runs `bar.sync`."""
     if isinstance(guard, np.ndarray) and not guard.all():
         if not guard.any():
             return following
@@ -51,7 +51,7 @@ def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: i
 
 
 def arrive(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
-    """`bar.arrive`."""
+    """Runs `bar.arrive`."""
     if guard is not None and not np.all(guard):
         raise Fault("bar.arrive under a predicate that does not hold for all its threads", instruction)
     if count is None:
@@ -73,7 +73,7 @@ def reduce(
     following: int,
     instruction: int,
 ) -> int:
-    """`bar.red`: a barrier that also adds up its threads' predicates."""
+    """Runs `bar.red`, a barrier that also combines its threads' predicates."""
     barrier = _barrier(c, number, count, instruction)
     if isinstance(barrier, int):
         return barrier
@@ -87,7 +87,7 @@ def reduce(
 
 
 def proxy_fence(c: LaneContext, kind: str, guard: Any) -> None:
-    """`fence.proxy.*`, `fence.mbarrier_init`."""
+    """Runs `fence.proxy.*` and `fence.mbarrier_init`."""
     observer = c.group.run.observer
     active = None if guard is None else np.flatnonzero(np.broadcast_to(guard, c.size))
     if observer is not None and (active is None or len(active)):
@@ -95,7 +95,7 @@ def proxy_fence(c: LaneContext, kind: str, guard: Any) -> None:
 
 
 def fence(c: LaneContext, instruction: int) -> None:
-    """`fence`, `membar`."""
+    """Runs `fence` and `membar`."""
     observer = c.group.run.observer
     if observer is not None:
         observer.fence(c, instruction)
@@ -108,7 +108,7 @@ def fail(guard: Any, text: str, instruction: int) -> None:
 
 
 def rank_of(c: LaneContext, address: Any) -> Any:
-    """`getctarank`."""
+    """Runs `getctarank`: returns the rank of the CTA that has the address."""
     ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
     own = np.uint32(c.special("cluster_ctarank"))
     return np.where(ranks > 0, ranks - 1, own).astype(np.uint32)[()]
@@ -123,7 +123,7 @@ def update_mbarrier(c: LaneContext, operation: str, *given: Any, **options: bool
 
 
 def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
-    """`mbarrier.try_wait`, `mbarrier.test_wait`: for each lane, whether the phase is over.
+    """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: tells each lane whether the phase is over.
 
     The result is None if no lane may go on: the context then waits.  If only some lanes may go on, the other lanes get
     False, as after a time-out.
@@ -165,7 +165,7 @@ def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
 
 
 def set_registers(c: LaneContext, count: int, increase: bool, instruction: int) -> None:
-    """`setmaxnreg`: how many registers the warps have from now on."""
+    """Runs `setmaxnreg`, which sets the number of registers that the warps have from now on."""
     if not 24 <= count <= 256 or count % 8:
         raise Fault(f"setmaxnreg wants a multiple of 8 from 24 to 256, got {count}", instruction)
     waiting_of(c.group).registers.set(c, count, increase, instruction)

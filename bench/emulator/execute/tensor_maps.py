@@ -59,7 +59,7 @@ def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> byte
 
 
 def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
-    """The bytes of a tensor map in the lane's CTA's shared memory; bytes that no store wrote count as zero."""
+    """The bytes of a tensor map in the shared memory of the lane's CTA; bytes that no store wrote count as zero."""
     start = _shared_start(c, address, lane, instruction)
     group, places = c.group, np.arange(start, start + tensor_map.BYTES, 16)
     if group.run.observer is not None:
@@ -82,7 +82,7 @@ def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction:
 
 
 def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
-    """Writes a tensor map into the lane's CTA's shared memory."""
+    """Writes a tensor map into the shared memory of the lane's CTA."""
     start = _shared_start(c, address, lane, instruction)
     places = np.arange(start, start + tensor_map.BYTES, 16)
     if c.group.run.observer is not None:
@@ -93,7 +93,7 @@ def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instr
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
-    """The slot of a lane for the race detector, and the lane's warp in that slot."""
+    """The race detector's slot of a lane, and the lane's warp in that slot."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 
@@ -106,7 +106,7 @@ def _shared_start(c: LaneContext, address: int, lane: int, instruction: int) -> 
 def replace(
     c: LaneContext, space: str, addresses: Any, field: str, ordinal: int, value: Any, guard: Any, instruction: int
 ) -> None:
-    """`tensormap.replace`."""
+    """Runs `tensormap.replace`."""
     for lane in map(int, c.lanes_under(guard)):
         address = value_of(addresses, lane)
         read, write = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
@@ -121,21 +121,21 @@ def replace(
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, guard: Any, instruction: int) -> None:
-    """`tensormap.cp_fenceproxy`: a finished map from shared to global memory, once for each warp."""
+    """Runs `tensormap.cp_fenceproxy`: copies a finished map from shared to global memory, once for each warp."""
     for lane in _one_lane_each(c, targets, guard):
         data = shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
         write_map(c, value_of(targets, lane), data, lane, instruction)
 
 
 def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
-    """`fence.proxy.tensormap::generic`, of the map at an address."""
+    """Runs `fence.proxy.tensormap::generic` for the map at an address."""
     if c.group.maps is not None:
         for lane in _one_lane_each(c, addresses, guard):
             c.group.maps.fence(*_warp(c, lane), value_of(addresses, lane))
 
 
 def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
-    """One lane for each warp and each address that the warp gives."""
+    """Yields one lane for each warp and each address that the warp gives."""
     seen: set[tuple[int, int]] = set()
     for lane in map(int, c.lanes_under(guard)):
         what = int(c.warps[lane]), value_of(addresses, lane)

@@ -79,7 +79,7 @@ def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]
 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
-    """`shfl.sync`: another lane's value, and whether that lane is in range; poison if that lane takes no part."""
+    """Runs `shfl.sync`: another lane's value, and whether that lane is in range; poison if that lane takes no part."""
     fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
@@ -113,7 +113,7 @@ def _by_mask(mask: Any, one: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[An
 
 
 def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
-    """Which lanes take part: (warps, 32)."""
+    """Which lanes of each warp take part: (warps, 32)."""
     named = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
     members: npt.NDArray[np.bool_] = named & present(c)
     if guard is not None:
@@ -122,7 +122,7 @@ def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool
 
 
 def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
-    """`vote.sync`: all, any, uniform or ballot of the members' predicates."""
+    """Runs `vote.sync`: all, any, uniform or ballot of the members' predicates."""
     return _by_mask(mask, lambda named: (_vote(c, mode, predicate, named, guard),))[0]
 
 
@@ -150,7 +150,7 @@ def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> An
 
 
 def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
-    """`match.any.sync`: the lanes with the same value; `match.all.sync`: all members if they have one value."""
+    """Runs `match.any.sync`: the lanes with the same value; or `match.all.sync`: all members if they have one value."""
     return _by_mask(mask, lambda named: _match(c, mode, value, named))
 
 
@@ -167,7 +167,7 @@ def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any,
 
 
 def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) -> Any:
-    """`redux.sync`: a reduction over the members."""
+    """Runs `redux.sync`, a reduction over the members."""
     return _by_mask(mask, lambda named: (_reduce(c, operation, value, named, guard),))[0]
 
 
@@ -181,7 +181,7 @@ def _reduce(c: LaneContext, operation: str, value: Any, mask: np.uint32, guard: 
 
 
 def elect(c: LaneContext, mask: Any) -> tuple[Any, ...]:
-    """`elect.sync`: the lowest member's number, and a predicate that holds for it."""
+    """Runs `elect.sync`: the lowest member's number, and a predicate that is true for this member only."""
     return _by_mask(mask, lambda named: _elect(c, named))
 
 
@@ -193,5 +193,5 @@ def _elect(c: LaneContext, mask: np.uint32) -> tuple[Any, Any]:
 
 
 def active_mask(c: LaneContext) -> Any:
-    """`activemask`: the lanes that run this instruction together."""
+    """Runs `activemask`: the lanes that run this instruction together."""
     return _spread(_bits(present(c)), _places(c))

@@ -13,7 +13,7 @@ from rooflab.bench.emulator.machine.context import PARKED, LaneContext
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
 
 BARRIERS = 16
-"""Barriers of a CTA."""
+"""The number of barriers of a CTA."""
 _KEY = "cluster"
 
 
@@ -32,7 +32,7 @@ def _order_all(group: CtaGroup, warps: Lanes) -> None:
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Notes warps that leave a barrier for all threads, and the fault where one that met there before has ended.
+    """Notes warps that leave a barrier for all threads, and a fault where a warp that met there before has ended.
 
     PTX no longer waits for a thread that has ended (`exit`): these turns of a loop do not order its accesses.  CUDA C++
     calls a barrier undefined where a running thread skips it.  `together`: how many lanes share the barrier; `gone`:
@@ -58,11 +58,11 @@ class _BarrierState:
     votes: int = 0
     voters: int = 0
     settlers: list[Callable[[int, int], None]] = field(default_factory=list)
-    """Functions that give the threads of one `bar.red` their result, from the votes and the voters."""
+    """Functions that give the threads of a `bar.red` their result; each takes the votes and the voters."""
     waiters: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    """Warps that wait, without the warps of a `bar.arrive`."""
+    """The warps that wait, without the warps of a `bar.arrive`."""
     met: list[tuple[Lanes, int]] = field(default_factory=list)
-    """Warps that arrived, and at which instruction."""
+    """The warps that arrived, each with the instruction at which it arrived."""
 
 
 class Barriers:
@@ -77,7 +77,7 @@ class Barriers:
         self._threads = int(np.count_nonzero(group.alive))
 
     def any(self) -> bool:
-        """Whether a context waits."""
+        """Whether any context waits at a barrier."""
         return any(state.parked for state in self._states.values())
 
     def sync(
@@ -142,7 +142,7 @@ class Barriers:
         return late if late.any() else None
 
     def arrive(self, context: LaneContext, number: int, count: int | None, instruction: int) -> None:
-        """Arrives without waiting."""
+        """Runs an arrival without a wait."""
         for slot in map(int, np.unique(context.slots)):
             lanes = context.lanes[context.slots == slot]
             self._arrive(context, slot, lanes, number, count, waits=False, instruction=instruction)
@@ -158,7 +158,7 @@ class Barriers:
         waits: bool,
         instruction: int,
     ) -> bool:
-        """Lanes arrive; returns whether they complete the barrier."""
+        """Notes that lanes arrive; returns whether they complete the barrier."""
         group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
         warps = np.unique(lanes >> 5)
         state.whole |= count is None
@@ -223,7 +223,7 @@ class Barriers:
         return went
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Each waiting context, and what it waits for."""
+        """Lists each waiting context, with the reason of the wait in words."""
         waits = []
         for (_, number), state in self._states.items():
             wanted = "all" if state.wanted is None else str(state.wanted)
@@ -245,11 +245,11 @@ class ClusterBarrier:
         """Number of times that all threads have arrived."""
 
     def any(self) -> bool:
-        """Whether a context waits."""
+        """Whether any context waits at the cluster's barrier."""
         return bool(self._parked)
 
     def arrive(self, context: LaneContext, release: bool, instruction: int) -> None:
-        """Threads arrive.  Raises `Fault` where they arrived before and have not waited since."""
+        """Notes that threads arrive.  Raises `Fault` where they arrived before and have not waited since."""
         if (self._arrived > self._waited)[context.lanes].any():
             raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
         self._arrived[context.lanes] += 1
@@ -259,7 +259,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as the context's.  Raises `Fault` if those did not arrive."""
+        """Waits until all threads have arrived as often as the context.  Raises `Fault` if the context did not."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1
@@ -282,7 +282,7 @@ class ClusterBarrier:
                 self._group.races.wait(slot, warps, _KEY)
 
     def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """A context's warps by slot of the race detector; a cluster is one slot."""
+        """The warps of a context by slot of the race detector; a cluster is one slot."""
         each, per_slot = np.unique(context.warps), self._group.race_warps
         return [(int(slot), each[each // per_slot == slot] % per_slot) for slot in np.unique(each // per_slot)]
 
@@ -303,7 +303,7 @@ class ClusterBarrier:
         return bool(went)
 
     def describe(self) -> list[tuple[LaneContext, str]]:
-        """Each waiting context, and what it waits for."""
+        """Lists each waiting context, with the reason of the wait in words."""
         return [(context, "for the cluster's barrier") for context in self._parked]
 
 

@@ -31,19 +31,19 @@ class LaneContext:
         self.size = len(lanes)
         self.registers = registers
         self.place = place
-        """Number of the instruction that comes next."""
+        """The number of the next instruction."""
         self.steps = 0
         self.children: list[LaneContext] = []
         """After `SPLIT`, the contexts that replace this context."""
         slots = lanes // group.lanes_per_cta
         first = int(slots[0])
         self.slot: int | None = first if first == int(slots[-1]) else None
-        """The CTA of all its lanes, by place in the group; None where its lanes are of several CTAs."""
+        """The CTA of all lanes, by its place in the group; None where the lanes belong to several CTAs."""
         self.slots = slots
         self.shared_base: Any = first * group.shared_size if self.slot is not None else slots * group.shared_size
-        """Where the CTA's shared memory begins in the group's."""
+        """The place in the group's memory where the CTA's shared memory begins."""
         self.warps = lanes >> 5
-        """Warp of each lane, counted through the group."""
+        """The warp of each lane, counted through the group."""
         self.regrain()
         self.warp_places: npt.NDArray[np.intp] | None = None
         """For `execute.warps`: each lane's place in its warp, or None where the lanes are whole warps in order."""
@@ -53,25 +53,25 @@ class LaneContext:
         """The carry flag of `add.cc` and similar instructions."""
         self._specials: dict[str, Any] = {}
         self._seen: set[int] = set()
-        """Hashes of its state after earlier turns; see `repeats`."""
+        """Hashes of the context's state after earlier turns; see `repeats`."""
         self._changes = 0
         self.spins = False
-        """Whether its state after the last turn equals an earlier state."""
+        """Whether the context's state after the last turn equals an earlier state."""
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets the number of lanes in each of its pieces: 128, 32 or 1.  Lanes that have ended do not count."""
+        """Sets the number of lanes of each of its pieces: 128, 32 or 1.  Lanes that have ended do not count."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
-        """A value by lane."""
+        """A value as a vector with one element per lane."""
         return np.full(self.size, value) if isinstance(value, np.generic) else value
 
     def lanes_under(self, guard: Any) -> npt.NDArray[np.intp]:
         """The lanes for which a predicate holds, by their place in the context; all lanes if the predicate is None."""
         return np.arange(self.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, self.size))
 
-    # What generated code calls.
+    # Methods that generated code calls.
 
     def branch(self, predicate: Any, target: int, following: int) -> int:
         """Lanes whose predicate holds go on at `target`, other lanes at `following`."""
@@ -84,7 +84,7 @@ class LaneContext:
         return SPLIT
 
     def many_ways(self, index: Any, targets: Sequence[int]) -> int:
-        """`brx.idx`: each lane goes on at its own target."""
+        """Runs `brx.idx`: each lane goes on at its own target."""
         values = np.unique(index)
         if int(values[-1]) >= len(targets):
             text = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
@@ -95,7 +95,7 @@ class LaneContext:
         return SPLIT
 
     def part(self, mask: npt.NDArray[np.bool_], place: int) -> LaneContext:
-        """A context of the lanes in `mask`, at `place`."""
+        """A new context of the lanes in `mask`, at `place`."""
         chosen = np.flatnonzero(mask)
         first, last = int(chosen[0]), int(chosen[-1])
         # A view where possible: a wgmma in flight then writes its accumulators here too.
@@ -117,7 +117,7 @@ class LaneContext:
         self._polled = asked
 
     def repeats(self) -> bool:
-        """After a turn: whether its state equals an earlier state, so that only a store can end its loop."""
+        """Whether the state after a turn equals an earlier state, so that only a store can end the context's loop."""
         changes = self.group.run.changes
         if changes != self._changes or len(self._seen) > MOST_SEEN:
             self._seen.clear()
@@ -130,12 +130,12 @@ class LaneContext:
 
     @property
     def knows_all_changes(self) -> bool:
-        """Whether memory is as it was at the end of its last turn."""
+        """Whether memory is unchanged since the end of the context's last turn."""
         return self._changes == self.group.run.changes
 
     @property
     def pattern(self) -> bytes:
-        """The numbers of its lanes, counted from its first warp; empty for adjacent whole warps."""
+        """The numbers of the context's lanes, counted from its first warp; empty for adjacent whole warps."""
         if self._pattern is None:
             first = int(self.lanes[0])
             whole = not first & 31 and int(self.lanes[-1]) - first + 1 == self.size
@@ -143,7 +143,7 @@ class LaneContext:
         return self._pattern
 
     def special(self, name: str) -> Any:
-        """A special register's value."""
+        """The value of a special register."""
         if name not in self._specials:
             if name.startswith(("clock", "globaltimer")):
                 self._seen.clear()  # the clock may end a loop that reads it
@@ -152,7 +152,7 @@ class LaneContext:
         return self._specials[name]
 
     def address(self, name: str, dtype: str) -> Any:
-        """A variable's address in its own space."""
+        """The address of a variable in the variable's space."""
         return np.array(self.group.run.addresses[name], dtype)[()]
 
 
@@ -162,7 +162,7 @@ def value_of(value: Any, lane: int) -> int:
 
 
 def merged(contexts: Sequence[LaneContext]) -> LaneContext:
-    """Joins contexts at one place into one, with lanes in order."""
+    """Joins contexts at one place into a single context, with its lanes in order."""
     first = contexts[0]
     lanes = np.concatenate([context.lanes for context in contexts])
     order = np.argsort(lanes, kind="stable")
@@ -189,7 +189,7 @@ def _land(group: CtaGroup, values: Sequence[Any]) -> None:
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """The accumulator of which `values` are the parts of all its lanes; None if they are not."""
+    """The accumulator of which `values` are the parts of all its lanes; None if there is no such accumulator."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None

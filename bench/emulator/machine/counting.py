@@ -27,25 +27,25 @@ class Acting(Protocol):
     size: int
     lanes: npt.NDArray[np.int64]
     warps: npt.NDArray[np.int64]
-    """Warp of each lane, counted through the group."""
+    """The warp of each lane, counted through the group."""
 
     @property
     def pattern(self) -> bytes: ...
 
 
 class Counter:
-    """Counts of one launch."""
+    """The counts of one launch."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], int] = defaultdict(int)
-        """Lanes that ran a block, by its place and grain."""
+        """The number of lanes that ran a block, by the block's place and grain."""
         self.totals: dict[str, int] = defaultdict(int)
         self.by_instruction: dict[tuple[int, str], int] = defaultdict(int)
         self._sectors: dict[tuple[int, ...], int] = {}
         self._wavefronts: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def add(self, what: str, amount: int, instruction: int) -> None:
-        """Adds to the total and to the instruction's count."""
+        """Adds an amount to the total and to the instruction's count."""
         self.totals[what] += amount
         self.by_instruction[(instruction, what)] += amount
 
@@ -113,7 +113,7 @@ def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDA
 
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
-    """Sectors that the warps' requests touch, counted per warp."""
+    """The number of sectors that the warps' requests touch, counted per warp."""
     first = addresses // SECTOR
     if size > SECTOR:
         raise ValueError(f"size: expected at most {SECTOR} bytes, got {size}")
@@ -121,7 +121,7 @@ def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
 
 
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
-    """Turns that shared memory takes, and the least number of turns for as many bytes.
+    """The turns that shared memory takes, and the least number of turns for the same number of bytes.
 
     Shared memory serves requests of 8 or 16 bytes per lane by halves or quarters of the warp (CUDA C++ programming
     guide, "Shared Memory"); a turn serves every bank once, with one word for any number of lanes.
@@ -132,7 +132,7 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     words = (offsets // BANK_BYTES)[:, None] + np.arange(parts)
     low = words.min()
     span = int(words.max() - low) + 1
-    # The distinct words that each phase wants.
+    # The distinct words that each phase needs.
     wanted = np.unique((phase[:, None] * span + (words - low)).ravel())
     phases, places = np.divmod(wanted, span)
     turns = np.bincount(phases * BANKS + (places + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)

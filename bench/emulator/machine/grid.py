@@ -15,21 +15,21 @@ from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
 
 MOST_LANES = 8192
-"""Lanes of one vector: more CTAs at once gain nothing, because their registers no longer fit the caches."""
+"""The most lanes of one vector: more CTAs at once gain nothing, because their registers no longer fit the caches."""
 MOST_WATCHED_LANES = 4096
-"""Lanes of one vector under the race detector, which keeps 100 bytes or more for each lane."""
+"""The most lanes of one vector under the race detector, which keeps 100 bytes or more for each lane."""
 MOST_SHARED_BYTES = 64 << 20
-"""Shared and local memory of CTAs that run at once."""
+"""The most bytes of shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
 """Rounds in which all threads only poll and no memory changes; after that they would poll for ever."""
 MOST_WAITS = 5
-"""The most lots of CTAs of which each adds to the time that the next end may take."""
+"""The most lots of CTAs for which the time limit of the next end of a CTA grows."""
 SURE = 4
 """Rounds without a change after which threads that repeat their states do so for ever."""
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
-    """CTAs that run in one vector, or as one cluster."""
+    """Yields the CTAs that run in one vector, or as one cluster."""
     per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
     if per_cluster > 1:
         yield from _clusters(run, ctas)
@@ -60,7 +60,7 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
 
 
 def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None:
-    """Runs these CTAs, as many at once as an H100 holds; `registers` gives those of a thread.
+    """Runs these CTAs, as many at once as an H100 holds; `registers` gives the registers of a thread.
 
     Raises `EmulationError`.
     """
@@ -97,17 +97,17 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Sets when the next CTA should have ended: those that are going take turns."""
+    """Sets the time when the next CTA should have ended: the CTAs that still run take turns."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MOST_WAITS)
 
 
 class _Places:
-    """How many CTAs an H100 holds at once."""
+    """Computes how many CTAs an H100 holds at once."""
 
     def __init__(self, run: Run, registers: Callable[[], int]):
         self._run, self._registers = run, registers
         self._known = self._with(None)
-        """The CTAs that it holds, however many registers they have; later, with those that they have."""
+        """The CTAs that the H100 holds: at first without regard to registers, later with the kernel's registers."""
         self._asked = self._known == self._with(1)
 
     def _with(self, registers: int | None) -> int:
@@ -115,7 +115,7 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, wanted: int) -> int:
-        """The CTAs for which there is room beside `taken`."""
+        """The number of CTAs for which there is room beside `taken`."""
         if taken + wanted > self._known and not self._asked:
             self._known, self._asked = self._with(self._registers()), True
         return self._known - taken

@@ -15,7 +15,7 @@ from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
 
 MOST_BYTES = (1 << 20) - 1
-"""Largest tx-count."""
+"""The largest tx-count."""
 Lot = tuple[int, Lanes]
 """An mbarrier's place, and the lanes that address it, by their place in the context."""
 Wait = tuple[int, int]
@@ -25,11 +25,11 @@ Wait = tuple[int, int]
 @dataclass
 class _State:
     count: int
-    """Arrivals of a phase."""
+    """The number of arrivals that complete a phase."""
     pending: int
     bytes: int = 0
     phase: int = 0
-    """Number of completed phases."""
+    """The number of completed phases."""
 
 
 class MBarriers:
@@ -53,7 +53,7 @@ class MBarriers:
         return [(int(place), lanes[which == index]) for index, place in enumerate(places)]
 
     def init(self, context: LaneContext, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
-        """`mbarrier.init`."""
+        """Runs `mbarrier.init`."""
         for place, lanes in self.lots(context, addresses, mask, instruction):
             count = _total(counts, lanes[:1])
             if not 0 < count < 1 << 20:
@@ -64,7 +64,7 @@ class MBarriers:
                 self._group.written[place : place + 8] = True
 
     def inval(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> None:
-        """`mbarrier.inval`."""
+        """Runs `mbarrier.inval`."""
         for place, lanes in self.lots(context, addresses, mask, instruction):
             self._state(place, instruction)
             del self._states[place]
@@ -82,7 +82,7 @@ class MBarriers:
         drop: bool,
         may_complete: bool,
     ) -> Any:
-        """`mbarrier.arrive`, which first announces `expect` bytes; `drop` removes the arrivals from later phases too.
+        """Runs `mbarrier.arrive`, which first announces `expect` bytes; `drop` removes later phases' arrivals too.
 
         Returns the tokens: for each lane the number of the phase that it arrived in.  Raises `Fault` where arrivals
         with `.noComplete` end the phase.
@@ -105,14 +105,14 @@ class MBarriers:
         return tokens if len(lots) > 1 else tokens[lots[0][1][0] if lots else 0]
 
     def expect(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
-        """`mbarrier.expect_tx`."""
+        """Runs `mbarrier.expect_tx`."""
         for place, lanes in self.lots(context, addresses, mask, instruction):
             self._use(context, place, lanes, instruction)
             self._expect(place, _total(size, lanes), instruction)
             self._settle(place, self._state(place, instruction))
 
     def complete(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
-        """`mbarrier.complete_tx`."""
+        """Runs `mbarrier.complete_tx`."""
         for place, lanes in self.lots(context, addresses, mask, instruction):
             self.complete_bytes(place, _total(size, lanes), instruction)
 

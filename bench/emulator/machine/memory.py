@@ -19,15 +19,15 @@ WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 """By access width in bytes: the NumPy type for it.  Complex numbers are only moved; nothing computes with them."""
 
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 60, 2 << 60, 3 << 60
-"""Generic addresses of the spaces that are not global memory; none of them is an address of a process."""
+"""The first generic addresses of the spaces that are not global memory; none of them is an address of a process."""
 RANK_SHIFT = 24
-"""A shared::cluster address has the CTA's rank plus one above these bits; 0 there means the CTA's own memory."""
+"""The lowest bit of the CTA's rank plus one in a shared::cluster address; 0 there means the CTA's own memory."""
 POISON = 0xFF
 """The byte in memory that was never written: it makes NaN in every floating type."""
 FAR = 1 << 16
-"""Bytes: a message relates a wild address to an allocation only within this distance."""
+"""The distance in bytes within which a message relates a wild address to an allocation."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
-"""Binary logarithm of an access width."""
+"""The binary logarithm of each access width."""
 
 
 def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
@@ -68,7 +68,7 @@ class Allocation:
         return self.base + self.size
 
     def view(self, width: int) -> npt.NDArray[Any]:
-        """Its memory in units of `width` bytes, the first at `base` rounded down to a multiple."""
+        """The allocation's memory in units of `width` bytes, the first at `base` rounded down to a multiple."""
         if width not in self.views:
             start = self.base // width * width
             count = -(-(self.base + self.size - start) // width)

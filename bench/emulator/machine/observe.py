@@ -17,7 +17,7 @@ from rooflab.bench.emulator.text.syntax import PtxKernel
 
 Lanes = npt.NDArray[np.int64]
 MOST_BLOCK = 1024
-"""Bytes of the largest block that the race detector takes at once."""
+"""The bytes of the largest block that the race detector takes at once."""
 
 
 class Ctas(Protocol):
@@ -168,7 +168,7 @@ class Observer:
         transfer = races.begin_async(start // c.group.race_bytes, warps, LOAD)
         blocks, width = _blocks(start, size)
         races.async_write(transfer, blocks, width, instruction)
-        # A CTA's own mbarrier needs no fence in a cluster either: Triton emits one only where other CTAs signal.
+        # A CTA's own mbarrier needs no fence in a cluster either: Triton emits a fence only where other CTAs signal.
         foreign = int(c.slots[lane]) != barrier // c.group.shared_size
         races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=foreign)
         return transfer
@@ -194,7 +194,7 @@ class Observer:
 
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
-        """Reports `cp.async.bulk.wait_group`: copies that are over, each with the lane that issued it."""
+        """Reports `cp.async.bulk.wait_group`: the copies that are over, each with the lane that issued the copy."""
         for lane, mark in done:
             if mark is not None and group.races is not None:
                 # Only the thread that issued the copy has waited for it.
@@ -224,7 +224,7 @@ class Observer:
         self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
         copy: bool, reduces: bool, value: Any, old: Callable[[], Any],
     ) -> None:  # fmt: skip
-        """Reports that lanes, or a copy, write `value` to global memory; `old` returns what is there."""
+        """Reports that lanes, or a copy, write `value` to global memory; `old` returns the earlier values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
@@ -250,19 +250,19 @@ class Observer:
         return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Whether the instruction's scope is the CTA: then other CTAs see a plain access."""
+        """Whether the scope of the instruction is the CTA: then other CTAs see a plain access."""
         parts = self._kernel.instructions[instruction].parts
         return "cta" in parts or "cluster" in parts and not self._has_clusters
 
     def _is_near(self, instruction: int) -> bool:
-        """Whether the instruction's scope is the cluster."""
+        """Whether the scope of the instruction is the cluster."""
         return "cluster" in self._kernel.instructions[instruction].parts
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
         assert self.global_races is not None
         release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
         near = self._is_near(instruction)
-        # In the lanes' order, in which `atomics` gives them their values: the last one has seen all others.
+        # In the lanes' order, in which `atomics` gives them their values: the last lane has seen all others.
         for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
             self.global_races.synchronise(actor, address, release, acquire, stores, near)
 
@@ -293,7 +293,7 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """A range of bytes as equal blocks, each at a multiple of its size."""
+    """The starts of equal blocks that cover a range of bytes, each at a multiple of its size, and that size."""
     width = MOST_BLOCK
     while start % width or size % width:
         width //= 2

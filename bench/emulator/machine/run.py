@@ -23,17 +23,17 @@ from rooflab.bench.emulator.text.syntax import PtxError, Triple
 
 MOST_THREADS = 1024
 SMS = 132
-"""Multiprocessors of an H100."""
+"""The number of multiprocessors of an H100."""
 SHARED_LIMIT = 227 << 10
-"""Bytes of shared memory that a CTA may have on Hopper."""
+"""The most bytes of shared memory that a CTA may have on Hopper."""
 SECONDS, MOST_SECONDS = "ROOFLAB_EMULATE_SECONDS", "120"
-"""Of the processor, in which CTAs must end; the variable of the environment sets another number."""
+"""The environment variable with the seconds of processor time in which CTAs must end, and its default."""
 Lanes = npt.NDArray[np.int64]
 """Numbers of lanes."""
 
 
 def most_seconds() -> float:
-    """The seconds of the processor in which CTAs must end.  Raises `ValueError` where the variable has no number."""
+    """The seconds of processor time in which CTAs must end.  Raises `ValueError` where the variable has no number."""
     text = os.environ.get(SECONDS, MOST_SECONDS)
     if not re.fullmatch(r"\d+\.?\d*", text):
         raise ValueError(f"{SECONDS}: expected a number of seconds, got {text!r}")
@@ -61,13 +61,13 @@ class Checks:
     """The checks that the emulator makes besides computing values; each check costs time."""
 
     races: bool = True
-    """Accesses to shared and global memory that nothing orders."""
+    """Whether to look for accesses to shared and global memory that nothing orders."""
     uninitialised: bool = True
-    """Reads of memory that was never written."""
+    """Whether to look for reads of memory that was never written."""
     asynchronous: bool = True
-    """Copies end as late as they may, and until then their destinations hold poison."""
+    """Whether copies end as late as they may; until then their destinations hold poison."""
     counts: bool = True
-    """Bytes, sectors, bank conflicts, instructions."""
+    """Whether to count bytes, sectors, bank conflicts and instructions."""
 
     @classmethod
     def none(cls) -> Checks:
@@ -120,9 +120,9 @@ class Run:
         self.deadline = math.inf
         """The thread's processor time at which a CTA should have ended."""
         self.stored: list[tuple[Any, int]] | None = None
-        """Addresses and width of every store to global memory; None where the caller did not ask for them."""
+        """The addresses and the width of every store to global memory; None where the caller did not ask for them."""
         self.changes = 0
-        """Number of stores, and of atomics that changed a value."""
+        """The number of stores, and of atomics that changed a value."""
         self.strong = program.strong
         version = [int(part) for part in program.version.split(".")]
         self.old_strides = version < [8, 6]
@@ -182,7 +182,7 @@ class CtaGroup:
         self.race_warps = len(lanes) // 32 if run.has_clusters else self.lanes_per_cta // 32
         """Warps of a slot of the race detector: a slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
         self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
-        """Bytes of shared memory of a slot."""
+        """The bytes of shared memory of a slot."""
         self.races: SharedRaces | None = None
         self.maps: MapOrder | None = None
         self.waiting: Any = None
@@ -190,9 +190,9 @@ class CtaGroup:
         self.met: dict[int, npt.NDArray[np.bool_]] = {}
         """By instruction, the warps that have left a barrier for all threads there."""
         self.accumulators: dict[int, Any] = {}
-        """Chains of wgmmas, by their buffer."""
+        """The chains of wgmmas, by their buffer."""
         self.warpgroups: dict[int, Any] = {}
-        """Groups of wgmmas, by warpgroup."""
+        """The groups of wgmmas, by warpgroup."""
         self._specials: dict[str, Any] = {}
         self._live: dict[int, list[int]] = {}
 
@@ -211,7 +211,7 @@ class CtaGroup:
         return self._live[place]
 
     def pieces(self, lanes: Lanes, grain: int) -> Lanes:
-        """Number of the warp or warpgroup of each lane."""
+        """The number of the warp or warpgroup of each lane."""
         if grain == 32:
             return lanes >> 5
         slots, inside = np.divmod(lanes, self.lanes_per_cta)

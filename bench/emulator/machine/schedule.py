@@ -20,11 +20,11 @@ from rooflab.bench.emulator.text.syntax import Immediate, Instruction, Register
 
 WITH_MASK = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
 TURN = 2000
-"""Blocks that a context runs before other contexts get a turn: it may wait for them in a loop."""
+"""The number of blocks that a context runs before other contexts get a turn: it may wait for them in a loop."""
 SHORT_TURN = 20
-"""Blocks of a turn for a context that was seen to spin."""
+"""The number of blocks of a turn for a context that was seen to spin."""
 MEETS = 0.9
-"""Probability, in a random order, that of the parts of one warp the part furthest back goes on."""
+"""The probability, in a random order, that the part furthest back goes on, of all parts of one warp."""
 MERGED_REGISTERS = 48
 """Whole warps are joined only where at most this many registers are live: joining accumulators takes 0.1 ms."""
 
@@ -74,7 +74,7 @@ class Schedule:
         self._random = random.Random(seed) if seed else None
         self.ready: list[LaneContext] = self._first()
         self.meeting: list[LaneContext] = []
-        """Parts of warps or warpgroups, before an instruction that needs all of them."""
+        """The parts of warps or warpgroups that wait before an instruction that needs all parts."""
 
     def _first(self) -> list[LaneContext]:
         lanes = self.group.all_lanes()
@@ -155,7 +155,7 @@ class Schedule:
         return self.ready.pop(best)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """A random context.  Of the parts of one warp mostly the part furthest back, or they would never meet again."""
+        """A random context.  Of one warp's parts, mostly the part furthest back, so that the parts meet again."""
         drawn = self.ready[draws.randrange(len(self.ready))]
         if drawn.grain == 1 and draws.random() < MEETS:
             kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
@@ -270,13 +270,13 @@ class Schedule:
         return self.text(fault, [self.group.ctas[slot]], f", thread {thread}")
 
     def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
-        """A fault in words, with the kernel, its line and the CTAs."""
+        """The text of a fault, with the kernel, its line and the CTAs."""
         instruction = self.program.kernel.instructions[fault.instruction]
         shown = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
         return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}{who}: {fault}"
 
     def describe(self) -> list[str]:
-        """What each context waits for or runs, in words."""
+        """Says in words what each context waits for or runs."""
         running = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
         waits = [(context, "polling" if context.spins else "running", place) for context, place in running]
         rest = "waiting for the rest of its warp or warpgroup"
@@ -292,7 +292,7 @@ def _overlap(a: LaneContext, b: LaneContext) -> bool:
 
 
 def describe(context: LaneContext) -> str:
-    """`CTA 3, warps 0 to 3`."""
+    """Names the CTA and the warps of a context: `CTA 3, warps 0 to 3`."""
     per_cta = context.group.lanes_per_cta // 32
     warps = sorted({int(warp) % per_cta for warp in np.unique(context.warps)})
     ctas = sorted({context.group.ctas[slot] for slot in np.unique(context.slots)})

@@ -50,7 +50,7 @@ class Copies:
 
     lanes: Lanes
     group: Any
-    """Number of the group, one for all lanes or a vector."""
+    """The number of the copy group: one number for all lanes, or a vector."""
     run: Callable[[npt.NDArray[np.bool_] | None], None]
     """Carries out the copies of the lanes in a mask; None means all lanes."""
 
@@ -96,7 +96,7 @@ class Transfers:
             transfer.run()
 
     def finish_one(self) -> bool:
-        """Finishes one copy that an mbarrier waits for; returns whether there was one."""
+        """Finishes one copy that an mbarrier waits for; returns whether there was a copy."""
         if not self._loads:
             return False
         helpful = list(self._loads)
@@ -105,14 +105,14 @@ class Transfers:
         return True
 
     def commit_bulk(self, lanes: Lanes) -> None:
-        """`cp.async.bulk.commit_group` of these threads; threads without copies have nothing to commit."""
+        """Runs `cp.async.bulk.commit_group` for these threads; threads without copies have nothing to commit."""
         for lane, own in self._bulk.items():
             if lane in lanes:
                 own.groups.append(own.open)
                 own.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
-        """`cp.async.bulk.wait_group`: finishes all but the `newest` groups of these threads, and returns their copies.
+        """Runs `cp.async.bulk.wait_group`: finishes all but the `newest` groups of these threads; returns their copies.
 
         With `only_reads` the copies only read their sources.
         """
@@ -142,11 +142,11 @@ class Transfers:
             copies.run(None)
 
     def commit(self, context: LaneContext) -> None:
-        """`cp.async.commit_group`."""
+        """Runs `cp.async.commit_group`."""
         self._committed[context.lanes] += 1
 
     def wait(self, context: LaneContext, newest: int | None) -> None:
-        """`cp.async.wait_group`; None waits for all copies."""
+        """Runs `cp.async.wait_group`; None waits for all copies."""
         if not self._copies:
             return
         limit = self._committed[context.lanes] - newest if newest is not None else None
@@ -164,7 +164,7 @@ class Transfers:
         self._copies = left
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """By lane: copy groups below this number are due.  It is `limit` for `lanes`; None means all copy groups."""
+        """By lane, the number below which copy groups are due: `limit` for `lanes`; None means all copy groups."""
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
         return limits

@@ -32,7 +32,7 @@ class Waiting:
         self._at_mbarriers: list[tuple[LaneContext, list[Wait]]] = []
 
     def any(self) -> bool:
-        """Whether a context waits."""
+        """Whether any context waits."""
         return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
 
     def park_at_mbarriers(self, context: LaneContext, waits: list[Wait]) -> None:
@@ -48,7 +48,7 @@ class Waiting:
         return bool(went)
 
     def advance(self) -> bool:
-        """Finishes transfers until a context can go on; returns whether one can."""
+        """Finishes transfers until a context can go on; returns whether a context can go on."""
         if self.wake_mbarriers():
             return True
         while self.transfers.finish_one():
@@ -57,12 +57,12 @@ class Waiting:
         return self.barriers.recheck() or self.clusters.recheck()
 
     def ended(self) -> None:
-        """Checks barriers of all threads after threads have ended: the barriers no longer count these."""
+        """Checks barriers of all threads after threads have ended: the barriers no longer count the ended threads."""
         self.barriers.recheck()
         self.clusters.recheck()
 
     def describe(self) -> list[tuple[LaneContext, str, int]]:
-        """Each waiting context, what it waits for, and at which instruction."""
+        """Lists each waiting context, the reason of the wait in words, and the instruction that waits."""
         at_mbarriers = [
             (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
         ]

@@ -27,11 +27,11 @@ COMBINE: dict[str, np.ufunc] = {
 }
 """NumPy's function for an atomic operation or a reduction; min and max of a number and a NaN give the number."""
 UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-"""The unsigned type of a size in bytes."""
+"""The unsigned type by its size in bytes."""
 SIGNED = {size: np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
-"""The signed type of a size in bytes."""
+"""The signed type by its size in bytes."""
 ROUNDINGS = ("rn", "rz", "rm", "rp")
-"""Rounding modes of float arithmetic."""
+"""The rounding modes of float arithmetic."""
 F32_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 """PTX's canonical NaN of float32."""
 F64_NAN = np.uint64(0x7FFFFFFFFFFFFFFF).view(np.float64)
@@ -43,12 +43,12 @@ _ONE: dict[int, Value] = {4: np.float32(1), 8: np.float64(1)}
 
 
 def unsigned(x: Value) -> Value:
-    """The same bits as an unsigned integer."""
+    """The bits of `x` as an unsigned integer of the same size."""
     return x.view(UNSIGNED[x.itemsize])
 
 
 def signed(x: Value) -> Value:
-    """The same bits as a signed integer."""
+    """The bits of `x` as a signed integer of the same size."""
     return x.view(SIGNED[x.itemsize])
 
 
@@ -108,7 +108,7 @@ def check_rounding(rounding: str) -> None:
 
 
 def flush(x: Value) -> Value:
-    """`.ftz`: float32 denormals become zeros of the same sign.  A float64 is returned as it is."""
+    """Applies `.ftz`: float32 denormals become zeros of the same sign.  A float64 is returned unchanged."""
     if x.itemsize != 4:
         return x
     bits = x.view(np.uint32)
@@ -119,14 +119,14 @@ def flush(x: Value) -> Value:
 
 
 def saturate(x: Value) -> Value:
-    """`.sat`: float32 or float64 clamped to [0, 1]; NaN and -0 become +0."""
+    """Applies `.sat`: float32 or float64 clamped to [0, 1]; NaN and -0 become +0."""
     zero = _ZERO[x.itemsize]
     # NumPy may return either +0 or -0; its sum with +0 is +0.
     return np.fmin(np.fmax(x, zero), _ONE[x.itemsize]) + zero
 
 
 def rectify(x: Value) -> Value:
-    """`.relu`: float32 or float64 whose negative values, -0 included, become +0; NaN stays NaN."""
+    """Applies `.relu`: negative float32 or float64 values, -0 included, become +0; NaN stays NaN."""
     zero = _ZERO[x.itemsize]
     return np.maximum(x, zero) + zero
 
@@ -183,7 +183,7 @@ def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
 
 
 def canonical(x: Value) -> Value:
-    """A float32 or float64 in which each NaN is PTX's canonical NaN."""
+    """A float32 or float64 in which each NaN is replaced by PTX's canonical NaN."""
     strange = x != x
     if not some(strange):
         return x
@@ -191,7 +191,7 @@ def canonical(x: Value) -> Value:
 
 
 def with_sign(x: Value, sign: Value) -> Value:
-    """A float whose sign bit is that of `sign`, an unsigned integer of the same size."""
+    """A float with the sign bit of `sign`, an unsigned integer of the same size."""
     dtype = UNSIGNED[x.itemsize]
     mask = dtype.type(1 << (8 * x.itemsize - 1))
     return ((x.view(dtype) & ~mask) | (sign & mask)).view(x.dtype)

@@ -115,18 +115,18 @@ def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value)
 
 
 def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """a + b."""
+    """Computes a + b."""
     exact = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
     return _rounded(np.add, exact, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
 
 
 def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """a - b."""
+    """Computes a - b."""
     return add(a, -b, rounding, ftz, sat)
 
 
 def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """a * b."""
+    """Computes a * b."""
     return _rounded(np.multiply, exact_multiply, np.multiply, (a, b), rounding, ftz, sat)
 
 
@@ -157,7 +157,7 @@ def _rounded(
     nearest: Callable[..., Value], exact: Callable[..., float], wide: Callable[..., Value], operands: Sequence[Value],
     rounding: str, ftz: bool, sat: bool,
 ) -> Value:  # fmt: skip
-    """`nearest` of the operands; in another mode `exact` in float64, or `wide`, which computes float32 in float64."""
+    """The result of `nearest`; in another mode of `exact` in float64, or of `wide`, which uses float64 for float32."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -226,7 +226,7 @@ def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """`result`; `function`, which takes single floats, computes the lanes of `where` again, rounded to nearest."""
+    """Returns `result`, its lanes `where` computed again by `function` (of single floats), rounded to nearest."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
@@ -249,7 +249,7 @@ def fmin(
 def fmax(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """`max`, by the rules and with the modifiers of `fmin`."""
+    """Runs `max`, by the rules and with the modifiers of `fmin`."""
     return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
 
 
@@ -280,22 +280,22 @@ def _extreme(
 
 
 def fabs(a: Value, ftz: bool = False) -> Value:
-    """`abs`."""
+    """Runs `abs`."""
     return np.abs(flush(a) if ftz else a)
 
 
 def fneg(a: Value, ftz: bool = False) -> Value:
-    """`neg`."""
+    """Runs `neg`."""
     return -(flush(a) if ftz else a)
 
 
 def copysign(a: Value, b: Value) -> Value:
-    """`copysign`: b with the sign of a, in PTX's order of operands."""
+    """Runs `copysign`: b with the sign of a, in PTX's order of operands."""
     return with_sign(b, unsigned(a))
 
 
 def testp(a: Value, property: str) -> Value:
-    """`testp`: bool_ whether a is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
+    """Runs `testp`: bool_ whether a is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
 
     Zeros are normal.  Raises `ValueError` on any other property.
     """

@@ -43,10 +43,10 @@ _HALF, _LOWER, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
 INTEGERS = {
     f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
 }
-"""NumPy's type of each of PTX's integer types."""
+"""The NumPy type of each integer type of PTX."""
 FLOATS: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 SMALL = ("f16", "bf16", "tf32")
-"""Float types that are kept as raw bits."""
+"""The float types that are kept as raw bits."""
 _WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _F64 = np.dtype(np.float64)
 _LOW_WORD = 0xFFFFFFFF
@@ -59,9 +59,9 @@ class Format:
 
     name: str
     bits: int
-    """Bits of a code."""
+    """The number of bits of a code."""
     mantissa: int
-    """Bits of the mantissa, the leading one not counted."""
+    """The number of bits of the mantissa, without the leading bit."""
     bias: int
     largest: np.float32
     """The largest finite number."""
@@ -80,7 +80,7 @@ FORMATS = {
     "e4m3": Format("e4m3", 8, 3, 7, np.float32(448), 0x7F, 0x7F, ("rn",)),
     "e5m2": Format("e5m2", 8, 2, 15, np.float32(57344), 0x7F, 0x7C, ("rn",)),
 }
-"""Formats by PTX's name."""
+"""The formats by their names in PTX."""
 
 
 def get_format(name: str) -> Format:
@@ -91,7 +91,7 @@ def get_format(name: str) -> Format:
 
 
 def _table(form: Format) -> np.ndarray:
-    """Every code's value as float32: shape (256,)."""
+    """The value of every code as float32: shape (256,)."""
     codes = np.arange(256, dtype=np.int64)
     size = codes & 0x7F
     exponent, mantissa = size >> form.mantissa, size & ((1 << form.mantissa) - 1)
@@ -217,7 +217,7 @@ def cvt(
     relu: bool = False,
     satfinite: bool = False,
 ) -> Value:
-    """x, of type `source`, as a value of type `to`.
+    """Converts x, of type `source`, to a value of type `to`.
 
     `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for a whole number; without
     it a float result is rounded to nearest, an integer result toward zero.  A float saturates to the range of the
@@ -248,7 +248,7 @@ def cvt_pair(
 
 
 def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
-    """`cvt.rn.bf16x2.f32` without modifiers."""
+    """Runs `cvt.rn.bf16x2.f32` without modifiers."""
     upper, lower = high.view(np.uint32), low.view(np.uint32)
     strange = (high != high) | (low != low)
     if some(strange):

@@ -21,28 +21,28 @@ _SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
 
 
 def add(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """a + b."""
+    """Computes a + b."""
     # A float32 has at least 2 p + 2 bits for the p bits of either format: first rounding to float32 changes no result.
     return _each(lambda x, y: x + y, kind, ftz, sat, a, b)
 
 
 def sub(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """a - b."""
+    """Computes a - b."""
     return _each(lambda x, y: x - y, kind, ftz, sat, a, b)
 
 
 def mul(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """a * b."""
-    # Products are exact in float32, except those of bf16 below 2**-135, a quarter of bf16's smallest number.
+    """Computes a * b."""
+    # Products are exact in float32, except products of bf16 below 2**-135, a quarter of bf16's smallest number.
     return _each(lambda x, y: x * y, kind, ftz, sat, a, b)
 
 
 def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = False, relu: bool = False) -> Value:
-    """a * b + c."""
+    """Computes a * b + c."""
 
     def fused(x: Value, y: Value, z: Value) -> Value:
         product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
-        # The exponents of f16 are so close that a float64 sum never becomes a tie; those of bf16 are not.
+        # The exponents of f16 are so close that a float64 sum never becomes a tie; the exponents of bf16 are not.
         total = product + addend if kind == "f16" else odd_sum(product, addend)
         return rectify(total) if relu else total
 
@@ -50,12 +50,12 @@ def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = 
 
 
 def fmin(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
-    """`min`, with the modifiers of `floats.fmin`."""
+    """Runs `min`, with the modifiers of `floats.fmin`."""
     return _each(lambda x, y: floats.fmin(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
 
 
 def fmax(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
-    """`max`, with the modifiers of `floats.fmax`."""
+    """Runs `max`, with the modifiers of `floats.fmax`."""
     return _each(lambda x, y: floats.fmax(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
 
 
@@ -77,17 +77,17 @@ def tanh(a: Value, kind: str) -> Value:
 
 
 def absolute(a: Value, kind: str, ftz: bool = False) -> Value:
-    """`abs`: the sign bit cleared."""
+    """Runs `abs`: clears the sign bit."""
     return _raw(lambda x: x & _MAGNITUDE, kind, ftz, a)
 
 
 def negative(a: Value, kind: str, ftz: bool = False) -> Value:
-    """`neg`: the sign bit inverted."""
+    """Runs `neg`: inverts the sign bit."""
     return _raw(lambda x: x ^ _SIGN, kind, ftz, a)
 
 
 def flush(codes: Value, kind: str) -> Value:
-    """Codes (uint16) in which denormals become zeros of the same sign."""
+    """The codes (uint16), with each denormal replaced by a zero of the same sign."""
     form = get_format(kind)
     normal = (codes & np.uint16(form.overflow)) != 0
     return codes if full(normal) else pick(normal, codes, codes & _SIGN)

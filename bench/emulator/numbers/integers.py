@@ -106,13 +106,13 @@ def rem(a: Value, b: Value) -> Value:
 
 
 def imin(a: Value, b: Value, relu: bool = False) -> Value:
-    """`min`; with `relu` a negative result becomes 0."""
+    """Runs `min`; with `relu` a negative result becomes 0."""
     result = np.minimum(a, b)
     return np.maximum(result, 0) if relu else result
 
 
 def imax(a: Value, b: Value, relu: bool = False) -> Value:
-    """`max`; with `relu` a negative result becomes 0."""
+    """Runs `max`; with `relu` a negative result becomes 0."""
     result = np.maximum(a, b)
     return np.maximum(result, 0) if relu else result
 
@@ -167,7 +167,7 @@ def _dot(a: Value, b: Value) -> Value:
 
 
 def add_carry(a: Value, b: Value, carry: Value = _NONE) -> tuple[Value, Value]:
-    """a + b + carry: `add.cc`, or `addc.cc` with a carry."""
+    """Computes a + b + carry: `add.cc`, or `addc.cc` with a carry."""
     a, b = unsigned(a), unsigned(b)
     total = a + b
     result = total + carry
@@ -175,7 +175,7 @@ def add_carry(a: Value, b: Value, carry: Value = _NONE) -> tuple[Value, Value]:
 
 
 def sub_borrow(a: Value, b: Value, borrow: Value = _NONE) -> tuple[Value, Value]:
-    """a - b - borrow: `sub.cc`, or `subc.cc` with a borrow."""
+    """Computes a - b - borrow: `sub.cc`, or `subc.cc` with a borrow."""
     a, b = unsigned(a), unsigned(b)
     rest = a - b
     return rest - borrow, (a < b) | ((rest == 0) & borrow)

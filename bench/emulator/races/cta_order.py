@@ -25,9 +25,9 @@ import numpy.typing as npt
 from rooflab.bench.emulator.races.vector_clocks import GENERIC, VectorClocks
 
 _CLOCK_SHIFT = 32
-"""The number of bits of a stamp below its clock."""
+"""The number of bits of a stamp that lie below its clock."""
 _CLOSED = -1
-"""Stands for a clock where the next access begins an epoch."""
+"""The value in place of a clock where the next access begins an epoch."""
 
 
 class _Log:
@@ -38,7 +38,7 @@ class _Log:
         self._sets: list[list[int]] = [[] for _ in range(warps)]
 
     def add(self, warp: int, clock: int, epochs: int) -> None:
-        """`warp` has `epochs` from `clock` on; its clock only grows."""
+        """Notes that `warp` has `epochs` from `clock` on; a warp's clock only grows."""
         sets = self._sets[warp]
         sets.append(epochs | (sets[-1] if sets else 0))
         self._clocks[warp].append(clock)
@@ -54,7 +54,7 @@ class _Log:
 
 
 _Logs = dict[int, _Log]
-"""Logs by CTA, or by the leader of its cluster."""
+"""The logs by CTA, or by the leader of its cluster."""
 
 
 class CtaOrder:
@@ -75,18 +75,18 @@ class CtaOrder:
         """Clears the whole state before another grid begins."""
         count = self.ctas * self.warps
         self.current: npt.NDArray[np.int32] = np.zeros(count, np.int32)
-        """By actor: its epoch; 0 before it first did something."""
+        """By actor, the actor's current epoch; 0 before its first access."""
         self.owners: list[int] = [-1]
-        """By epoch: its CTA."""
+        """By epoch, the CTA that the epoch belongs to."""
         self._since: npt.NDArray[np.int64] = np.full(count, _CLOSED, np.int64)
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
-        """By CTA: its clocks, the slot there and its first warp in the slot."""
+        """By CTA: its vector clocks, its slot in them and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
-        """By CTA that shares clocks with others: the CTA whose log it uses."""
+        """By CTA that shares clocks with others, the CTA whose log it uses."""
         self._own: dict[int, int] = {}
-        """By CTA: its epochs."""
+        """By CTA, the set of its epochs."""
         self._clusters: dict[int, int] = {}
-        """By leader: the epochs of its cluster."""
+        """By leader, the set of the epochs of its cluster."""
         self._known: _Logs = {}
         self._fenced: _Logs = {}
         self._observed: _Logs = {}
@@ -95,7 +95,7 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """From now on the warps of `cta` are those of `slot`, beginning with warp `first`.
+        """Takes the clocks of the warps of `cta` from `slot`, beginning with warp `first`, from now on.
 
         CTAs of a cluster share a slot, and all of them name the same CTA of the cluster as their `leader`.
         """
@@ -104,7 +104,7 @@ class CtaOrder:
             self._leaders[cta] = leader
 
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """The current epochs of `actors` (n,); an actor begins one if it has none or its clock has gone on."""
+        """The current epochs of `actors` (n,); an actor begins an epoch if it has none or its clock has advanced."""
         if self._clocks:
             # A warp's lanes are adjacent: finding the few runs of equal actors costs less than finding distinct values.
             for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
@@ -117,7 +117,7 @@ class CtaOrder:
         return self.current.take(actors)
 
     def fence(self, actor: int, near: bool = False) -> None:
-        """A fence: acquires what was observed; later atomics release what was done before it.  See `synchronise`."""
+        """Notes a fence: acquires what was observed; later atomics release what came before it.  See `synchronise`."""
         seen = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
         if seen:
             self._note(self._known, actor, seen)
@@ -133,7 +133,7 @@ class CtaOrder:
         stores: bool = True,
         near: bool = False,
     ) -> None:
-        """An atomic, a strong store or, without `stores`, a strong load on `address`; `near`: of .cluster scope.
+        """Notes an atomic, a strong store or, without `stores`, a strong load on `address`; `near`: of .cluster scope.
 
         Call this in addition to `GlobalRaces.atomic` or `poll`.
         """
@@ -155,7 +155,7 @@ class CtaOrder:
             self._since[actor] = _CLOSED
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
-        """The members of `epochs` that are of other CTAs and not ordered before what `actor` does now.
+        """The members of `epochs` that belong to other CTAs and are not ordered before the actor's next access.
 
         With `beyond` only the epochs of other clusters.
         """

@@ -32,7 +32,7 @@ class EpochSets:
         self._single: Numbers = np.zeros(1024, np.int32)
 
     def of_epochs(self, epochs: Numbers) -> Numbers:
-        """(n,): the sets of one epoch each."""
+        """The sets with one epoch each: (n,)."""
         if int(epochs.max()) >= self._single.size:
             self._single = np.concatenate([self._single, np.zeros(int(epochs.max()) + 1, np.int32)])
         sets = self._single.take(epochs)
@@ -96,7 +96,7 @@ class Touched:
             self.sets[cells] = 0
 
     def _touch(self) -> None:
-        """Makes the tables at the first touch: most grids need two of the five kinds."""
+        """Makes the tables at the first touch: most grids need only two of the five kinds."""
         if self.untouched:
             self.untouched = False
             self.sets: Numbers = np.zeros(self._count, np.int32)
@@ -151,7 +151,7 @@ class GlobalRaces(CtaOrder):
         self.restart()
 
     def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes of `actors` (n,) read `width` bytes, a multiple of the granule, at `addresses` (n,).
+        """Notes that lanes of `actors` (n,) read `width` bytes, a multiple of the granule, at `addresses` (n,).
 
         All addresses have to lie in allocations.
         """
@@ -169,7 +169,7 @@ class GlobalRaces(CtaOrder):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Lanes write; arguments as of `read`.
+        """Notes that lanes write; arguments as of `read`.
 
         `values` are the stored registers; `old` returns the earlier values, and is called only at a race.  With both,
         a race is marked where the write does not change the value.
@@ -192,7 +192,7 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Lanes do an atomic operation; arguments as of `read`.  This call orders nothing; `synchronise` does.
+        """Notes that lanes do an atomic operation; arguments as of `read`.  It orders nothing; `synchronise` does.
 
         For other clusters, an operation of .cluster scope (`near`) is not atomic.
         """
@@ -207,7 +207,7 @@ class GlobalRaces(CtaOrder):
         self._atomics.join(cells, epochs, instruction, self._sets)
 
     def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Lanes poll: they read, and do not race with atomics; arguments as of `atomic`."""
+        """Notes that lanes poll: they read, and do not race with atomics; arguments as of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         others = self._atomics if near else self._near
@@ -215,7 +215,7 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """(n, k): granules, counted over all allocations; at least the granule that holds the access."""
+        """Granules of each access, counted over all allocations, (n, k); at least the granule that holds the access."""
         count = width >> self._shift or 1
         span = self._spans.get(count)
         if span is None:

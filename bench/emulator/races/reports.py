@@ -14,27 +14,27 @@ class Race:
     """Two accesses to one place, at least one of them a write, that nothing orders."""
 
     space: str
-    """`shared` or `global`."""
+    """The state space of the race: `shared` or `global`."""
     kind: str
     """A key of `VERBS`, with the first access first; `lanes`: one warp's lanes wrote different values, or `rounding`:
     values that differ by rounding alone; or `end`: an asynchronous operation that nothing waited for before its CTA
     ended."""
     first: int
-    """Number of the instruction that came first in this run; in another run it may come second."""
+    """The number of the instruction that came first in this run; in another run it may come second."""
     second: int
     first_actor: str
-    """`warp 2`, `a TMA load`, `CTA 7`."""
+    """The actor of the first access: `warp 2`, `a TMA load`, `CTA 7`."""
     second_actor: str
     address: int
-    """The first granule's byte address: within the CTA's shared memory, or absolute in global memory."""
+    """The byte address of the first granule: within the CTA's shared memory, or absolute in global memory."""
     slot: int
-    """Slot of the CTA in shared memory, or, once its launch is over, the CTA's number; -1 in global memory."""
+    """The slot of the CTA in shared memory, or, once its launch is over, the CTA's number; -1 in global memory."""
     proxy: bool = False
     """True where only a proxy fence is missing: the accesses are ordered, but go through different proxies."""
     same_value: bool = False
     """True where the write did not change the value, so that no result can differ."""
     count: int = 1
-    """Granules or lanes for which the race was found."""
+    """The number of granules or lanes for which the race was found."""
 
     @property
     def harmless(self) -> bool:
@@ -52,7 +52,7 @@ class Findings:
     def __init__(self, limit: int = 100) -> None:
         self.races: list[Race] = []
         self.dropped = 0
-        """Reports beyond `limit`."""
+        """The number of reports beyond `limit`."""
         self._limit, self._harmful = limit, 0
         self._known: dict[tuple[str, int, int, bool, bool], Race] = {}
 
@@ -71,7 +71,7 @@ class Findings:
 
 
 def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
-    """`race` in a sentence; `name_of_instruction` turns a number into `line 40 (st.shared)` or similar."""
+    """Describes `race` in a sentence; `name_of_instruction` turns a number into `line 40 (st.shared)` or similar."""
     place = f"{race.space} memory at {race.address:#x}" + (f" (CTA {race.slot})" if race.slot > 0 else "")
     second = name_of_instruction(race.second)
     if race.kind == "lanes":

@@ -1,4 +1,4 @@
-"""Stamps of every granule of shared memory, and which of them are not ordered before an instruction's accesses.
+"""Stamps of every granule of shared memory, and which stamps are not ordered before an instruction's accesses.
 
 A granule has the stamp of its last write and of every reader's last read.
 
@@ -26,13 +26,13 @@ from rooflab.bench.emulator.races.vector_clocks import (
 )
 
 BLOCK_SHIFT = 10
-"""Log2 of the bytes of a block."""
+"""The binary logarithm of the bytes of a block."""
 GRANULES = (1, 2, 4, 8, 16)
 """Possible sizes of a granule in bytes; no lane accesses more bytes at once than the largest size."""
 
 Ints = npt.NDArray[np.int64]
 Value = npt.NDArray[np.generic] | np.generic
-"""(n,), or one value for all lanes; of any type of up to 8 bytes, or complex128 for 16 bytes."""
+"""A value per lane (n,), or one value for all lanes; of any type of up to 8 bytes, or complex128 for 16 bytes."""
 Values = Value | Sequence[Value]
 """The values of a store: a whole unit per lane, or a register for each element of the store's vector."""
 Bools = npt.NDArray[np.bool_]
@@ -43,20 +43,20 @@ class Cells(NamedTuple):
     """The granules and blocks of n accesses of k granules each."""
 
     granules: Ints
-    """(n, k)."""
+    """The granules of each access: (n, k)."""
     blocks: Ints
-    """(n,): the block in which each access lies."""
+    """The block in which each access lies: (n,)."""
 
 
 class Late(NamedTuple):
     """The m stamps that are not ordered before the n checked accesses."""
 
     access: Ints
-    """(m,): the number of the access, below n."""
+    """The number of the access, below n, for each stamp: (m,)."""
     granules: Ints
-    """(m,): the granule of each stamp."""
+    """The granule of each stamp: (m,)."""
     stamps: Stamps
-    """(m,)."""
+    """The stamps: (m,)."""
 
 
 class LastOf:
@@ -76,12 +76,12 @@ class LastOf:
         self._flat_blocks[cells.blocks * self._actors + actors] = stamps
 
     def record_one(self, actor: int, cells: Cells, stamp: int) -> None:
-        """Stamps all accesses' granules as `actor`'s, with one stamp."""
+        """Stamps the granules of all accesses as touched by `actor`, with one stamp."""
         self._stamps[actor * self._granules : (actor + 1) * self._granules][cells.granules] = stamp
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """Stamps that are not below `known` (n or 1, actors); None without such stamps, which is the fast case."""
+        """The stamps that are not below `known` (n or 1, actors); None without such stamps, which is the fast case."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -94,7 +94,7 @@ class LastOf:
 
 
 class Shadow:
-    """Stamps of `size` bytes in granules of 2 ** `shift` bytes: writes, reads, and atomics once there is one."""
+    """Stamps of `size` bytes in granules of 2 ** `shift` bytes: writes, reads, and atomics after the first atomic."""
 
     def __init__(self, size: int, shift: int, readers: int, warps: int) -> None:
         self.shift = shift
@@ -108,7 +108,7 @@ class Shadow:
         self._spans: dict[int, Ints] = {}
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
-        """Granules of n accesses of `width` bytes at flat byte `addresses` (n,)."""
+        """The granules of n accesses of `width` bytes at flat byte `addresses` (n,)."""
         count = width >> self.shift
         span = self._spans.get(count)
         if span is None:
@@ -117,7 +117,7 @@ class Shadow:
         return Cells((flat >> self.shift)[:, None] + span, flat >> BLOCK_SHIFT)
 
     def all_atomics(self) -> LastOf:
-        """`atomics`, made at the first call: most kernels have no atomics."""
+        """The table `atomics`, made at the first call: most kernels have no atomics."""
         if self.atomics is None:
             self.atomics = LastOf(self._warps, self._count, self.shift)
         return self.atomics
@@ -156,18 +156,18 @@ class Lanes:
         return _late(late, self.cells, stamps) if late.any() else None
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
-        """Stamps of a table of `actors` that are not ordered before the lanes; None where there is no table."""
+        """The stamps of a table of `actors` that are not ordered before the lanes; None where there is no table."""
         if table is None:
             return None
         known = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
         return table.late(self.cells, known.take(self._rows, axis=0))
 
     def actors_of(self, late: Late) -> Ints:
-        """(m,): the actor whose access met each of `late`."""
+        """The actor whose access met each stamp of `late`: (m,)."""
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """(m,): whether only a proxy fence is missing: never, because the generic proxy needs no such fence."""
+        """Whether only a proxy fence is missing, (m,): never, because the generic proxy needs no such fence."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
@@ -186,7 +186,7 @@ class Lanes:
         return losers, winners[losers].astype(np.int64)
 
     def last_of_warp(self) -> Ints:
-        """(n,): for each access, the last one of its warp at its address."""
+        """For each access, the last access of its warp at its address: (n,)."""
         return last_of(self.cells.granules[:, 0] << ACTOR_BITS | self.actors)
 
 
@@ -199,37 +199,37 @@ class Operation:
         self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
     def late_writes(self, plane: int = ASYNC) -> Late | None:
-        """Last writes that are not ordered before the operation in a plane."""
+        """The last writes that are not ordered before the operation in a plane."""
         stamps = self._shadow.writes.take(self.cells.granules)
         late = stamps >= self._transfer.known[plane].take(stamps & ACTOR)
         return _late(late, self.cells, stamps) if late.any() else None
 
     def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
-        """Stamps of a table of `actors` that are not ordered before the operation; None where there is no table."""
+        """The stamps of a table of `actors` that are not ordered before the operation; None where there is no table."""
         if table is None:
             return None
         return table.late(self.cells, self._transfer.known[plane, None, :actors])
 
     def actors_of(self, late: Late) -> Ints:
-        """(m,): the operation, for each of `late`."""
+        """The operation, for each stamp of `late`: (m,)."""
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """(m,): whether each stamp is ordered in the generic plane, so that only a proxy fence is missing."""
+        """Whether each stamp is ordered in the generic plane, so that only a proxy fence is missing: (m,)."""
         known = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
         ordered: Bools = late.stamps < known
         return ordered
 
 
 def last_of(keys: Ints) -> Ints:
-    """(n,): for each of `keys` (n,), the index of the last equal one."""
+    """For each of `keys` (n,), the index of the last equal key: (n,)."""
     order = keys.argsort(kind="stable")
     last: Ints = order[keys[order].searchsorted(keys, side="right") - 1]
     return last
 
 
 def equal(values: Values, others: Values, accesses: int) -> Bools:
-    """(accesses,): whether all registers hold the same bits; NaNs with the same bits are equal."""
+    """Whether all registers hold the same bits, (accesses,); NaNs with the same bits are equal."""
     same = np.ones(accesses, np.bool_)
     for value, other in zip(_registers(values), _registers(others), strict=True):
         same &= (_words(value) == _words(other)).all(axis=1)
@@ -237,14 +237,14 @@ def equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 ROUNDING = 2.0**-18
-"""Difference of two sums in fp32, relative to the largest that an instruction writes, whose terms were rounded in
-another order or not at all (a fused multiply-add), for some tens of terms."""
+"""The most by which two fp32 sums of some tens of terms may differ, relative to the largest sum that the instruction
+writes, if their terms were rounded in another order or not at all (a fused multiply-add)."""
 HALF_ROUNDING = 2.0**-8
-"""The same of fp16: four roundings; bf16 has eight times as much."""
+"""The same limit for fp16: four roundings; the limit for bf16 is eight times as large."""
 
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
-    """(accesses,): whether all registers are fp32, bf16 or fp16 numbers that differ by rounding alone."""
+    """Whether all registers are fp32, bf16 or fp16 numbers that differ by rounding alone: (accesses,)."""
     near = np.ones(accesses, np.bool_)
     for value, other in zip(_registers(values), _registers(others), strict=True):
         alike = np.zeros(accesses, np.bool_)
@@ -255,8 +255,8 @@ def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Both as numbers, a vector's registers in columns, and how far their rounding may part them: 16 bits may be either
-    type, and small ones are taken for integers."""
+    """Both values as numbers, a vector's registers in columns, and the most that rounding may make them differ.
+    16 bits may be of either type; small values are taken for integers."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), ROUNDING
     elif value.itemsize == 2:
@@ -277,7 +277,7 @@ def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:
 
 
 def chosen(values: Values, lanes: Ints) -> Values:
-    """The registers of some lanes."""
+    """The registers of the given lanes."""
     return [value[lanes] if isinstance(value, np.ndarray) else value for value in _registers(values)]
 
 
@@ -286,7 +286,7 @@ def _registers(values: Values) -> Sequence[Value]:
 
 
 def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
-    """The bits as words: (n or 1, words)."""
+    """The bits of a value as words: (n or 1, words)."""
     column = _columns(value)
     words: npt.NDArray[np.unsignedinteger] = column.view(f"u{min(column.itemsize, 8)}")
     return words

@@ -1,10 +1,10 @@
 """Races on shared memory, found by vector clocks in whatever order the emulator runs the warps.
 
 The lanes of a warp run in lockstep here: the actions of one warp are ordered, and a race between lanes of one warp is
-reported only where one instruction writes different values to one address.  Of these the last lane's value stays, and
-warps are compared by what stays of each: since Triton 3.8 all warps that hold one row store its sum, which a fused
-multiply-add rounds differently in each lane.  Order is known per warp, not per thread: a barrier that half of a warp
-reaches counts for the warp.
+reported only where one instruction writes different values to one address.  The last lane's value stays, and warps are
+compared by the values that stay: since Triton 3.8 all warps that hold one row store its sum, which a fused multiply-add
+rounds differently in each lane.  Order is known per warp, not per thread: a barrier that half of a warp reaches counts
+for the warp.
 
 All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
 1024 bytes and the addresses are multiples of it, as PTX requires of every access; this file does not check it.
@@ -70,7 +70,7 @@ class SharedRaces(VectorClocks):
         self.findings = Findings(limit)
         self._shadow = Shadow(slots * size, granule_bytes.bit_length() - 1, self.readers, warps)
         self._inits: set[int] = set()
-        """Instructions that made or ended an mbarrier."""
+        """The instructions that made or ended an mbarrier."""
 
     @property
     def found(self) -> list[Race]:
@@ -80,7 +80,7 @@ class SharedRaces(VectorClocks):
     def read(
         self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int, of_mbarrier: bool = False
     ) -> None:
-        """Lanes read: `slots` (n,) or one for all, `warps` (n,), `addresses` (n,) or one for all."""
+        """Notes that lanes read: `slots` (n,) or one for all, `warps` (n,), `addresses` (n,) or one for all."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(of_mbarrier), "write-read", instruction)
         self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
@@ -96,7 +96,7 @@ class SharedRaces(VectorClocks):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Lanes write; the first arguments as of `read`.
+        """Notes that lanes write; the first arguments as of `read`.
 
         With `values`, lanes of one instruction that write one address are compared.  `old` returns the earlier values,
         and is called only at a race: with `old`, a race is marked where the write does not change the value.
@@ -108,7 +108,7 @@ class SharedRaces(VectorClocks):
             self._collide(access, instruction, values)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes do an atomic operation, which races with reads and writes, but not with other atomics.
+        """Notes an atomic operation of lanes, which races with reads and writes, but not with other atomics.
 
         This orders nothing; report a lock that a kernel builds with atomics by `signal`, `complete` and `wait`.
         """
@@ -118,7 +118,7 @@ class SharedRaces(VectorClocks):
         self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Lanes issue cp.async to `addresses`: the warp itself learns of these writes only by `wait_copies`."""
+        """Notes cp.async of lanes to `addresses`: the warp itself learns of these writes only by `wait_copies`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
         self._meet_all(access, instruction)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -126,7 +126,7 @@ class SharedRaces(VectorClocks):
         self._collide(access, instruction, None)
 
     def async_read(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """A transfer of kind WGMMA or BULK reads `addresses` (n,) of `width` bytes, all through the async proxy.
+        """Notes that a transfer of kind WGMMA or BULK reads `addresses` (n,) of `width` bytes through the async proxy.
 
         It is cheapest to give a tile as whole blocks of 1024 bytes.
         """
@@ -137,7 +137,7 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """A transfer of kind LOAD writes `addresses` (n,).
+        """Notes that a transfer of kind LOAD writes `addresses` (n,).
 
         Earlier writes need a proxy fence before it.  For earlier reads any ordering is enough: CUTLASS relies on this.
         The same holds for mbarriers at that place: Triton 3.7 makes some that it never uses, and loads over those.
@@ -150,24 +150,24 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """The CTA in `slot` ends and another gets its shared memory: the CTA's asynchronous operations must be over."""
+        """Ends the CTA in `slot`; another CTA gets its shared memory, so its asynchronous operations must be over."""
         for stamp in self.never_awaited(slot):
             instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
             self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """mbarrier.init by a lane: a write, which must be ordered after all earlier uses of the 8 bytes."""
+        """Notes mbarrier.init by a lane: a write, which must be ordered after all earlier uses of the 8 bytes."""
         self._inits.add(instruction)
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
-        """Arrive, expect_tx or a wait by `warps` (n,): each must be ordered after the init, not after the others."""
+        """Notes arrive, expect_tx or a wait by `warps` (n,); each must come after the init, in any order among them."""
         self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(
         self, transfer: AsyncOperation, address: int, instruction: int, needs_fence: bool = True
     ) -> None:
-        """complete_tx by a transfer.
+        """Notes complete_tx by a transfer.
 
         The init must be ordered before the transfer's issue; with `needs_fence`, `fence_mbarrier_init` or
         `fence_proxy_async` must order it.  Triton 3.7 emits no fence where a CTA is its own cluster.
@@ -176,7 +176,7 @@ class SharedRaces(VectorClocks):
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """mbarrier.inval by a lane: a write, which must be ordered after all uses, also after TMA loads that arrive.
+        """Notes mbarrier.inval by a lane: a write that must be ordered after all uses and TMA loads that arrive.
 
         Those loads are known if `signal_async` got the flat address as its key.
         """

@@ -33,7 +33,7 @@ MOST_ACTORS = 1 << ACTOR_BITS
 ACTOR = MOST_ACTORS - 1
 """Mask of the bits of a stamp that name its actor."""
 GENERIC, ASYNC, INIT = 0, 1, 2
-"""The planes."""
+"""The numbers of the three planes of order."""
 WGMMA, BULK, COPY = "wgmma", "bulk", "cp.async"
 LOAD = "load"
 _STREAMS = (WGMMA, BULK, COPY)
@@ -51,9 +51,9 @@ class AsyncOperation:
     slot: int
     actor: int
     stamp: int
-    """Clock and actor; an access adds its instruction."""
+    """The clock and the actor; an access adds its instruction."""
     known: Stamps
-    """(3, actors): by plane, what is ordered before it."""
+    """By plane, the knowledge that is ordered before the operation: (3, actors)."""
 
 
 class VectorClocks:
@@ -73,14 +73,14 @@ class VectorClocks:
                 f"got {slots}, {warps}, {pool}"
             )
         self.readers = 3 * warps
-        """Actors below this number can read: warps, wgmma and bulk streams."""
+        """The number below which actors can read: warps, wgmma and bulk streams."""
         self.copies = warps * (1 + _STREAMS.index(COPY))
         """The first actor of the cp.async streams; they follow in the order of the warps."""
         self._pool = self.copies + warps
         self.known = np.full((3, slots, warps, self.actors), ONE, np.int64)
-        """By plane, slot, warp that knows, and actor it knows of: the least stamp it does not know."""
+        """By plane, slot, warp, and actor: the least stamp of the actor that the warp does not know."""
         self.current = np.full((slots, self.actors), ONE, np.int64) + np.arange(self.actors)
-        """By slot and actor: the stamp, without an instruction, of what the actor does now."""
+        """By slot and actor: the stamp, without an instruction, of the actor's current accesses."""
         self.latest = np.zeros((slots, self.actors), np.int64)
         """By slot and actor: the stamp of an asynchronous actor's last access."""
         self._next = [0] * slots
@@ -89,14 +89,14 @@ class VectorClocks:
             self.restart(slot)
 
     def restart(self, slot: int) -> None:
-        """Another CTA takes `slot`: everything done there before is ordered before it."""
+        """Gives `slot` to another CTA: everything done there before is ordered before it."""
         self.current[slot] += ONE
         self.known[:, slot] = self.current[slot] & ~LOWER
         own = np.arange(self.warps)
         self.known[GENERIC, slot, own, own] += ONE
 
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
-        """bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
+        """Runs bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
 
         With a `key`, of one slot, the warps also learn what bar.arrive has signalled to `key` since its last barrier.
         """
@@ -109,40 +109,40 @@ class VectorClocks:
         self._advance(s, w)
 
     def fence_proxy_async(self, slots: Index, warps: Index) -> None:
-        """Orders what the warps know and have done before their later operations of the async proxy."""
+        """Runs fence.proxy.async: orders all that the warps know and did before their later async-proxy operations."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
         self.fence_mbarrier_init(slots, warps)
 
     def fence_mbarrier_init(self, slots: Index, warps: Index) -> None:
-        """Orders the same, but only before later arrivals of asynchronous operations at mbarriers."""
+        """Orders the same as `fence_proxy_async`, but only before later asynchronous arrivals at mbarriers."""
         s, w = _outer(slots, warps)
         self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
 
     def signal(self, slot: int, warps: Index, key: Hashable) -> None:
-        """The warps arrive at `key` (an mbarrier's address, a named barrier): a release of all they know."""
+        """Notes that the warps arrive at `key` (an mbarrier's address, a named barrier): a release of all they know."""
         w = _flat(warps)
         self._object(slot, key).join(self.known[:, slot, w].max(axis=1))
         self._advance(slot, w)
 
     def signal_inits(self, slot: int, warps: Index, key: Hashable) -> None:
-        """A relaxed arrival: it releases only the inits of mbarriers that a `fence_mbarrier_init` has covered."""
+        """Notes a relaxed arrival: it releases only the inits of mbarriers that a `fence_mbarrier_init` has covered."""
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
-        """The phase of `key` is over: warps that wait for it learn what was signalled up to now, and nothing later."""
+        """Ends the phase of `key`: warps that wait for it learn what was signalled up to now, and nothing later."""
         self._object(slot, key).complete()
 
     def wait(self, slot: int, warps: Index, key: Hashable) -> None:
-        """The warps have waited for the last completed phase of `key`, if there is one: an acquire."""
+        """Notes that the warps have waited for the last completed phase of `key`, if there is one: an acquire."""
         completed = self._object(slot, key).completed
         if completed is not None:
             w = _flat(warps)
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed[:, None])
 
     def begin_async(self, slot: int, warps: Index, kind: str) -> AsyncOperation:
-        """An operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what each of them knows.
+        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what each of them knows.
 
         Raises `ValueError` on another kind.
         """
@@ -162,21 +162,21 @@ class VectorClocks:
         return AsyncOperation(slot, actor, stamp, known)
 
     def acquire_async(self, slot: int, warps: Index, transfer: AsyncOperation) -> None:
-        """The warps have waited (wait_group) for `transfer`, and so for all earlier operations of a stream."""
+        """Notes that the warps have waited (wait_group) for `transfer`, and so for earlier operations of a stream."""
         cells = self.known[:, slot, _flat(warps), transfer.actor]
         self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(cells, _next_tick(transfer.stamp))
 
     def signal_async(self, transfer: AsyncOperation, key: Hashable) -> None:
-        """complete_tx: `transfer` arrives at `key`.  This releases what the transfer did, not what its issuer knew."""
+        """Notes complete_tx: `transfer` arrives at `key`.  Releases what the transfer did, not what its issuer knew."""
         self._object(transfer.slot, key).join_one(slice(None), transfer.actor, _next_tick(transfer.stamp))
 
     def commit_copies(self, slots: Index, warps: Index) -> None:
-        """cp.async.commit_group of all lanes of the warps."""
+        """Notes cp.async.commit_group of all lanes of the warps."""
         s, w = _outer(slots, warps)
         self.current[s, self.copies + w] += ONE
 
     def wait_copies(self, slots: Index, warps: Index, pending: int = 0) -> None:
-        """cp.async.wait_group: all committed groups but the last `pending` are done.
+        """Notes cp.async.wait_group: all committed groups but the last `pending` are done.
 
         Only the generic plane changes: cp.async writes through the generic proxy.  For cp.async.wait_all commit
         first.
@@ -186,7 +186,7 @@ class VectorClocks:
         self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done)
 
     def signal_copies(self, slot: int, warps: Index, key: Hashable) -> None:
-        """cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key`; they count as committed."""
+        """Notes cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key`; they count as committed."""
         w = _flat(warps)
         streams = self.copies + w
         self._object(slot, key).join_one(GENERIC, streams, _next_tick(self.current[slot, streams]))
@@ -203,7 +203,7 @@ class VectorClocks:
         return [int(stamp) for stamp in latest[latest >= self.known[GENERIC, slot].max(axis=0)]]
 
     def name_of(self, actor: int) -> str:
-        """`warp 2`, `wgmma of warp 4`, `a TMA load`."""
+        """The name of an actor: `warp 2`, `wgmma of warp 4`, `a TMA load`."""
         kind, warp = divmod(actor, self.warps)
         if kind > len(_STREAMS):
             return "a TMA load"
@@ -246,7 +246,7 @@ def _flat(index: Index) -> npt.NDArray[np.integer]:
 
 
 def _outer(slots: Index, warps: Index) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """Two arrays that together index every pair."""
+    """Two index arrays that together select every pair of a slot and a warp."""
     return np.asarray(slots).reshape(-1, 1), np.asarray(warps).reshape(1, -1)
 
 
@@ -268,18 +268,18 @@ class MapOrder:
         self._fences: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def write(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """`warp` of the CTA in `slot` writes the map at a global address."""
+        """Notes that `warp` of the CTA in `slot` writes the map at a global address."""
         self._writes[slot, address] = warp, self._now(slot, warp), instruction
         self._fences[slot, address] = []
 
     def fence(self, slot: int, warp: int, address: int) -> None:
-        """fence.proxy.tensormap with .acquire; the fence has no effect where the write is not ordered before it."""
+        """Notes fence.proxy.tensormap with .acquire; it has no effect where the write is not ordered before it."""
         write = self._writes.get((slot, address))
         if write is not None and self._knows(slot, warp, write[0], write[1]):
             self._fences[slot, address].append((warp, self._now(slot, warp)))
 
     def use(self, slot: int, warp: int, address: int) -> int | None:
-        """The instruction that wrote the map that `warp` gives to TMA, if no fence is between; else None."""
+        """The instruction that wrote the map that `warp` gives to TMA, if no fence lies between them; else None."""
         write = self._writes.get((slot, address))
         if write is None or any(self._knows(slot, warp, *fence) for fence in self._fences[slot, address]):
             return None

@@ -14,13 +14,13 @@ from rooflab.bench.emulator.text.parse import find_label
 from rooflab.bench.emulator.text.syntax import Instruction, Label, PtxError, PtxKernel, definitions, uses
 
 WARPGROUP = ("wgmma",)
-"""Families that four warps execute together."""
+"""The families of instructions that four warps execute together."""
 WARP = frozenset("shfl vote match redux elect ldmatrix stmatrix mma activemask setmaxnreg bar barrier".split())
-"""Families that a warp executes together."""
+"""The families of instructions that a warp executes together."""
 
 
 BRANCHES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
-"""Families that end a block."""
+"""The families of instructions that end a block."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class BasicBlock:
 
 
 def family(instruction: Instruction) -> str:
-    """The first part of the opcode."""
+    """The first part of the instruction's opcode."""
     return instruction.opcode.split(".", 1)[0]
 
 
@@ -54,7 +54,7 @@ def waits(instruction: Instruction) -> bool:
 
 
 class Flow:
-    """Blocks of a kernel in every grain, with liveness."""
+    """The blocks of a kernel in every grain, with the registers that are live at each."""
 
     def __init__(self, kernel: PtxKernel):
         self.kernel = kernel
@@ -83,7 +83,7 @@ class Flow:
         return self._targets[number]
 
     def starts(self, grain: int) -> frozenset[int]:
-        """Where blocks begin for pieces of `grain` lanes (128, 32 or 1)."""
+        """The numbers of the instructions where blocks begin for pieces of `grain` lanes (128, 32 or 1)."""
         if grain not in self._starts:
             self._starts[grain] = self._find_starts(grain)
         return self._starts[grain]

@@ -23,10 +23,10 @@ DTYPES = {
     "u16x2": "u4", "s16x2": "u4",
     "b64": "u8", "u64": "u8", "s64": "i8", "f64": "f8",
 }  # fmt: skip
-"""NumPy type by PTX type."""
+"""The NumPy type by PTX type."""
 FLOAT = {"f32": "f4", "f64": "f8"}
 COPIES = ("mov", "selp", "shfl", "slct")
-"""Families that copy operands of any type to their result."""
+"""The families of instructions that copy operands of any type to their result."""
 
 
 def dtype_of(kind: str) -> str:

@@ -31,7 +31,7 @@ _FAMILY = re.compile(r"(.*?)(\d+)$")
 HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
 """Functions of the driver: the emulator treats a call of such a function as an instruction."""
 REGISTERS = 65536
-"""Registers of a multiprocessor."""
+"""The number of registers of a multiprocessor."""
 MOST_REGISTERS = 256
 """The most registers of a thread (255), rounded up to the unit of allocation (8)."""
 TARGETS = ("sm_90", "sm_90a")

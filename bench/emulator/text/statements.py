@@ -19,7 +19,7 @@ _INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*
 """LLVM's comment after a `.loc` names the inlined calls; the outermost call comes last."""
 _ASM = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 _ASM_LINE = re.compile(r"\.loc\b[^\n]*")
-"""LLVM 23 (Triton 3.8) numbers the lines of inline assembly from that of the call on: only the call's line is real."""
+"""LLVM 23 (Triton 3.8) counts lines of inline assembly up from the line of the call: only the call's line is real."""
 _SPACE = re.compile(r"\s+")
 _LABEL = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
 _LINE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")

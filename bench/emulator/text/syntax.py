@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Triple = tuple[int, int, int]
-"""Sizes along x, y and z."""
+"""The sizes along x, y and z."""
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}
-"""Bytes of a value by its type."""
+"""The bytes of a value by its type."""
 NO_RESULT = frozenset(
     "st bra brx ret exit trap bar barrier fence membar red wgmma_wait cp prefetch prefetchu setmaxnreg nanosleep call"
     " stmatrix discard applypriority tensormap griddepcontrol pmevent brkpt isspacep_none stackrestore".split()
 )
-"""Families of instructions that write no register."""
+"""The families of instructions that write no register."""
 
 
 class PtxError(ValueError):
@@ -53,7 +53,7 @@ class Immediate(NamedTuple):
 
 
 class Special(NamedTuple):
-    """A special register: `%tid.x`."""
+    """A special register, such as `%tid.x`."""
 
     name: str
 
@@ -66,7 +66,7 @@ class Symbol(NamedTuple):
 
 
 class Address(NamedTuple):
-    """`[base + offset]`."""
+    """An address operand: `[base + offset]`."""
 
     base: Register | Symbol | Immediate
     offset: int = 0
@@ -75,13 +75,13 @@ class Address(NamedTuple):
 
 
 class OperandGroup(NamedTuple):
-    """`{a, b}`, or `a|b`."""
+    """A group of operands: `{a, b}`, or `a|b`."""
 
     items: tuple[Operand, ...]
 
 
 class Sink(NamedTuple):
-    """`_`: a result that is not used."""
+    """The operand `_`: a result that is not used."""
 
 
 class Label(NamedTuple):
@@ -91,7 +91,7 @@ class Label(NamedTuple):
 
 
 class Negated(NamedTuple):
-    """`!p`."""
+    """A negated predicate: `!p`."""
 
     register: Register
 
@@ -117,7 +117,7 @@ def registers_of(operand: Operand) -> Iterator[Register]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction."""
+    """An instruction of a kernel."""
 
     number: int
     """Index of the instruction in its kernel."""
@@ -131,11 +131,11 @@ class Instruction:
 
     @property
     def parts(self) -> list[str]:
-        """The opcode without the dots."""
+        """The parts of the opcode, without the dots."""
         return self.opcode.split(".")
 
     def describe(self) -> str:
-        """The source line and the opcode: `tensor_core.py:120 (ld.global.b32)`."""
+        """Names the source line and the opcode: `tensor_core.py:120 (ld.global.b32)`."""
         return f"{self.place} ({self.opcode})" if self.place else f"instruction {self.number} ({self.text})"
 
 
@@ -157,9 +157,9 @@ class Variable:
 
     name: str
     space: str
-    """`shared`, `global`, `const`, `local` or `param`."""
+    """The state space: `shared`, `global`, `const`, `local` or `param`."""
     size: int
-    """Bytes; 0 if the launch decides (`extern .shared`)."""
+    """The size in bytes; 0 if the launch decides (`extern .shared`)."""
     align: int
     initial: bytes = b""
     references: tuple[Reference, ...] = ()
@@ -186,11 +186,11 @@ class PtxKernel:
     labels: dict[str, int]
     """By name, the number of the instruction after the label; the kernel's instruction count for a label at the end."""
     tables: dict[str, tuple[str, ...]]
-    """`.branchtargets`: the labels that a `brx.idx` may go to."""
+    """By name of a `.branchtargets` table: the labels that a `brx.idx` may go to."""
     variables: dict[str, Variable]
     """The variables of the kernel and of its module."""
     block: Triple | None = None
-    """`.reqntid`: the threads of every CTA."""
+    """The threads of every CTA, from `.reqntid`."""
     most_threads: int | None = None
     """The most threads that a CTA may have: the product of `.maxntid`."""
     cluster: Triple | None = None
@@ -199,7 +199,7 @@ class PtxKernel:
 
 @dataclass
 class Module:
-    """A PTX text."""
+    """A parsed PTX text."""
 
     version: str
     entries: dict[str, Callable[[], PtxKernel]] = field(default_factory=dict)

@@ -38,9 +38,9 @@ from rooflab.bench.emulator.numbers.formats import decode
 
 WARP = 32
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
-"""Element types of A and B, with the bytes of one."""
+"""The element types of A and B, with the bytes of one element."""
 RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.float64}
-"""By bytes of an element, the NumPy type of raw elements."""
+"""The NumPy type of raw elements, by the bytes of an element."""
 _SHAPE = re.compile(r"m(8|16)n8k(\d+)")
 _HALVES, _BYTES, _INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
 _PARTNERS = {
@@ -64,7 +64,7 @@ WARPGROUP = 128
 ROWS = 64
 FP8_FRACTION_BITS = 13
 FRACTION_BITS = 25
-"""F for f16, bf16 and tf32."""
+"""F of the model above, for f16, bf16 and tf32."""
 _LOWEST = {"e4m3": -6, "e5m2": -14, "f16": -14, "bf16": -126, "tf32": -126, "f32": -126}
 _NONE = -(1 << 14)
 _MANTISSA_BITS = 23
@@ -102,7 +102,7 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
 
 
 def lanes_of(*groups: Sequence[Value]) -> int:
-    """Lanes of the first register that is an array; 0 where no register is an array."""
+    """The number of lanes of the first register that is an array; 0 where no register is an array."""
     return next((register.size for group in groups for register in group if register.shape), 0)
 
 
@@ -202,7 +202,7 @@ def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndar
 
 @cache
 def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
-    """Rows of A, and the registers of A, B and C."""
+    """The number of rows of A, and the number of registers of A, B and C."""
     parts = _SHAPE.fullmatch(shape)
     if not parts or not combines(a_type, b_type, d_type):
         raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")

@@ -54,7 +54,7 @@ _FIELDS = np.dtype(
 )
 _CODES = {"elemtype": len(ELEMENTS), "interleave_layout": 3, "swizzle_mode": len(SWIZZLES), "fill_mode": len(FILLS)}
 BOX_ALIGNMENT = 128
-"""Bytes: the shared address of a box is a multiple of this."""
+"""The alignment in bytes of the shared address of a box."""
 _KINDS = {"u": "u", "s": "i"}
 _WHOLE = ("u32", "s32", "u64", "s64")
 REDUCIBLE = {
@@ -63,7 +63,7 @@ REDUCIBLE = {
     **dict.fromkeys(("inc", "dec"), ("u32",)),
     **dict.fromkeys(("and", "or", "xor"), _WHOLE),
 }
-"""Element types of each reduction: those that ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
+"""By reduction, the element types that ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +77,21 @@ class TensorMap:
     address: int
     """Global address of the first element, a multiple of 16."""
     element: str
-    """One of `ELEMENTS`."""
+    """The element type, one of `ELEMENTS`."""
     dims: tuple[int, ...]
-    """Elements of each of 1 to 5 dimensions."""
+    """The number of elements of each of 1 to 5 dimensions."""
     strides: tuple[int, ...]
-    """Bytes from one index to the next in every dimension except the first; multiples of 16."""
+    """The bytes from one index to the next in every dimension except the first; multiples of 16."""
     box: tuple[int, ...]
     """Elements that a box spans along each dimension, at most 256."""
     element_strides: tuple[int, ...] = ()
     """Steps between the copied elements along each dimension, 1 to 8; the first step is ignored.  Empty means all 1."""
     swizzle: int = 0
-    """Bytes of the swizzle in shared memory: 0, 32, 64 or 128."""
+    """The bytes of the swizzle in shared memory: 0, 32, 64 or 128."""
     fill: str = "zero"
-    """One of `FILLS`."""
+    """The value for elements out of bounds, one of `FILLS`."""
     interleave: int = 0
-    """Must be 0: no interleaving."""
+    """The interleaved layout; must be 0, which means none."""
     base: torch.Tensor | None = field(default=None, compare=False, repr=False)
     """The tensor at the address, for a map of the host whose tensor is no argument itself."""
 
@@ -136,17 +136,17 @@ class TensorMap:
 
     @property
     def rank(self) -> int:
-        """Number of dimensions."""
+        """The number of dimensions."""
         return len(self.dims)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element."""
+        """The bytes of an element."""
         return ELEMENT_BYTES[self.element]
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of a box along the first dimension."""
+        """The bytes of a box along the first dimension."""
         return self.box[0] * self.element_bytes
 
     @cached_property
@@ -161,11 +161,11 @@ class TensorMap:
 
     @cached_property
     def box_bytes(self) -> int:
-        """Bytes that a copy writes to or reads from shared memory; a load's mbarrier also counts filled bytes."""
+        """The bytes that a copy writes to or reads from shared memory; a load's mbarrier also counts filled bytes."""
         return int(np.prod(self.counts)) * self.element_bytes
 
     def pack(self) -> bytes:
-        """The map in 128 bytes, for `unpack` and `replace`."""
+        """Packs the map into 128 bytes, for `unpack` and `replace`."""
         record = np.zeros((), _FIELDS)
         record["magic"], record["global_address"] = _MAGIC, self.address
         arrays = {"global_dim": self.dims, "global_stride": self.strides, "box_dim": self.box}
@@ -178,7 +178,7 @@ class TensorMap:
 
 @lru_cache(maxsize=1024)
 def unpack(raw: bytes) -> TensorMap:
-    """The map in 128 bytes.  Raises `ValueError` on bytes that `pack` did not make, or that hold an invalid map."""
+    """Reads a map from 128 bytes.  Raises `ValueError` on bytes that `pack` did not make, or of an invalid map."""
     record = _record(raw)
     if not int(record["magic"]):
         raise ValueError("tensor map: expected one that was filled in, got 128 zero bytes")
@@ -247,7 +247,7 @@ class TileIndex:
     inside: np.ndarray | None
     """(n,) bool; None if all units are inside."""
     unit_bytes: int
-    """16, or less if the coordinates or the tensor's edge cut a 16-byte chunk; never less than an element."""
+    """Bytes of a unit: 16, or less if the coordinates or the tensor's edge cut a chunk; at least an element."""
 
 
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
@@ -292,7 +292,7 @@ def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.n
 
 
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
-    """(n,): whether each unit lies inside of the tensor."""
+    """Whether each unit lies inside of the tensor: (n,)."""
     size = tensor.element_bytes
     places = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
     inside = (places >= 0) & (places < tensor.dims[0] * size)

@@ -29,26 +29,26 @@ from rooflab.roofline.numbers import three_digits
 from rooflab.roofline.plot import own_settings
 
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
-"""Colours of Okabe and Ito, and two greys."""
+"""The colours of Okabe and Ito, and two greys."""
 DPI = 130
 WIDTH_IN = 5.6
-"""Of a figure whose panels stand one below the other: on a phone, 358 pixels wide, 9 points are 8 pixels high."""
+"""The width of a figure with panels one below another: on a phone 358 pixels wide, 9 points are 8 pixels high."""
 NOTE_CHARACTERS_PER_INCH = 17
-"""At the font size of the notes."""
+"""The number of characters of a note that fit into an inch."""
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty figure on white."""
+    """Returns an empty figure on a white ground."""
     figure = Figure(figsize=(width_in, height_in), dpi=DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a PNG atomically, without date and version; in a name, `$` is no formula."""
-    figure.draw_without_rendering()  # an axis writes its numbers only now
+    """Writes a PNG atomically, without date and version; a `$` in a name begins no formula."""
+    figure.draw_without_rendering()  # an axis writes its numbers only at this call
     for text in figure.findobj(Text):
-        text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten so
+        text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten in this mode
         text.set_text(visible(text.get_text(), keep="\n"))
     content = BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
@@ -56,7 +56,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def where(made: Record | Environment) -> str:
-    """The commit at which something was made."""
+    """The commit at which a record or an environment was made."""
     changed = " with uncommitted changes" if made.dirty else ""
     return f"Commit {(made.commit or 'unknown')[:10]}{changed}."
 
@@ -69,7 +69,7 @@ def note(figure: Figure, texts: Sequence[str]) -> None:
 
 MEGA, KILO = 1e6, 1e3
 ROOM = 2.3
-"""Length of an axis over its longest bar, to leave room for the text behind the bar."""
+"""The ratio of the axis to its longest bar, which leaves room for the text behind the bar."""
 LEVEL_NOTES = (
     "Compiled kernels: counted in the emulator, which ran all of the sm_90a code and compared its values. HBM: each "
     "32-byte sector of a tensor once a launch, as if a launch found L2 empty and L2 kept all of it.",
@@ -87,12 +87,12 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "_least": {"facecolor": PALE, "edgecolor": PALE},
     "lost to bank conflicts": {"facecolor": LOST, "edgecolor": LOST},
 }
-"""Of each part of a bar, by its name in the legend, which has none that begins with `_`."""
+"""The drawing options of each part of a bar, by its name in the legend; names with `_` first are not in the legend."""
 UNSEEN = "not seen, inside torch's kernels"
 
 
 class Panel(NamedTuple):
-    """The bars of one level of memory: the parts of each record's bar, and the text behind it."""
+    """The bars of one level of memory: the parts of the bar of each record, and the text behind the bar."""
 
     title: str
     parts: Mapping[str, list[float]]
@@ -223,7 +223,7 @@ def _draw_schedule(axes: Any, schedule: TileSchedule, colours: ScalarMappable) -
             facecolors=[colours.to_rgba(tile.work) for tile in tiles],
             linewidth=0,
         )
-    # Only at the start of a tile: edges on all sides would hide the colours of such thin rows.
+    # Only the start of a tile has an edge: edges on all sides would hide the colours of the thin rows.
     begun = [[(tile.start, tile.lane * height), (tile.start, (tile.lane + 1) * height)] for tile in schedule.tiles]
     axes.add_collection(LineCollection(begun, colors="white", linewidths=0.6))
     axes.axvline(schedule.mean, color=LOST, linewidth=1.2, linestyle=(0, (4, 2)))

@@ -55,7 +55,7 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
 
 
 def _sectors(x: torch.Tensor) -> int:
-    """Bytes of the distinct elements in memory, in whole sectors."""
+    """The bytes of the distinct elements in memory, in whole sectors."""
     return -(-held(x) // SECTOR) * SECTOR
 
 
@@ -65,7 +65,7 @@ META = torch.device("meta")
 
 
 def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, seed: int = 0) -> list[Record]:
-    """One record of the bytes that each kernel moves on one case, in the order of `kernels`.
+    """Returns one record of the bytes for each kernel on one case, in the order of `kernels`.
 
     Raises `ValueError` on an unknown name, on a kernel that does not take the case or is wrong on it, and on a kernel
     that is not naive and has no compiled code.

@@ -1,4 +1,4 @@
-"""A figure of published times: which fraction of its bound each library reaches, over tokens and over context."""
+"""A figure of published times: the fraction of its bound that each library reaches, by tokens and by context."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rooflab.roofline.plot import own_settings
 from rooflab.roofline.published import Table, committed
 
 LEAST = 2048
-"""Least N and K of the products in the figure: those of a model of some billion parameters."""
+"""The least N and K of the products in the figure: the sizes in a model of some billion parameters."""
 HEADS = {"H": 32, "H_kv": 8, "D": 128, "window": 0}
-"""The attention in the figure: that of Llama-3.1-8B."""
+"""The attention in the figure, which is that of Llama-3.1-8B."""
 PRODUCTS = {
     "torch.nn.functional.linear": ("cuBLAS bf16", READ),
     "CutlassFP8ScaledMMLinearKernel": ("CUTLASS fp8, a scale a tensor", WRITTEN),
@@ -33,16 +33,16 @@ DECODE_BATCHES = {1: PALE, 16: WRITTEN, 64: LOST}
 
 @dataclass(frozen=True)
 class LibraryCurve:
-    """One library's fraction of the bound."""
+    """The fractions of the bound that one library reaches."""
 
     panel: str
     label: str
     colour: str
     points: Mapping[int, tuple[float, float, float]]
-    """By tokens or context: the tenth percentile, the median and the ninetieth; all the same for one shape."""
+    """By tokens or context: the tenth percentile, the median and the ninetieth percentile; equal for a single shape."""
 
     def fraction(self, x: int) -> str:
-        """The median at `x` tokens in percent; empty where nothing is published."""
+        """The median at `x` tokens in percent; an empty text where nothing is published."""
         return f"{self.points[x][1]:.0%}" if x in self.points else ""
 
 
@@ -70,7 +70,7 @@ def curves(gpu: str) -> list[LibraryCurve]:
 def _products(table: Table) -> dict[int, tuple[float, float, float]]:
     by_tokens: dict[int, list[float]] = {}
     for (M, N, K), seconds in table.times.items():
-        if min(N, K) >= LEAST and (M <= 16 or M % 16 == 0):  # not 129 beside 128: a line through both is a saw
+        if min(N, K) >= LEAST and (M <= 16 or M % 16 == 0):  # 129 lies beside 128: a line would jump
             by_tokens.setdefault(M, []).append(table.least_s({"M": M, "N": N, "K": K}) / seconds)
     cuts = {M: quantiles(values, n=10) for M, values in sorted(by_tokens.items())}
     return {M: (found[0], median(by_tokens[M]), found[-1]) for M, found in cuts.items()}

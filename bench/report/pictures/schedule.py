@@ -1,4 +1,4 @@
-"""Which SM has which tile of attention's queries, and when: from the order in which a kernel deals its tiles."""
+"""Which SM computes which tile of attention's queries, and when, from the order in which a kernel deals its tiles."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from rooflab.roofline.occupancy import occupancy
 
 OP = "flash_attention"
 BLOCK = 128
-"""Rows and keys of one unit of work."""
+"""The number of rows, and of keys, in one unit of work."""
 META = torch.device("meta")
 UNIT = "blocks of 128 x 128 scores"
-"""Unit of starts and ends."""
+"""The unit of starts and ends."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile of queries of one head, on one place of an SM."""
+    """One tile of queries of one head, at one CTA's place on an SM."""
 
     lane: int
-    """Index of the place: the SM times the CTAs that it holds, plus the index of the CTA on the SM."""
+    """The index of the place: the SM times the number of CTAs that it holds, plus the index of the CTA on the SM."""
     start: float
     end: float
     row: int
-    """Index of the tile along the query rows."""
+    """The index of the tile along the query rows."""
     head: int
 
     @property
     def work(self) -> float:
-        """Blocks of 128 by 128 scores."""
+        """The work in blocks of 128 by 128 scores."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """All tiles of a launch."""
+    """All tiles of a launch, with their times."""
 
     kernel: str
     sms: int
@@ -53,26 +53,26 @@ class TileSchedule:
 
     @property
     def span(self) -> float:
-        """When the last tile ends."""
+        """The time when the last tile ends."""
         return max((tile.end for tile in self.tiles), default=0.0)
 
     @property
     def mean(self) -> float:
-        """Average busy time of a place, over all places of the SMs."""
+        """The average busy time of a place, over all places of the SMs."""
         return sum(tile.work for tile in self.tiles) / (self.sms * self.ctas_per_sm)
 
     @property
     def imbalance(self) -> float:
-        """The last end over the mean: 1 if all SMs end together and no SM ever waits."""
+        """The ratio of the last end to the mean: 1 if all SMs end together and no SM ever waits."""
         return self.span / self.mean if self.tiles else 1.0
 
 
 ORDERS = ("tma", "persistent", "ping_pong")
-"""The kernels whose order is known: a grid, whose first free place takes the next tile, and two of persistent CTAs."""
+"""Kernels of known order: a grid, whose first free place takes the next tile, and two kernels of persistent CTAs."""
 
 
 def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> TileSchedule:
-    """The order in which a kernel deals its tiles, without timing: a block of scores takes 1, everything else takes 0.
+    """The order in which a kernel deals its tiles, without timing: a block of scores takes 1, all other work takes 0.
 
     Raises `ValueError` on a kernel whose order this module does not know, and on a case that the kernel does not take.
     """
@@ -96,7 +96,7 @@ def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Til
 
 
 def _work(case: Case, config: Any, row: int) -> float:
-    """Blocks of scores of a tile, including the keys of its last block that no query sees."""
+    """The blocks of scores of a tile, including the keys of its last block that no query sees."""
     T, S, window = int(case["T"]), int(case["S"]), case.get("window")
     first, last = row * config.block_m, min((row + 1) * config.block_m, T) - 1
     end = max(0, min(S, last + 1 + S - T)) if case["causal"] else S
@@ -106,7 +106,7 @@ def _work(case: Case, config: Any, row: int) -> float:
 
 
 def _held(kernel: Kernel, config: Any, case: Case, scheme: Scheme) -> int:
-    """The CTAs that an SM holds."""
+    """The number of CTAs that an SM holds."""
     tuning = kernel.tuning
     assert tuning is not None and tuning.footprint is not None  # all kernels of `ORDERS` have both
     needs = tuning.footprint(config, case, scheme)
@@ -114,7 +114,7 @@ def _held(kernel: Kernel, config: Any, case: Case, scheme: Scheme) -> int:
 
 
 def _by_rows(work: Sequence[float], heads: int, lanes: Sequence[int]) -> Iterator[Tile]:
-    """One CTA for each tile, the rows of a head in sequence: the first free place takes the next tile."""
+    """Places one CTA for each tile, the rows of a head in sequence: the first free place takes the next tile."""
     free = [(0.0, lane) for lane in lanes]
     heapq.heapify(free)
     for head in range(heads):
@@ -125,7 +125,7 @@ def _by_rows(work: Sequence[float], heads: int, lanes: Sequence[int]) -> Iterato
 
 
 def _dealt(work: Sequence[float], heads: int, lanes: Sequence[int], section: int, causal: bool) -> Iterator[Tile]:
-    """Persistent CTAs, dealt by the kernel's own arithmetic, which also runs on Python's integers."""
+    """Deals the tiles to persistent CTAs by the kernel's own arithmetic, which also runs on Python's integers."""
     count = len(work) * heads
     for cta, lane in enumerate(lanes[:count]):
         now, ctas = 0.0, min(count, len(lanes))

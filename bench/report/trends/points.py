@@ -1,4 +1,4 @@
-"""From records to the points of trends, and the order of their commits.
+"""Makes the points of trends from records, and orders their commits.
 
 A point is a timed kernel in a run; records without a place in a trend are counted by reason.
 """
@@ -21,22 +21,22 @@ from rooflab.bench.report.sources import find_files, grouped
 from rooflab.bench.revisions.trees import git
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
-"""What two points must share to be compared: the work, the hardware, the driver and the clocks, and the method."""
+"""The fields that are equal in all points of a trend: the work, the hardware, the driver and clocks, and the method."""
 CIRCUMSTANCES = ("torch", "triton", "schema", "config")
-"""What may change within a trend; the trend shows a change as a mark."""
+"""The fields that may change within a trend; the trend shows a change as a mark."""
 IMPORTED = "imported: "
-"""Prefix of the timer in a record from another tool's file."""
+"""The prefix of the timer in a record from another tool's file."""
 
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """Which records a history contains; an empty field selects all."""
+    """The records that a history contains; an empty field selects all records."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
     cases: Sequence[str] = ()
     machines: Sequence[str] = ()
-    """Parts of machine keys."""
+    """Parts of machine keys; a record is selected if its key contains one of them."""
 
     def takes(self, record: Record) -> bool:
         """Whether the record is selected."""
@@ -51,12 +51,12 @@ class RecordFilter:
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """A timed kernel in a run."""
+    """The time of a kernel in a run."""
 
     record: Record
-    """The first of its measurements."""
+    """The first record of its measurements."""
     latency_ms: float
-    """The median of its measurements, because repeats within one process are not independent."""
+    """The median of its measurements in ms, because repeats within one process are not independent."""
     file: Any
 
     @property
@@ -72,12 +72,12 @@ class Points:
 
     points: Sequence[TrendPoint]
     left_out: Mapping[str, int]
-    """Number of records without a place in a trend, by reason."""
+    """The number of records without a place in a trend, by reason."""
     files: int
 
 
 def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Points:
-    """The points of every record in `paths`: files, or folders with all below them.
+    """Reads the points of every record in `paths`: files, or folders with all files below them.
 
     Raises `ValueError` on a missing path, on a file with other content, and if no record is selected.
     """
@@ -94,7 +94,7 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
 
 
 def why_not(record: Record) -> str:
-    """Why a record is not a point of a trend; empty if it is a point."""
+    """The reason why a record is not a point of a trend; empty if it is a point."""
     if record.kind != "bench":
         return f"of kind {record.kind}"
     if record.status != "OK":
@@ -132,7 +132,7 @@ def setting(record: Record) -> str:
 
 
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
-    """The points of records, each with its file; of a run that timed several configs, the point of the fastest.
+    """The points of records, each with its file; a run that timed several configs gives the fastest config's point.
 
     Another tool's file may hold many runs, which differ only in their times.
     """
@@ -160,7 +160,7 @@ def repository(folder: Path | None = None) -> Path | None:
 
 
 def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
-    """The place of each commit that the repository at `root` knows, parents before children; others have none."""
+    """The place of each commit that the repository at `root` knows, parents before children; others have no place."""
     wanted = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not wanted:
         return {}

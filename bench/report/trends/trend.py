@@ -1,4 +1,4 @@
-"""Trends: the points of one key in order, their levels, the steps between them, and what the last point means."""
+"""Trends: the points of one key in order, their levels, the steps between them, and the meaning of the last point."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rooflab.bench.report.sources import grouped
 from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points, TrendPoint, key_of
 
 LEAST_NOISE = 1e-3
-"""Lower limit of the noise, in log units (0.1%): a clock's resolution can make several runs exactly equal."""
+"""The lower limit of the noise, in log units (0.1%): a clock's resolution can make several runs exactly equal."""
 _MEAN_TO_SIGMA, _MAD_TO_SIGMA = 2 / math.sqrt(math.pi), 1.4826
 """The mean |x - y| of two independent normal values over their standard deviation, and the inverse for |x - median|."""
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
 LAST = 20
-"""Number of points of the same level with which a new point is compared."""
+"""The number of points of the same level with which a new point is compared."""
 THRESHOLD = 0.02
-"""Least relative change that counts, as in an A/B."""
+"""The least relative change that counts, as in an A/B."""
 LEAST_HISTORY = 5
-"""Least number of points for a comparison."""
+"""The least number of points for a comparison."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 24
 
@@ -32,11 +32,11 @@ SPARK_POINTS = 24
 def find_steps(logs: Sequence[float]) -> list[int]:
     """Indices of the first points after a change of level in `logs`, natural logarithms of times in order.
 
-    The steps are those of the cheapest of all partitions into pieces of 2 points or more: a piece costs the sum of
-    |x - its median| in deviations of the noise, which one slow run hardly raises, and a step 4 + 1.5 ln n.  On
-    simulated series without a step, this price gives a false one to at most 1% of normal series of 5 to 100 points and
-    to 2% of those in which every tenth run is 8 deviations slow.  A step of 5 deviations is found in over 75% of
-    series with 3 points after it, and in 98% with 5 (checked by `tests/report/test_history.py`).
+    The steps are those of the cheapest of all partitions into pieces of 2 points or more.  A piece costs the sum of
+    |x - its median| in deviations of the noise, which one slow run hardly raises.  A step costs 4 + 1.5 ln n.  In
+    simulations this price finds a false step in at most 1% of normal series of 5 to 100 points, and in 2% of series
+    whose every tenth run is 8 deviations slow.  It finds a step of 5 deviations in over 75% of series with 3 points
+    after the step, and in 98% with 5 points (checked by `tests/report/test_history.py`).
 
     Quadratic in time.  Raises `ValueError` on values that are not finite.
     """
@@ -44,11 +44,11 @@ def find_steps(logs: Sequence[float]) -> list[int]:
         raise ValueError("values: expected finite numbers, got one that is not")
     if len(logs) < 4:
         return []
-    # A few steps hardly raise the mean difference of neighbours.
+    # A few steps raise the mean difference of neighbours only a little.
     x = np.asarray(logs, float) / max(LEAST_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
     price = 4.0 + 1.5 * math.log(len(x))
     best: list[tuple[float, list[int]]] = [(0.0, []), (math.inf, [])]
-    """The least cost of the first points, and where the pieces begin, by the number of points."""
+    """By number of points: the least cost of that many first points, and the indices at which the pieces begin."""
     for end in range(2, len(x) + 1):
         ways = (
             (best[begin][0] + price + float(np.abs(x[begin:end] - np.median(x[begin:end])).sum()), begin)
@@ -64,15 +64,15 @@ class LevelStep:
     """A change of level."""
 
     point: int
-    """Index of the first point after the step."""
+    """The index of the first point after the step."""
     effect: float
-    """Ratio of the levels minus one: 0.05 is 5% slower."""
+    """The ratio of the levels minus one: 0.05 is 5% slower."""
     before: str
     """The commit, or else the time, of the last point before the step."""
     after: str
     """The commit, or else the time, of the first point after the step."""
     cause: str
-    """What else changed at the step, such as `triton 3.6.0 -> 3.7.1`; empty if only the code changed."""
+    """The other changes at the step, such as `triton 3.6.0 -> 3.7.1`; empty if only the code changed."""
 
 
 @dataclass(frozen=True)
@@ -84,27 +84,27 @@ class Trend:
     by_commit: bool
     """Whether the points follow the git history; otherwise they follow their times."""
     marks: Mapping[int, str]
-    """By point, what changed there outside our own code."""
+    """By point, the changes at this point outside of our own code."""
     steps: tuple[LevelStep, ...]
     z: float | None
     """The robust z of the last point against the level before it; None if that level is too short."""
     state: State
-    """State of the last point."""
+    """The state of the last point."""
 
     @property
     def levels(self) -> list[tuple[int, int, float]]:
-        """First point, one past the last point, and median in ms of each level: a step or a mark begins one."""
+        """First point, one past the last point, and median in ms of each level; a step or a mark begins a level."""
         edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
         latency = [point.latency_ms for point in self.points]
         return [(a, b, float(np.median(latency[a:b]))) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
     @property
     def name(self) -> str:
-        """Op, kernel, case and scheme."""
+        """The op, kernel, case and scheme."""
         return "{op}/{kernel} {case} {scheme}".format(**self.key).rstrip()
 
     def row(self) -> dict[str, Any]:
-        """One row of the table."""
+        """The trend as a row of the table."""
         last = self.steps[-1] if self.steps else None
         return {
             **self.key,
@@ -132,7 +132,7 @@ class Trend:
 def find_trends(
     points: Iterable[TrendPoint], places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
 ) -> list[Trend]:
-    """One trend per key, in order of the keys.  `places` is each known commit's place in the history.
+    """Returns one trend per key, in order of the keys.  `places` has the place of each known commit in the history.
 
     Raises `ValueError` on a threshold below 0, or on too few points for a comparison.
     """
@@ -168,7 +168,7 @@ def _trend(
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
-    """What changed from one point to the next."""
+    """By point, the changes from the point before."""
     marks = {}
     for index, (before, after) in enumerate(pairwise(point.circumstances for point in ordered), 1):
         changes = zip(CIRCUMSTANCES, before, after, strict=True)
@@ -179,8 +179,8 @@ def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
     """The last point's robust z against the level before it, which begins at `begin`, and whether it is unusual.
 
-    Unusual is a z beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993), widened for a short
-    history, whose spread is uncertain: about 0.5% of normal points lie beyond it at any length.
+    A point is unusual if its z is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993); this
+    limit is wider for a short history, whose spread is uncertain: about 0.5% of normal points lie beyond it.
     """
     before, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(before) < LEAST_HISTORY:
@@ -191,7 +191,7 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
 
 
 def label(point: TrendPoint, by_commit: bool) -> str:
-    """The name of a point: its commit, with a + if the checkout had changes, or its time."""
+    """The name of a point: its commit, with a + if the checkout had changes, or else its time."""
     commit, (day, _, clock) = point.record.commit, point.record.timestamp.partition("T")
     if not commit:
         return f"{day} {clock[:5]}"
@@ -227,7 +227,7 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
 
 
 def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
-    """Sentences below the table: steps, suspects, the order of points, and records left out."""
+    """Returns the sentences below the table: steps, suspects, the order of points, and records left out."""
     lines = []
     for trend in trends:
         for step in trend.steps:

@@ -1,4 +1,4 @@
-"""An entry of the page: how a kernel of another project is called, and what must come out of it in fp64."""
+"""An entry of the page: the call of another project's kernel, and its expected result in fp64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flash Linear Attention's: chunks, recurrences, norms, activations, losses, most of them forward and backward."""
+"""Kernels of Flash Linear Attention: chunks, recurrences, norms, activations, losses, most forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlashInfer's that are written in Triton."""
+"""Kernels of FlashInfer that are written in Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Helion writes: kernels of this file in its language, compiled by it to Triton with one fixed config each."""
+"""Kernels written in Helion: it compiles the kernels of this file to Triton, each with one fixed config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile writes: Inductor's Triton, generated for an H100 on a machine that has none."""
+"""Kernels that torch.compile generates: Inductor's Triton for an H100, generated on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Liger-Kernel's, most of them forward and backward."""
+"""Kernels of Liger-Kernel, most of them forward and backward."""
 
 from __future__ import annotations
 

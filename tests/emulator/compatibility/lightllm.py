@@ -1,4 +1,4 @@
-"""LightLLM's: decoding over a table of tokens, prefill, rotary embeddings, quantized caches."""
+"""Kernels of LightLLM: decoding over a table of tokens, prefill, rotary embeddings, quantized caches."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Runs the entries, each in a fresh process, keeps a line of JSON of each, and writes the page.
+"""Runs each entry in a fresh process, keeps a line of JSON for each entry, and writes the page.
 
     PYTHONPATH=tests/emulator python -m compatibility.page --out results/compatibility/README.md [--only fla] [--keep]
 
-Sources are fetched into the cache at the first run.  Beside the page lie the records (`kernels.json`), of which it is
-made: with `--only` the others stay as they are, and `--keep` runs only what has no right record yet.  The committed
-times were taken with `OMP_NUM_THREADS=1 taskset -c 0`.
+Sources are fetched into the cache at the first run.  Beside the page are the records (`kernels.json`) from which it is
+made: with `--only` other records stay as they are, and `--keep` runs only entries that have no right record yet.  The
+committed times were taken with `OMP_NUM_THREADS=1 taskset -c 0`.
 """
 
 from __future__ import annotations

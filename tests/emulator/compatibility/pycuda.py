@@ -1,4 +1,4 @@
-"""PyCUDA's examples in CUDA C++ and its reduction: strings in Python files, with the sizes that they ask for."""
+"""PyCUDA's CUDA C++ examples and its reduction: strings in Python files, with the sizes that these files use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's: attention, norms, routing, quantization, state-space models, caches."""
+"""Kernels of SGLang: attention, norms, routing, quantization, state-space models, caches."""
 
 from __future__ import annotations
 

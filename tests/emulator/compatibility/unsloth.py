@@ -1,4 +1,4 @@
-"""Unsloth's, forward and backward."""
+"""Kernels of Unsloth, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's: attention, batch-invariant operators, sampling, state-space models, quantization."""
+"""Kernels of vLLM: attention, batch-invariant operators, sampling, state-space models, quantization."""
 
 from __future__ import annotations
 

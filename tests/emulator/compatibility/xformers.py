@@ -1,4 +1,4 @@
-"""xFormers'."""
+"""Kernels of xFormers."""
 
 from __future__ import annotations
 

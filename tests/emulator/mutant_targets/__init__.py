@@ -1,4 +1,4 @@
-"""The kernels whose mutants the emulator has to flag, and the mutants that are argued redundant."""
+"""The kernels whose mutants the emulator must flag, and the mutants that are redundant, with the argument for each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Attention.  Tiles of 16 keys, so that loops go round their slots often.
+"""Attention kernels with tiles of 16 keys, so that loops reuse their slots often.
 
-Cases come in pairs: the last tile of one is a row that sees whole tiles alone, and the window of the other leaves none
-whole: what a loop has not waited for then meets no wait of the next.
+Cases come in pairs.  In one case, the last tile is a row that sees only whole tiles; in the other, the window leaves no
+tile whole.  So if a loop lacks a wait, no wait of the next loop hides it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dense products."""
+"""Kernels of dense matrix products."""
 
 from __future__ import annotations
 

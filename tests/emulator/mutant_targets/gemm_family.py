@@ -1,6 +1,6 @@
-"""Products in fp8, of packed weights, fused and grouped.
+"""Kernels of matrix products in fp8, of packed weights, fused and grouped.
 
-Numbers of steps are chosen so that the last one is in the first slot of a ring of three, over which results are staged.
+The numbers of steps are such that the last step is in the first slot of a ring of three, where results are staged.
 """
 
 from __future__ import annotations

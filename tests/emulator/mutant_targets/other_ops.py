@@ -1,4 +1,4 @@
-"""Normalisation, softmax, sampling and verification."""
+"""Kernels of normalisation, softmax, sampling and verification."""
 
 from __future__ import annotations
 

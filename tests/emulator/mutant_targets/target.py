@@ -1,4 +1,4 @@
-"""What a target is."""
+"""The type of a target: a kernel whose mutants are emulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corpus by name.  Imports no kernel, so that a process with Triton's interpreter can ask what there is."""
+"""The corpus by name.  Imports no kernel, so that a process with Triton's interpreter can list the cases."""
 
 from __future__ import annotations
 

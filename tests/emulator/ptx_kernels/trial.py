@@ -1,4 +1,4 @@
-"""What a case of the corpus gives: a launch, what it wrote, and what it should have written."""
+"""The result of a case of the corpus: a launch, what it wrote, and what it should have written."""
 
 from __future__ import annotations
 

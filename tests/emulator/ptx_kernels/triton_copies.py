@@ -1,4 +1,4 @@
-"""TMA of every rank in Triton, half out of the tensor; TMA that adds; what a product may be asked for."""
+"""Triton kernels with TMA of every rank, half outside of the tensor; TMA that adds; and options of a product."""
 
 from __future__ import annotations
 
