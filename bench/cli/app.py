@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
@@ -98,10 +99,16 @@ def main(_: Version = False) -> None:
     """What comes before a command's name."""
 
 
+@cache
+def _parser() -> Callable[..., object]:
+    """The parser of every command; Typer takes 0.2 s to make it."""
+    return typer.main.get_command(app)
+
+
 def run() -> NoReturn:
     """The command line; bad input gives one sentence and exit status 2."""
     try:
-        app(prog_name="rooflab")  # ends with SystemExit
+        _parser()(prog_name="rooflab")  # ends with SystemExit
     except ValueError as error:
         show.error(f"rooflab: {error}")
     except OSError as error:
