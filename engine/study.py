@@ -1,4 +1,4 @@
-"""Switches of single studies: parts of an engine that a study goes without, to see what they bring."""
+"""Switches for single studies: a study turns off one part of the engine, to measure what that part brings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What an engine has: `LLM(study=StudyOptions(kv_cache=False))`."""
+    """The parts that an engine has; a study turns one off: `LLM(study=StudyOptions(kv_cache=False))`."""
 
     kv_cache: bool = True
     """Without it every step computes every token again, so that there are neither chunks nor a prefix cache."""
@@ -23,9 +23,9 @@ class StudyOptions:
 
 
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
-    """The switches as asked for; None switches nothing off.
+    """Returns `study`; None turns nothing off.  `beside` holds the options that `LLM` does not have.
 
-    Raises `ValueError` on a switch that is given beside `study`, and `TypeError` on what is no switch.
+    Raises `ValueError` with the new spelling for an option that is a switch now, and `TypeError` for any other.
     """
     for name, value in beside.items():
         if name not in StudyOptions.__dataclass_fields__:

@@ -1,4 +1,4 @@
-"""The extras of the package: which extra installs a module that is missing."""
+"""The extras of the package: which of them installs a module that is missing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ MODULES = {
     "report": ("jinja2",),
     "serve": ("fastapi", "uvicorn", "h11", "uvloop", "zmq", "prometheus_client", "aiohttp"),
     "replicas": ("ray",),
+    "fleet": ("ray",),
 }
-"""By extra, the modules that commands import from it.  The extras `cuda`, `tracing` and `published` are not here:
-each is asked for by the only code that uses it."""
+"""By extra the modules that commands import of it.  The extras `cuda`, `tracing` and `published` are not here: the one
+place that uses each of them asks for it."""
 
 
-def how_to_install(module: str | None) -> str | None:
-    """The sentence that says how to install a module, or None if no extra has the module."""
-    extras = (extra for extra, modules in MODULES.items() if str(module).partition(".")[0] in modules)
-    return next((f"{module}: is not installed; pip install 'rooflab[{extra}]'" for extra in extras), None)
+class MissingExtra(ModuleNotFoundError):
+    """A module of an extra is not installed; the message says how to install it."""
+
+    def __init__(self, module: str, extra: str):
+        super().__init__(f"{module}: is not installed; pip install 'rooflab[{extra}]'", name=module)
+
+
+def missing(error: ImportError) -> MissingExtra | None:
+    """Returns the error of the first extra that has the module of `error`, or None if no extra has it."""
+    if isinstance(error, MissingExtra):
+        return error
+    name = str(error.name).partition(".")[0]
+    return next((MissingExtra(name, extra) for extra, modules in MODULES.items() if name in modules), None)
 
 
 def need(*extras: str) -> None:
-    """Raises `ModuleNotFoundError` where a module of these extras is missing, before a command has begun its work."""
-    for module in (module for extra in extras for module in MODULES[extra]):
-        if find_spec(module) is None:
-            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    """Raises `MissingExtra` if a module of these extras is not installed, before a command begins its work."""
+    for extra in extras:
+        for module in MODULES[extra]:
+            if find_spec(module) is None:
+                raise MissingExtra(module, extra)

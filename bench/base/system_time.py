@@ -2,7 +2,8 @@
 
 A frozen clock (freezegun in a test) or a module that patches `time.perf_counter` would make a loop that waits for a
 time run for ever, or publish a tenth of a time.  So the timing code in `bench` calls a second instance of the built-in
-module, which nobody else knows.  A call costs as much as in `time`: libc's `clock_gettime` by ctypes takes 0.8 us.
+module, which no other code can reach.  A call is as fast as one of `time`; libc's `clock_gettime` by ctypes takes
+0.8 us.
 """
 
 from importlib.machinery import BuiltinImporter

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from rooflab.bench import show
-from rooflab.bench.base.extras import how_to_install
+from rooflab.bench.base.extras import missing
 from rooflab.bench.base.plain import first_line
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli.names import check_names, cuda_device_present, interpret_without_gpu
@@ -116,8 +116,8 @@ def run() -> NoReturn:
     except SyntaxError as error:  # of a file of this tree, which its user is changing
         show.error(f"rooflab: {error.filename}:{error.lineno}: {error.msg}")
     except ImportError as error:
-        if sentence := how_to_install(error.name):
-            show.error(f"rooflab: {sentence}")
+        if extra := missing(error):
+            show.error(f"rooflab: {extra}")
             raise SystemExit(ExitStatus.USAGE) from error
         place = extract_tb(error.__traceback__)[-1]
         show.error(f"rooflab: {place.filename}:{place.lineno}: {error}")

@@ -190,7 +190,7 @@ def sweep(
     Rooflab must be installed on every node, from the same source. Exit status 11 where a part was not done, or a kernel
     is wrong.
     """
-    need("replicas")
+    need("fleet")
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import SuiteSettings
     from rooflab.bench.suite.sweep import sweep as run

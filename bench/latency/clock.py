@@ -56,7 +56,7 @@ class ClockSettings:
 
 
 class _Draw:
-    """Tokens that nobody computed: each is token 0, or 1 behind what is accepted of a draft."""
+    """Made-up tokens: token 0 each, and token 1 after the accepted tokens of a draft."""
 
     read_at_once = False
 

@@ -201,7 +201,8 @@ TOOLS = (
 def xray(trace: Trace) -> list[dict[str, Any]]:
     """Returns a row for each tool: medians and 99th percentiles in ms, mean ITL, and output tokens per second.
 
-    All rows are of the same requests: answered, and after the warm-up.  Raises `ValueError` if there is none.
+    Every row has the same requests: those that were answered and came after the warm-up.  Raises `ValueError` if there
+    is no such request.
     """
     requests = [request for request in trace.counted if times_of(request)]
     if not requests:

@@ -80,7 +80,7 @@ class Plan:
             return self.arrivals.offsets(self.num_prompts, random)
         until = self.arrivals.ramp_to or self.arrivals.rate
         expected = (self.arrivals.rate + until) / 2 * self.duration_s
-        # A ramp takes as long as its expected number; for other laws, enough arrivals for the duration are drawn.
+        # A ramp ends with its expected number of arrivals; other laws draw enough arrivals to fill the duration.
         ramp = self.arrivals.ramp_to is not None
         count = math.ceil(expected if ramp else expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)
         return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]

@@ -233,7 +233,7 @@ def test_a_test_s_file_lies_in_a_folder_and_its_name_stands_once():
 
 
 MOST_LINES_OF_RESULTS = 5000
-"""Of the scripts of results/; the kernels of strangers, which are cases of a test, lie deeper and do not count."""
+"""The most lines of all scripts of results/, without the kernels of strangers, which `results/check/make.py` checks."""
 
 
 def test_results_have_a_folder_with_a_page_for_each_topic_and_few_scripts():

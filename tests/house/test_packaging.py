@@ -97,7 +97,7 @@ def test_an_extra_brings_the_modules_that_commands_ask_of_it():
 
 @pytest.mark.parametrize(("command", "module", "extra"), [
     ("generate hello", "tokenizers", "engine"), ("doctor", "gguf", "engine"), ("lab --smoke", "safetensors", "engine"),
-    ("serve smollm2-135m", "zmq", "serve"), ("report", "jinja2", "report"), ("sweep --out x", "ray", "replicas"),
+    ("serve smollm2-135m", "zmq", "serve"), ("report", "jinja2", "report"), ("sweep --out x", "ray", "fleet"),
 ])  # fmt: skip
 def test_a_command_names_the_extra_that_it_lacks(rooflab, monkeypatch, command, module, extra):
     monkeypatch.setitem(sys.modules, module, None)

@@ -60,7 +60,7 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
 
 
 def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None:
-    """Runs these CTAs, as many at once as an H100 holds; `registers` gives the registers of a thread.
+    """Runs these CTAs, at most those at once that fit on an H100; `registers` gives the registers of a thread.
 
     Raises `EmulationError`.
     """
