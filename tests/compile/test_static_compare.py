@@ -104,6 +104,7 @@ def test_every_kernel_of_either_tree_has_a_verdict_and_its_evidence(sides, tmp_p
     assert done.exit_code == 0 and "passes (0); the difference reaches no compiled code" in done.output
 
 
+@pytest.mark.needs("checkout")
 def test_a_name_or_an_option_that_does_not_fit_a_comparison_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(difference, "changed_files", lambda *of: ["bench/show.py"])
     for arguments, words in (
