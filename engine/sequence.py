@@ -25,10 +25,19 @@ PENALTIES = (1e-6, 1e6)
 _WHOLE = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
 _MAY_BE_NONE = (*OF_MODEL, "seed", "logprobs")
 _RANGES: Mapping[str, tuple[float, float]] = {
-    "max_tokens": (1, math.inf), "min_tokens": (0, math.inf), "n": (1, math.inf), "top_k": (0, 2**31 - 1),
-    "seed": (0, 2**63 - 1), "logprobs": (0, MOST_LOGPROBS), "temperature": (0, LARGEST), "top_p": (0, 1),
-    "min_p": (0, 1), "repetition_penalty": PENALTIES, "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2),
-}  # fmt: skip
+    "max_tokens": (1, math.inf),
+    "min_tokens": (0, math.inf),
+    "n": (1, math.inf),
+    "top_k": (0, 2**31 - 1),
+    "seed": (0, 2**63 - 1),
+    "logprobs": (0, MOST_LOGPROBS),
+    "temperature": (0, LARGEST),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": PENALTIES,
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
 
 
 @dataclass(frozen=True)

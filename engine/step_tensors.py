@@ -73,5 +73,8 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
         torch.cat([ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
         on_device(np.concatenate([positions, own]), device),
         on_device(np.concatenate([slots, page * batch.block_size + own % batch.block_size]), device),
-        table, lens, chunks, on_device(np.concatenate([np.arange(n), last]), device),
-    )  # fmt: skip
+        table,
+        lens,
+        chunks,
+        on_device(np.concatenate([np.arange(n), last]), device),
+    )

@@ -70,8 +70,13 @@ def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...
     windowed = of.window is not None and of.window < keys  # a wider window hides nothing
     factor = LOG2E * (1.0 if capped else max(abs(scale), SMALLEST_SCALE))
     constants = {
-        "CAUSAL": of.causal, "WINDOW": windowed, "CAP": capped, "NEGATED": scale < 0 and not capped, "HEAD_DIM": D,
-        "BLOCK_D": max(padded(D), 16), **of.config.launch_arguments,
-    }  # fmt: skip
+        "CAUSAL": of.causal,
+        "WINDOW": windowed,
+        "CAP": capped,
+        "NEGATED": scale < 0 and not capped,
+        "HEAD_DIM": D,
+        "BLOCK_D": max(padded(D), 16),
+        **of.config.launch_arguments,
+    }
     strides = *of.out.stride()[:-1], *strides_of(of.lse, of.q.ndim - 1), *strides_of(of.sinks, 1)
     return (of.window if windowed else 0, scale, factor, float(of.softcap or 0.0)), strides, constants

@@ -71,15 +71,17 @@ def pointers_footprint(
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
     """The tuning of a rung that loads by pointers; `weights` and `others` are passed to `registers`, `widest` is for
     the widest heads of fp32."""
-    defaults = Defaults((
-        ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
-        ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
-        ({"itemsize": 2}, Config(64, 64, 8, 2)),
-        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-        ({"D": 64}, Config(32, 32, 4, 1)),
-        ({"D": 128}, Config(32, 32, 8, 1)),
-        ({}, widest),
-    ))  # fmt: skip
+    defaults = Defaults(
+        (
+            ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
+            ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
+            ({"itemsize": 2}, Config(64, 64, 8, 2)),
+            # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
+            ({"D": 64}, Config(32, 32, 4, 1)),
+            ({"D": 128}, Config(32, 32, 8, 1)),
+            ({}, widest),
+        )
+    )
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         if scheme.activation != torch.float32:

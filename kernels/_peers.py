@@ -36,10 +36,14 @@ def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
         name = call.__name__
         return kernel(
-            role="peer", backend=BACKENDS[name], min_sm=90 if name == "quack" else 80, devices=("cuda",),
+            role="peer",
+            backend=BACKENDS[name],
+            min_sm=90 if name == "quack" else 80,
+            devices=("cuda",),
             requires=(PACKAGES[name],) if name in PACKAGES else (),
-            traffic=get_op(call.__module__.split(".")[-2]).least, **takes,
-        )(compiled(call) if name == "compiled" else call)  # fmt: skip
+            traffic=get_op(call.__module__.split(".")[-2]).least,
+            **takes,
+        )(compiled(call) if name == "compiled" else call)
 
     return decorate
 

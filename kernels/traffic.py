@@ -33,8 +33,16 @@ PUTS = ("index_put_", "index_copy_", "scatter_")
 OVERWRITES = ("copy_", "fill_", "zero_", *PUTS)
 """Calls that overwrite their first operand without reading it."""
 ELEMENTWISE = (
-    "masked_fill", "masked_fill_", "where", "copy_", "clone", "_to_copy", "floor_divide", "cumsum", "cumprod",
-)  # fmt: skip
+    "masked_fill",
+    "masked_fill_",
+    "where",
+    "copy_",
+    "clone",
+    "_to_copy",
+    "floor_divide",
+    "cumsum",
+    "cumprod",
+)
 """Elementwise calls besides the calls that torch tags as pointwise."""
 ALLOCATES = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted", "new_empty_strided")
 aten = torch.ops.aten

@@ -66,10 +66,11 @@ def _cases(V: int, H: int, *T_values: int) -> tuple[Case, ...]:
 
 
 CONTRACT = Contract(
-    {"token_ids": Argument("T", (torch.int64,)), "weight": Argument("V H", FLOATS)}, {"out": Result("T H", "weight")},
+    {"token_ids": Argument("T", (torch.int64,)), "weight": Argument("V H", FLOATS)},
+    {"out": Result("T H", "weight")},
     values=lambda given, dims: check_values("token_ids", given["token_ids"], 0, dims["V"] - 1),
     scheme=lambda given: DTYPE_NAMES[given["weight"].dtype],
-)  # fmt: skip
+)
 SPEC = OpSpec(
     name="embedding",
     reference=embedding,

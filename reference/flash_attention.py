@@ -253,9 +253,12 @@ def cost(args: Arguments) -> Cost:
     keys_read = int(seen.end.max() - seen.first.min()) if int(counts.sum()) else 0
     read = nbytes(args.q) * int((counts > 0).sum()) / max(T, 1) + nbytes(args.k, args.v) * keys_read / max(S, 1)
     return attention_cost(
-        B * H * int(counts.sum()), D, args.q, read + nbytes(args.sinks, args.q_scale, args.k_scale, args.v_scale),
+        B * H * int(counts.sum()),
+        D,
+        args.q,
+        read + nbytes(args.sinks, args.q_scale, args.k_scale, args.v_scale),
         lse_rows=B * T * H if args.return_lse else 0,
-    )  # fmt: skip
+    )
 
 
 def _case(T: int, S: int, H: int, H_kv: int, D: int, causal: bool, B: int = 1, **more: bool | int | float) -> Case:

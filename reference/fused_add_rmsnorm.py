@@ -105,8 +105,10 @@ def _norm_of_x(of: Arguments) -> Outputs:
 
 CONTRACT = Contract(
     {"x": Argument("T H", FLOATS), "residual": Argument("T H", "x"), "weight": Argument("H", "x")},
-    row_results("T H", new_residual=Result("T H", "x")), row_rules, scheme=row_scheme,
-)  # fmt: skip
+    row_results("T H", new_residual=Result("T H", "x")),
+    row_rules,
+    scheme=row_scheme,
+)
 SPEC = OpSpec(
     name="fused_add_rmsnorm",
     reference=fused_add_rmsnorm,

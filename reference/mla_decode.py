@@ -147,9 +147,13 @@ def cost(args: Arguments) -> Cost:
     read = queries * H * D * args.q.element_size() + slots * D * args.kv_cache.element_size()
     read += entries * args.block_table.element_size() + nbytes(args.seq_lens)
     return attention_cost(
-        H * int(args.seq_lens.sum()), D, args.q, read,
-        value_dim=args.latent_dim, lse_rows=B * H if args.return_lse else 0,
-    )  # fmt: skip
+        H * int(args.seq_lens.sum()),
+        D,
+        args.q,
+        read,
+        value_dim=args.latent_dim,
+        lse_rows=B * H if args.return_lse else 0,
+    )
 
 
 def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = False, **more: bool | int) -> Case:

@@ -101,9 +101,14 @@ def bounds(given: Given, dims: Dims) -> None:
     """Raises `ValueError` on lengths, query bounds or pages that do not fit; only pages that a query sees are checked,
     with a `window` only pages in the window."""
     check_pages(
-        given["block_table"], given["seq_lens"], dims["num_blocks"], dims["block_size"], dims["T"],
-        given.get("cu_seqlens_q"), given.get("window"),
-    )  # fmt: skip
+        given["block_table"],
+        given["seq_lens"],
+        dims["num_blocks"],
+        dims["block_size"],
+        dims["T"],
+        given.get("cu_seqlens_q"),
+        given.get("window"),
+    )
 
 
 def _scheme(given: Given) -> str:

@@ -77,9 +77,10 @@ def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str
     nowhere = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide = torch.nn.functional.pad(table, (0, 3), value=-1)
     padding = nowhere[torch.arange(wide.numel(), device=table.device) % 4].view(wide.shape)
-    yield "uneven rows: padding of the table that is no page", {
-        **inputs, "block_table": torch.where(wide < 0, padding, wide)
-    }  # fmt: skip
+    yield (
+        "uneven rows: padding of the table that is no page",
+        {**inputs, "block_table": torch.where(wide < 0, padding, wide)},
+    )
     if len(table) > 1:
         own = table[0][table[0] >= 0].long()
         tainted = {name: inputs[name].clone() for name in caches}

@@ -61,9 +61,14 @@ _TYPES = {
     "a list": "layer_types",
 }
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "a text": (str,), "true or false": (bool,), "a number": (int, float), "an object": (dict,), "a list": (list,),
-    "a text or an object": (str, dict), "a text or a list": (str, list),
-}  # fmt: skip
+    "a text": (str,),
+    "true or false": (bool,),
+    "a number": (int, float),
+    "an object": (dict,),
+    "a list": (list,),
+    "a text or an object": (str, dict),
+    "a text or a list": (str, list),
+}
 _MOST_LAYERS = 10_000
 
 Activation = Literal["silu", "gelu_tanh"]

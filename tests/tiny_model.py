@@ -13,10 +13,18 @@ from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 2,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1024, "max_position_embeddings": 256,
-    "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 
 
 def write_config(folder: Path, **changes) -> Path:

@@ -138,9 +138,17 @@ def _function(blank: Record, job: Job) -> Record:
 
 
 _OF_A_READING = (
-    "status", "role", "backend", "sample_count", "timer", "l2_state", "activity_hash", "device_kernels", "least_bytes",
+    "status",
+    "role",
+    "backend",
+    "sample_count",
+    "timer",
+    "l2_state",
+    "activity_hash",
+    "device_kernels",
+    "least_bytes",
     "flops",
-)  # fmt: skip
+)
 
 
 def _timed(

@@ -55,10 +55,18 @@ class StepOptions:
         most = self.context + SPARE
         with show.waiting(loading):
             return LLM(
-                self.model, dummy=self.dummy, dtype=self.dtype, device=self.device, max_num_seqs=self.batch,
-                max_num_batched_tokens=max(self.context, self.batch, 512), prefix_caching=False, overlap=False,
-                num_kv_blocks=self.batch * (-(-most // 16) + 1), max_model_len=most, **options,
-            )  # fmt: skip
+                self.model,
+                dummy=self.dummy,
+                dtype=self.dtype,
+                device=self.device,
+                max_num_seqs=self.batch,
+                max_num_batched_tokens=max(self.context, self.batch, 512),
+                prefix_caching=False,
+                overlap=False,
+                num_kv_blocks=self.batch * (-(-most // 16) + 1),
+                max_model_len=most,
+                **options,
+            )
 
     def sequences(self, kind: Kind) -> int:
         """Those of a step of a kind: a prompt is computed alone."""

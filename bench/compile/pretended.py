@@ -116,12 +116,19 @@ def pretended_gpu() -> Iterator[OnGpu]:
     """An H100 for torch inside the `with` block."""
     card, limits = device_for(), properties()
     known = SimpleNamespace(
-        name=card.full_name, major=9, minor=0, total_memory=int(card.hbm_bytes), multi_processor_count=card.sms,
-        max_threads_per_multi_processor=limits["max_threads_per_sm"], warp_size=limits["warpSize"],
-        L2_cache_size=card.l2_bytes, regs_per_multiprocessor=limits["max_num_regs"],
-        shared_memory_per_block=48 << 10, shared_memory_per_multiprocessor=limits["shared_mem_per_sm"],
+        name=card.full_name,
+        major=9,
+        minor=0,
+        total_memory=int(card.hbm_bytes),
+        multi_processor_count=card.sms,
+        max_threads_per_multi_processor=limits["max_threads_per_sm"],
+        warp_size=limits["warpSize"],
+        L2_cache_size=card.l2_bytes,
+        regs_per_multiprocessor=limits["max_num_regs"],
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_multiprocessor=limits["shared_mem_per_sm"],
         shared_memory_per_block_optin=limits["max_shared_mem"],
-    )  # fmt: skip
+    )
     stream = _Stream()
     answers: dict[str, Any] = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,

@@ -34,9 +34,17 @@ from rooflab.reference.spec import Case, Scheme, get_scheme
 
 # Known exceptions of a launcher that gets meta tensors, or of a compiler that gets a wrong kernel.
 FAILURES = (
-    TritonError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError,
-    ImportError, OSError,
-)  # fmt: skip
+    TritonError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    OSError,
+)
 Answer = dict[str, Any]
 
 

@@ -117,6 +117,11 @@ def _argument(index: int, value: Any) -> Any:
 def _encoded(made: CudaMap) -> TensorMap:
     """The map that the driver would encode."""
     return TensorMap(
-        made.base.data_ptr(), ELEMENTS[made.base.dtype][0], (made.columns, made.rows),
-        (made.stride * made.base.element_size(),), made.box, swizzle=ROW_BYTES, base=made.base,
-    )  # fmt: skip
+        made.base.data_ptr(),
+        ELEMENTS[made.base.dtype][0],
+        (made.columns, made.rows),
+        (made.stride * made.base.element_size(),),
+        made.box,
+        swizzle=ROW_BYTES,
+        base=made.base,
+    )

@@ -19,8 +19,14 @@ from rooflab.bench.emulator.machine.run import Checks
 from rooflab.bench.emulator.results import Bytes, LaunchResult
 
 _ATEN = torch.ops.aten
-_EMPTY = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.empty_permuted, _ATEN.new_empty,
-    _ATEN.new_empty_strided)  # fmt: skip
+_EMPTY = (
+    _ATEN.empty,
+    _ATEN.empty_like,
+    _ATEN.empty_strided,
+    _ATEN.empty_permuted,
+    _ATEN.new_empty,
+    _ATEN.new_empty_strided,
+)
 
 
 class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]

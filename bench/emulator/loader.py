@@ -31,9 +31,22 @@ def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
 def _names() -> dict[str, Any]:
     """The names that generated code may use."""
     modules = (
-        access, approximate, atomics, bitfields, bits, bulk, copying, floats, formats, half, integers, matrices,
-        synchronising, tensor_maps, warps,
-    )  # fmt: skip
+        access,
+        approximate,
+        atomics,
+        bitfields,
+        bits,
+        bulk,
+        copying,
+        floats,
+        formats,
+        half,
+        integers,
+        matrices,
+        synchronising,
+        tensor_maps,
+        warps,
+    )
     names: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
     types = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}
     types |= {f"f{size}": np.dtype(f"f{size}") for size in (4, 8)}

@@ -20,9 +20,19 @@ from rooflab.engine.load.tokenizer import Tokenizer
 from rooflab.engine.sequence import SamplingParams
 
 TEXTS = (
-    "Hello world", " Hello", "  two", "Hello\n\nworld\t!", "3.14159 in 2026", "don't I'LL we've", "café Việt Ҥ ½",
-    "中文 日本語 한국어", "🙂👩‍👩‍👧", "def f(x):\n    return x ** 2\n", "a" * 40, "",
-)  # fmt: skip
+    "Hello world",
+    " Hello",
+    "  two",
+    "Hello\n\nworld\t!",
+    "3.14159 in 2026",
+    "don't I'LL we've",
+    "café Việt Ҥ ½",
+    "中文 日本語 한국어",
+    "🙂👩‍👩‍👧",
+    "def f(x):\n    return x ** 2\n",
+    "a" * 40,
+    "",
+)
 LIKELIEST = 20
 FAR = 0.01
 """Highest difference of log-probabilities in fp32, where both agree to 0.001; another rotation moves them by nats."""
@@ -74,9 +84,11 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
     prompts = [own.encode(text) for text in TEXTS[:2]]
     gaps = [_gap(other, prompt, _likeliest(llm, prompt)) for prompt in prompts]
     yield {
-        "what": "log-probabilities", "of": len(prompts), "differ": sum(gap > FAR for gap in gaps),
+        "what": "log-probabilities",
+        "of": len(prompts),
+        "differ": sum(gap > FAR for gap in gaps),
         "first": next((f"{prompt}: {gap:.3g}" for prompt, gap in zip(prompts, gaps, strict=True) if gap > FAR), ""),
-    }  # fmt: skip
+    }
 
 
 def _likeliest(llm: LLM, prompt: list[int]) -> dict[int, float]:

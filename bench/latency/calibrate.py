@@ -34,8 +34,12 @@ def _step(llm: LLM) -> dict[str, Any]:
     ended, last = time.perf_counter(), llm.core.last
     chunks, decodes = (last.chunks, last.num_decodes) if last else ([], 0)
     return {
-        "num_decodes": decodes, "decode_keys": int(llm.runner.batch.seq_lens[:decodes].sum()),
+        "num_decodes": decodes,
+        "decode_keys": int(llm.runner.batch.seq_lens[:decodes].sum()),
         "prompt_tokens": sum(chunk.end - chunk.start for chunk in chunks),
-        "prompt_pairs": sum(pairs_of(chunk.start, chunk.end) for chunk in chunks), "tokens": len(got),
-        "begin_s": began, "end_s": ended, "running": len(llm.scheduler.running),
-    }  # fmt: skip
+        "prompt_pairs": sum(pairs_of(chunk.start, chunk.end) for chunk in chunks),
+        "tokens": len(got),
+        "begin_s": began,
+        "end_s": ended,
+        "running": len(llm.scheduler.running),
+    }

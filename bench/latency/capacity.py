@@ -83,9 +83,14 @@ def most_requests_per_s(
 
 
 def capacities(
-    model: KernelTimes, plan: Plan, settings: ClockSettings, limits: Mapping[str, float], q: float,
-    gpus: Iterable[int], chunks: Iterable[int],
-) -> list[dict[str, Any]]:  # fmt: skip
+    model: KernelTimes,
+    plan: Plan,
+    settings: ClockSettings,
+    limits: Mapping[str, float],
+    q: float,
+    gpus: Iterable[int],
+    chunks: Iterable[int],
+) -> list[dict[str, Any]]:
     """A row for each number of GPUs and size of a chunk, with the rate, and the rate for each GPU.
 
     The rate is the median of `SEEDS` loads, with the least and the most of them: p99 of some hundred requests moves by

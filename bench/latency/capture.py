@@ -37,11 +37,13 @@ _PRODUCTS = {_ATEN.mm: (0, 1), _ATEN.addmm: (1, 2), _ATEN.bmm: (0, 1), _ATEN.mat
 _ATTENTION = {
     getattr(_ATEN, name)
     for name in (
-        "scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
     )
-}  # fmt: skip
+}
 
 
 class Key(NamedTuple):

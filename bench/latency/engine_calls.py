@@ -107,8 +107,10 @@ def site_of(arch: Architecture, inputs: Mapping[str, Any]) -> str:
     """Where in the model a product is."""
     q, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     sites = {
-        (q + 2 * kv, arch.hidden_size): "qkv_proj", (arch.hidden_size, q): "o_proj",
+        (q + 2 * kv, arch.hidden_size): "qkv_proj",
+        (arch.hidden_size, q): "o_proj",
         (2 * arch.intermediate_size, arch.hidden_size): "gate_up_proj",
-        (arch.hidden_size, arch.intermediate_size): "down_proj", (arch.vocab_size, arch.hidden_size): "lm_head",
-    }  # fmt: skip
+        (arch.hidden_size, arch.intermediate_size): "down_proj",
+        (arch.vocab_size, arch.hidden_size): "lm_head",
+    }
     return sites.get(tuple(inputs["b"].shape[::-1]), gated(arch))

@@ -65,12 +65,21 @@ class LedgerRow:
     def to_row(self, step_ms: float) -> dict[str, Any]:
         """One line of a table."""
         return {
-            "op": self.op, "site": self.site if self.site != self.op else "", "kernel": self.kernel,
-            "calls": self.calls, "shape": self.shape, "MFLOP": self.flops / 1e6, "MB": self.least_bytes / 1e6,
+            "op": self.op,
+            "site": self.site if self.site != self.op else "",
+            "kernel": self.kernel,
+            "calls": self.calls,
+            "shape": self.shape,
+            "MFLOP": self.flops / 1e6,
+            "MB": self.least_bytes / 1e6,
             "moved_MB": None if self.traffic_bytes is None else self.traffic_bytes / 1e6,
-            "bound_ms": self.bound_ms, "limiter": self.limiter, "ms": self.ms, "share": self.ms / step_ms,
-            "x_bound": None if not self.bound_ms else self.ms / self.bound_ms, "basis": self.basis,
-        }  # fmt: skip
+            "bound_ms": self.bound_ms,
+            "limiter": self.limiter,
+            "ms": self.ms,
+            "share": self.ms / step_ms,
+            "x_bound": None if not self.bound_ms else self.ms / self.bound_ms,
+            "basis": self.basis,
+        }
 
 
 @dataclass(frozen=True)
@@ -139,12 +148,25 @@ def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Le
     rows = []
     for one in model.ops(kind, batch, context):
         cost = known.get((one.op, one.site))
-        rows.append(_priced(one.op, one.site, "", cost.calls if cost else 0, _text(cost.shape) if cost else "",
-                            one.ms, cost.cost if cost else None, None, ceilings, one.basis))  # fmt: skip
+        rows.append(
+            _priced(
+                one.op,
+                one.site,
+                "",
+                cost.calls if cost else 0,
+                _text(cost.shape) if cost else "",
+                one.ms,
+                cost.cost if cost else None,
+                None,
+                ceilings,
+                one.basis,
+            )
+        )
     step_ms = sum(row.ms for row in rows) + model.host_ms
     about = f"{model.gpus} x {model.device.name}"
-    return Ledger(model.arch.name, about, kind, batch, context, tuple(rows), model.host_ms, 0.0, step_ms, None,
-                  model.weight_dtype)  # fmt: skip
+    return Ledger(
+        model.arch.name, about, kind, batch, context, tuple(rows), model.host_ms, 0.0, step_ms, None, model.weight_dtype
+    )
 
 
 def measured(
@@ -193,16 +215,33 @@ def measured(
 
 
 def _priced(
-    op: str, site: str, kernel: str, calls: int, shape: str, ms: float, cost: Cost | None, traffic: float | None,
-    ceilings: Ceilings | None, basis: str,
-) -> LedgerRow:  # fmt: skip
+    op: str,
+    site: str,
+    kernel: str,
+    calls: int,
+    shape: str,
+    ms: float,
+    cost: Cost | None,
+    traffic: float | None,
+    ceilings: Ceilings | None,
+    basis: str,
+) -> LedgerRow:
     """`cost` and `traffic` are of one call, `ms` of all."""
     least = bound(cost, ceilings) if cost and ceilings else None
     return LedgerRow(
-        op, site, kernel, calls, shape, ms, 1e3 * calls * least.seconds if least else None,
-        least.limiter if least else "", calls * cost.flops if cost else 0.0, calls * cost.bytes if cost else 0.0,
-        None if traffic is None else calls * traffic, basis,
-    )  # fmt: skip
+        op,
+        site,
+        kernel,
+        calls,
+        shape,
+        ms,
+        1e3 * calls * least.seconds if least else None,
+        least.limiter if least else "",
+        calls * cost.flops if cost else 0.0,
+        calls * cost.bytes if cost else 0.0,
+        None if traffic is None else calls * traffic,
+        basis,
+    )
 
 
 class _Call(NamedTuple):

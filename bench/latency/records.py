@@ -58,14 +58,26 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
 
 
 def _record(
-    run_id: str, noise: str, case_id: str, case: dict[str, Any], metrics: dict[str, float], basis: Basis,
+    run_id: str,
+    noise: str,
+    case_id: str,
+    case: dict[str, Any],
+    metrics: dict[str, float],
+    basis: Basis,
     timer: str = "perf_counter",
-) -> Record:  # fmt: skip
+) -> Record:
     return Record(
-        kind="engine", run_id=run_id, status="NOISY" if noise else "OK", reason=noise,
-        **Environment.now().record_fields(), case_id=case_id, case=case, basis=basis,
-        timer=timer if basis == "measured" else None, metrics=metrics,
-    )  # fmt: skip
+        kind="engine",
+        run_id=run_id,
+        status="NOISY" if noise else "OK",
+        reason=noise,
+        **Environment.now().record_fields(),
+        case_id=case_id,
+        case=case,
+        basis=basis,
+        timer=timer if basis == "measured" else None,
+        metrics=metrics,
+    )
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

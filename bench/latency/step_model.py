@@ -89,9 +89,7 @@ _ATTENTION = ("attention", "kv_cache_write")
 """One group, because published attention has the write of keys and values in it."""
 _HEAD = ("lm_head", "sample")
 _MOST = 2**20
-_PUBLISHED = {
-    "products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"},
-}  # fmt: skip
+_PUBLISHED = {"products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"}}
 """Kinds of ops that have published times."""
 
 

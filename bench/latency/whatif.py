@@ -55,11 +55,18 @@ class PhaseChange:
         actual = None if self.measured_ms is None else self.measured_ms / self.step_ms - 1
         ratios = ("kernel", "share", "predicted_%", "measured_%") if self.noise else ()
         return {
-            "figure": self.figure, "op": self.op, "before": self.before, "after": self.after,
-            "kernel": self.kernel_ratio, "share": self.share, "before_ms": self.step_ms,
-            "predicted_ms": self.predicted_ms, "measured_ms": self.measured_ms,
-            "predicted_%": 100 * predicted, "measured_%": None if actual is None else 100 * actual,
-        } | dict.fromkeys(ratios)  # fmt: skip
+            "figure": self.figure,
+            "op": self.op,
+            "before": self.before,
+            "after": self.after,
+            "kernel": self.kernel_ratio,
+            "share": self.share,
+            "before_ms": self.step_ms,
+            "predicted_ms": self.predicted_ms,
+            "measured_ms": self.measured_ms,
+            "predicted_%": 100 * predicted,
+            "measured_%": None if actual is None else 100 * actual,
+        } | dict.fromkeys(ratios)
 
     def verdict(self) -> str:
         """In words, whether the kernel's win is one of the engine."""

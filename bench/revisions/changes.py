@@ -13,9 +13,14 @@ from rooflab.bench.revisions.trees import git
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
 DECIDES = (
-    "bench/ab/worker.py", "bench/core/call.py", "bench/core/measure.py", "bench/core/timed.py",
-    "bench/core/boot.py", "bench/core/noise.py", "bench/core/timers/",
-)  # fmt: skip
+    "bench/ab/worker.py",
+    "bench/core/call.py",
+    "bench/core/measure.py",
+    "bench/core/timed.py",
+    "bench/core/boot.py",
+    "bench/core/noise.py",
+    "bench/core/timers/",
+)
 """Prefixes of the paths of files that can change a reading."""
 
 

@@ -35,11 +35,19 @@ SWAPS = ("paged_attention=gqa_packed", "rope_and_cache=naive", "fused_add_rmsnor
 LATENCY: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
     ("decode", "a decode step of Llama-3.1-8B, op by op", ("ledger", "llama-3.1-8b", "--batch", "16"), 60),
     ("prefill", "the step of a prompt, op by op", ("ledger", "llama-3.1-8b", "--prefill", "--context", "2048"), 60),
-    ("swaps", "other kernels in the engine: change of TTFT and ITL, predicted and measured",
-     ("whatif", "llama-3.1-8b", "--batch", "16", "--context", "1024", *(f"--swap={swap}" for swap in SWAPS)), 150),
-    ("studies", "ten claims about LLM inference, predicted and measured", ("study", "--all", "--model",
-     "llama-3.1-8b"), 400),
-)  # fmt: skip
+    (
+        "swaps",
+        "other kernels in the engine: change of TTFT and ITL, predicted and measured",
+        ("whatif", "llama-3.1-8b", "--batch", "16", "--context", "1024", *(f"--swap={swap}" for swap in SWAPS)),
+        150,
+    ),
+    (
+        "studies",
+        "ten claims about LLM inference, predicted and measured",
+        ("study", "--all", "--model", "llama-3.1-8b"),
+        400,
+    ),
+)
 START_S = 8.0
 """The seconds that a process needs to start and import, unless it starts while the previous process still works."""
 
@@ -191,9 +199,16 @@ def op_entries(op: str) -> list[Entry]:
     ]  # fmt: skip
     if any(kernel.tuning is not None for kernel in kernels):
         found.append(
-            Entry(f"tune:{op}", f"configs of {op}'s kernels searched",
-                  (*LAB, "tune", op, "--budget", "{seconds}", *rest), 90.0, 30.0,
-                  (*LAB, "tune", op, "--case", spec.get_cases("smoke")[0].id, "--dry-run", "--budget", "1", *rest),
-                  after=("ceilings", f"bench:{op}"), ops=(op,), searches=True)
-        )  # fmt: skip
+            Entry(
+                f"tune:{op}",
+                f"configs of {op}'s kernels searched",
+                (*LAB, "tune", op, "--budget", "{seconds}", *rest),
+                90.0,
+                30.0,
+                (*LAB, "tune", op, "--case", spec.get_cases("smoke")[0].id, "--dry-run", "--budget", "1", *rest),
+                after=("ceilings", f"bench:{op}"),
+                ops=(op,),
+                searches=True,
+            )
+        )
     return found

@@ -19,10 +19,11 @@ REFUSED: Mapping[str, float | None] = {
     ),
     **dict.fromkeys(
         "min_length min_new_tokens no_repeat_ngram_size encoder_no_repeat_ngram_size penalty_alpha diversity_penalty"
-        " epsilon_cutoff eta_cutoff token_healing mirostat xtc_probability".split(), 0
+        " epsilon_cutoff eta_cutoff token_healing mirostat xtc_probability".split(),
+        0,
     ),
     **dict.fromkeys("encoder_repetition_penalty guidance_scale typical_p num_beams num_beam_groups".split(), 1),
-}  # fmt: skip
+}
 """Fields that change an answer and are not kept, with the value that means off; null and what is empty are off too."""
 
 

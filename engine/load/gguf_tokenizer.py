@@ -45,11 +45,13 @@ _CUTS: Mapping[str, tuple[str, ...]] = {
     "tekken": (_TEKKEN,),
 }
 _TYPES = (
-    ("model pre chat_template", str, False), ("tokens merges", str, True),
-    ("token_type", int, True), ("scores", float, True),
+    ("model pre chat_template", str, False),
+    ("tokens merges", str, True),
+    ("token_type", int, True),
+    ("scores", float, True),
     ("bos_token_id eos_token_id unknown_token_id", int, False),
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
-)  # fmt: skip
+)
 """Of the keys: the type, and whether it is a list of it."""
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """With these a word that is a token is not cut, whatever the merges say; and a text begins with BOS."""

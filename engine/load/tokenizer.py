@@ -22,8 +22,18 @@ _UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
-_OF_TEMPLATES = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError,
-                 RuntimeError, TypeError, ValueError)  # fmt: skip
+_OF_TEMPLATES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What Python's expressions raise: a template is made of them."""
 
 

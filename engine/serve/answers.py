@@ -95,9 +95,11 @@ class CompletionBody(BodyFormat):
             name = self.texts.named(each)[0]
             top[f"token_id:{each}" if name in top else name] = value  # two tokens may have one text
         return {
-            "tokens": [self.texts.named(token)[0]], "token_logprobs": [logprobs[token]], "top_logprobs": [top or None],
+            "tokens": [self.texts.named(token)[0]],
+            "token_logprobs": [logprobs[token]],
+            "top_logprobs": [top or None],
             "text_offset": [offset],
-        }  # fmt: skip
+        }
 
     def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """As `BodyFormat`."""

@@ -105,16 +105,21 @@ class Service:
     def admit(self, model: str, answers: int) -> None:
         """Raises `ApiError` unless the server takes a request for this number of answers now."""
         if model != self.model:
-            raise ApiError(404, f"The model `{model}` does not exist; this server has `{self.model}`", "model",
-                           "model_not_found")  # fmt: skip
+            raise ApiError(
+                404, f"The model `{model}` does not exist; this server has `{self.model}`", "model", "model_not_found"
+            )
         if self.draining or self.engine.died.is_set():
             raise ApiError(503, "the server is about to end", code="shutting_down")
         if answers > self._places:
             raise ApiError(400, f"n: expected at most {self._places} answers, n for each prompt, got {answers}", "n")
         there = self._opening + sum(call.params.n for call in self.engine.calls.values())
         if there + answers > self._places:
-            raise ApiError(429, f"{there} answers are in the engine and {answers} more were asked for; at most"
-                           f" {self._places} may be there", code="queue_full")  # fmt: skip
+            raise ApiError(
+                429,
+                f"{there} answers are in the engine and {answers} more were asked for; at most"
+                f" {self._places} may be there",
+                code="queue_full",
+            )
 
     def _too_long(self, param: str, tokens: str) -> ApiError:
         sentence = f"{param}: expected fewer tokens than the context, which has {self.context}, got {tokens}"
@@ -128,8 +133,13 @@ class Service:
             raise self._too_long(asked.field, str(longest_prompt))
         if asked.most is not None and asked.most > most:
             code = TOO_LONG if asked.most > room else None
-            raise ApiError(400, f"{asked.most_field}: expected at most {most} behind a prompt of {longest_prompt}"
-                           f" tokens, got {asked.most}", asked.most_field, code)  # fmt: skip
+            raise ApiError(
+                400,
+                f"{asked.most_field}: expected at most {most} behind a prompt of {longest_prompt}"
+                f" tokens, got {asked.most}",
+                asked.most_field,
+                code,
+            )
         return asked.most if asked.most is not None else min(asked.default or most, most)
 
     async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: BodyFormat) -> Response:
@@ -206,9 +216,12 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
     app.add_middleware(Guard, limits=service.limits, hosts=hosts, alone=alone)
     if service.limits.origins:  # around the guard: a browser asks first, and without a key
         app.add_middleware(
-            CORSMiddleware, allow_origins=service.limits.origins, allow_methods=["*"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=service.limits.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=["x-request-id"],
-        )  # fmt: skip
+        )
     return app
 
 

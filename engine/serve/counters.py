@@ -36,9 +36,11 @@ class Counters:
         self._generated = counter("vllm:generation_tokens", "Tokens of answers.")
         self._preempted = counter("vllm:num_preemptions", "Answers that lost their pages.")
         self._success = Counter(
-            "vllm:request_success", "Requests that ended, by reason.", (*LABELS, "finished_reason"),
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            (*LABELS, "finished_reason"),
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._ttft = histogram("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
         self._itl = histogram("vllm:inter_token_latency_seconds", "From a token to the next.")
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to its last token.")
@@ -50,9 +52,11 @@ class Counters:
         self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that answers got.")
         self._emitted = counter("vllm:spec_decode_num_emitted_tokens", "Tokens of answers from steps with drafts.")
         self._accepted_at = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens, by their place in the draft.",
-            (*LABELS, "position"), registry=self.registry,
-        )  # fmt: skip
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens, by their place in the draft.",
+            (*LABELS, "position"),
+            registry=self.registry,
+        )
         self._step = histogram("rooflab:step_seconds", "One step of the engine.")
         self._evicted = counter("rooflab:prefix_cache_evicted_pages", "Cached pages that were given away.")
 

@@ -177,9 +177,12 @@ def config_of(service: Service, host: str) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service, hosts_of(host)),
         http=partial(ClientConnection, receive_s=limits.receive_s),  # type: ignore[arg-type]  # it is only called
-        log_level="warning", access_log=False, timeout_keep_alive=limits.keep_alive_s,
-        timeout_graceful_shutdown=int(LAST_S) + 1, h11_max_incomplete_event_size=limits.max_head_bytes,
-    )  # fmt: skip
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=limits.keep_alive_s,
+        timeout_graceful_shutdown=int(LAST_S) + 1,
+        h11_max_incomplete_event_size=limits.max_head_bytes,
+    )
 
 
 async def serve(

@@ -80,9 +80,16 @@ def ready(llm: LLM) -> Ready:
     """What a server must know of the model."""
     blocks = llm.scheduler.blocks
     return Ready(
-        llm.arch.name, str(llm.device), llm.dtype_name, llm.arch.vocab_size, llm.max_model_len,
-        llm.scheduler.max_num_seqs, blocks.num_blocks, blocks.block_size, llm.ops.describe(),
-    )  # fmt: skip
+        llm.arch.name,
+        str(llm.device),
+        llm.dtype_name,
+        llm.arch.vocab_size,
+        llm.max_model_len,
+        llm.scheduler.max_num_seqs,
+        blocks.num_blocks,
+        blocks.block_size,
+        llm.ops.describe(),
+    )
 
 
 def drafts_of(found: Speculated | None) -> dict[str, Any]:
@@ -223,6 +230,9 @@ class Worker:
     def _state(self) -> State:
         scheduler, blocks = self.llm.scheduler, self.llm.scheduler.blocks
         return State(
-            len(scheduler.running), len(scheduler.waiting),
-            blocks.num_blocks - blocks.num_free, blocks.num_shared, blocks.num_cached,
-        )  # fmt: skip
+            len(scheduler.running),
+            len(scheduler.waiting),
+            blocks.num_blocks - blocks.num_free,
+            blocks.num_shared,
+            blocks.num_cached,
+        )

@@ -45,9 +45,12 @@ class DraftSource:
 
 
 def opened(
-    asked: Speculation | None, arch: Architecture, tokenizer: Tokenizer | None, max_model_len: int,
+    asked: Speculation | None,
+    arch: Architecture,
+    tokenizer: Tokenizer | None,
+    max_model_len: int,
     open_model: Callable[[str], Opened],
-) -> DraftSource:  # fmt: skip
+) -> DraftSource:
     """Checks what `asked` names beside the model of `arch`, and opens it; no weights are read.
 
     Raises `ValueError` on files that are no draft, a draft of another vocabulary, and one for shorter texts.
@@ -94,9 +97,13 @@ def _heads(rows: int, asked: Speculation, arch: Architecture, max_model_len: int
 
 
 def build(
-    asked: Speculation | None, source: DraftSource, about: tuple[Any, ...], limits: LargestSizes,
-    swap: Mapping[str, str] | None, interpret: bool,
-) -> Speculator | None:  # fmt: skip
+    asked: Speculation | None,
+    source: DraftSource,
+    about: tuple[Any, ...],
+    limits: LargestSizes,
+    swap: Mapping[str, str] | None,
+    interpret: bool,
+) -> Speculator | None:
     """The speculator that is asked for, if one is; its runner is made of `about`.  Reads the drafter's weights.
 
     Raises `ValueError` if they are not its own, or if no kernel can run.
@@ -109,9 +116,13 @@ def build(
 
 
 def _drafter(
-    asked: Speculation, source: DraftSource, runner: SpeculativeRunner, limits: LargestSizes,
-    swap: Mapping[str, str] | None, interpret: bool,
-) -> Drafter:  # fmt: skip
+    asked: Speculation,
+    source: DraftSource,
+    runner: SpeculativeRunner,
+    limits: LargestSizes,
+    swap: Mapping[str, str] | None,
+    interpret: bool,
+) -> Drafter:
     if asked.kind == "ngram":
         return NgramDrafter()
     if source.layers:

@@ -52,10 +52,16 @@ class EagleDrafter(HiddenDrafter, Chain):
         norms = [parts.get(f"self_attn.{part}_norm.weight") for part in "qk"]
         one = torch.ones(arch.hidden_size, dtype=model.embedding.dtype, device=runner.device)
         weights = LayerWeights(
-            one, torch.cat(join), None if biases is None else torch.cat(biases), norms[0], norms[1],
-            parts["self_attn.o_proj.weight"], parts["post_attention_layernorm.weight"],
-            torch.cat([parts["mlp.gate_proj.weight"], parts["mlp.up_proj.weight"]]), parts["mlp.down_proj.weight"],
-        )  # fmt: skip
+            one,
+            torch.cat(join),
+            None if biases is None else torch.cat(biases),
+            norms[0],
+            norms[1],
+            parts["self_attn.o_proj.weight"],
+            parts["post_attention_layernorm.weight"],
+            torch.cat([parts["mlp.gate_proj.weight"], parts["mlp.up_proj.weight"]]),
+            parts["mlp.down_proj.weight"],
+        )
         # The head, which is the model's, is not packed again.
         self.model = Model(arch, Weights(model.embedding, [weights], one, one[None, :]), ops, runner.max_model_len)
         self.fc, self.fc_bias = ops.prepare(tensors["fc.weight"]), tensors.get("fc.bias")

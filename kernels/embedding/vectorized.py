@@ -33,17 +33,30 @@ def _embedding(
 
 
 @kernel(
-    backend="triton", traffic=SPEC.least,
-    over="naive", shows={"": (
-        "below.LDG_E_U16 > 0 and below.STG_E_U16 > 0 and STG_E_128 == 4; LDG_E_U16 == STG_E_U16 == 0; "
-        "bytes_in_flight >= 64 >= 8 * below.bytes_in_flight"
-    )},
-)  # fmt: skip
+    backend="triton",
+    traffic=SPEC.least,
+    over="naive",
+    shows={
+        "": (
+            "below.LDG_E_U16 > 0 and below.STG_E_U16 > 0 and STG_E_128 == 4; LDG_E_U16 == STG_E_U16 == 0; "
+            "bytes_in_flight >= 64 >= 8 * below.bytes_in_flight"
+        )
+    },
+)
 def vectorized(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
     """Computes weight[token_ids]; an id outside the table gives a row of zeros, because a kernel cannot raise."""
     T, (V, H) = len(token_ids), weight.shape
     block_h = min(next_power_of_2(H), MAX_BLOCK_H)
     _embedding[(cdiv(T, BLOCK_T), cdiv(H, block_h))](
-        token_ids, weight, out, T, V, H, weight.stride(0), out.stride(0),
-        BLOCK_T=BLOCK_T, BLOCK_H=block_h, num_warps=NUM_WARPS,
-    )  # fmt: skip
+        token_ids,
+        weight,
+        out,
+        T,
+        V,
+        H,
+        weight.stride(0),
+        out.stride(0),
+        BLOCK_T=BLOCK_T,
+        BLOCK_H=block_h,
+        num_warps=NUM_WARPS,
+    )

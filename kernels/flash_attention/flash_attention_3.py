@@ -34,8 +34,14 @@ def window_sizes(window: int | None) -> tuple[int, int]:
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,), dtypes={"q": (*HALVES, E4M3)},
-    limits={"D": range(0, 257, 8)}, traffic=traffic,
+    role="peer",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=(PACKAGE,),
+    dtypes={"q": (*HALVES, E4M3)},
+    limits={"D": range(0, 257, 8)},
+    traffic=traffic,
     holds={
         "D % 16 == 0 or itemsize > 1": "D in multiples of 16 in fp8",
         "q_scale is None or H == H_kv or q_scale[1] == 0": (
@@ -43,15 +49,32 @@ def window_sizes(window: int | None) -> tuple[int, int]:
             "look at its values"
         ),
     },
-)  # fmt: skip
+)
 def flash_attention_3(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,
-    softcap: float | None, q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    return_lse: bool,
+) -> Returned:
     """Calls `flash_attn_func`, which allocates the result; returns the log-sum-exp (B, H, T) as a view (B, T, H)."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_func(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_sizes(window), softcap=softcap or 0.0,
-        **_descales(q, k, q_scale, k_scale, v_scale), return_attn_probs=return_lse,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_sizes(window),
+        softcap=softcap or 0.0,
+        **_descales(q, k, q_scale, k_scale, v_scale),
+        return_attn_probs=return_lse,
+    )
     return (result[0], result[1].transpose(1, 2)) if return_lse else result

@@ -41,19 +41,32 @@ def _planned(
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), dtypes={"q": HALVES},
-    limits={"D": adapter.HEAD_DIMS}, whole={"q": -1, "k": -1, "v": -1},
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    dtypes={"q": HALVES},
+    limits={"D": adapter.HEAD_DIMS},
+    whole={"q": -1, "k": -1, "v": -1},
     holds={
         "q[0] == T * q[1] or B <= 1 or T <= 1": "sequences one after another in memory",
         "k[0] == S * k[1] or B <= 1 or S <= 1": "sequences one after another in memory",
         "v == k or B * S == 0": "the strides of k",
     },
     traffic=adapter.with_base_e(traffic),
-)  # fmt: skip
+)
 def flashinfer(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,
-    softcap: float | None, return_lse: bool,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    return_lse: bool,
+) -> Returned:
     """Calls FlashInfer's prefill, which allocates the result, because it writes rows without gaps."""
     B, T, H, _ = q.shape
     S = k.shape[1]

@@ -155,14 +155,21 @@ def bind(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, dtypes={"q": (E4M3,)}, limits={"D": range(32, 257, 16)},
-    mapped={"q": -1, "k": -1, "v": (1, -1)}, traffic=traffic,
-    tuning=Tuning(Config, configs, DEFAULTS, footprint), bind=bind, empty=nothing_seen,
-    over="tma", shows={
+    backend="triton",
+    min_sm=90,
+    dtypes={"q": (E4M3,)},
+    limits={"D": range(32, 257, 16)},
+    mapped={"q": -1, "k": -1, "v": (1, -1)},
+    traffic=traffic,
+    tuning=Tuning(Config, configs, DEFAULTS, footprint),
+    bind=bind,
+    empty=nothing_seen,
+    over="tma",
+    shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true,v_columns=true "
         "in fp8_e4m3 with block_m=64,block_n=128,num_warps=4,num_stages=2": (
-            r'(products[0].wgmma, products[0].tma, products[0].shared_store, products[0].shared_load) == (8, 2, 0, 0); '
-            r'all(loop.spill_load + loop.spill_store == 0 for loop in products); '
+            r"(products[0].wgmma, products[0].tma, products[0].shared_store, products[0].shared_load) == (8, 2, 0, 0); "
+            r"all(loop.spill_load + loop.spill_store == 0 for loop in products); "
             r'in_sass(r"QGMMA\.\S+ R\d+, R\d+, gdesc\[UR\d+\], RZ") == 2'
         ),
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true "
@@ -170,15 +177,26 @@ def bind(of: Arguments) -> Any:
             "products[0].wgmma == 12 and products[0].tma == 2 and products[0].shared_store > 0"
         ),
     },
-)  # fmt: skip
+)
 def fp8(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
-    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    return_lse: bool,
+    config: Config,
     bound: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Multiplies q and k in e4m3; multiplies values in e4m3 if they are contiguous along their keys, else in fp16."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
-    _attention[grid](
-        q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *numbers, **constants
-    )  # fmt: skip
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *numbers, **constants)

@@ -62,9 +62,16 @@ def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | N
 
 @kernel(backend="torch")
 def library(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None,
-    q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> Tensor:
     """Lets torch allocate the result: a copy into an `out` would be timed with the call."""
     if q.dtype == E4M3:
         q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))

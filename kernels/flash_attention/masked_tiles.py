@@ -81,21 +81,38 @@ def bind(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", dtypes={"q": (torch.float32, *HALVES)}, limits={"D": range(16, 257)},
-    traffic=traffic, tuning=TUNING, bind=bind, fenced_since="3.7.1",
-    over="online", shows={
+    backend="triton",
+    dtypes={"q": (torch.float32, *HALVES)},
+    limits={"D": range(16, 257)},
+    traffic=traffic,
+    tuning=TUNING,
+    bind=bind,
+    fenced_since="3.7.1",
+    over="online",
+    shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (
             "len(products) == 2 and all(loop.spill_load + loop.spill_store == 0 for loop in products); "
             "products[0].FSEL == 0 and products[1].FSEL > 32 and below.loop.FSEL > 32; "
             "products[0].length < 0.7 * below.loop.length and products[0].wgmma == below.loop.wgmma"
-        ),
+        )
     },
-)  # fmt: skip
+)
 def masked_tiles(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
-    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    return_lse: bool,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes attention with masks only in the tiles that the diagonal, a window or an end cuts."""
     grid, numbers, constants = bound
     _attention[grid](q, k, v, sinks, out, lse, *numbers, **constants)

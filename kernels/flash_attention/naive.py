@@ -12,10 +12,20 @@ from rooflab.kernels.launcher import kernel
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, causal: bool, scale: float,
-    window: int | None, softcap: float | None, sinks: Tensor | None,
-    q_scale: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    causal: bool,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Writes the result of q (B, T, H, D), k and v (B, S, H_kv, D) into out, and the log-sum-exp (B, T, H) into lse."""
     T, S = q.shape[1], k.shape[1]
     group = q.shape[2] // k.shape[2]
@@ -49,10 +59,22 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 @kernel(backend="torch")
 def naive(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
-    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    return_lse: bool,
+) -> None:
     """Multiplies the heads by their scales first; then every step of the formula writes its result to memory."""
     scale = get_scale(q, softmax_scale)
     attend(q, k, v, out, lse, causal, scale, window, softcap, sinks, q_scale, k_scale, v_scale)

@@ -71,13 +71,20 @@ def online_kernel(
 
 
 @kernel(
-    backend="triton", dtypes={"q": (torch.float32, *HALVES)}, limits={"D": (16, 32, 64, 128, 256)},
-    traffic=traffic, tuning=TUNING, fenced_since="3.7.1",
-    over="naive", shows={"": (
-        'calls("naive").total >= 6 and launched == 1; '
-        'loop.wgmma > 0 and loop.cp_async > 0 and loop.global_store == 0'
-    )},
-)  # fmt: skip
+    backend="triton",
+    dtypes={"q": (torch.float32, *HALVES)},
+    limits={"D": (16, 32, 64, 128, 256)},
+    traffic=traffic,
+    tuning=TUNING,
+    fenced_since="3.7.1",
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 6 and launched == 1; '
+            "loop.wgmma > 0 and loop.cp_async > 0 and loop.global_store == 0"
+        )
+    },
+)
 def online(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, causal: bool, softmax_scale: float | None, config: Config
 ) -> None:

@@ -107,21 +107,39 @@ def bind(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)}, mapped={"k": -1, "v": -1},
+    backend="triton",
+    min_sm=90,
+    dtypes={"q": HALVES},
+    limits={"D": range(16, 257, 8)},
+    mapped={"k": -1, "v": -1},
     traffic=traffic,
-    tuning=Tuning(Config, configs, DEFAULTS, footprint(packed_tiles)), bind=bind, empty=nothing_seen,
-    over="tma", shows={
+    tuning=Tuning(Config, configs, DEFAULTS, footprint(packed_tiles)),
+    bind=bind,
+    empty=nothing_seen,
+    over="tma",
+    shows={
         "B=1,T=16,S=2048,H=32,H_kv=8,D=128,causal=true": (
             "below.grid[0] == 32 and grid[0] == 8 and (below.threads, threads) == (256, 128); "
             "len(products) == 2 and all(loop.tma == 2 and loop.WARPGROUP_DEPBAR == 1 for loop in products)"
-        ),
+        )
     },
-)  # fmt: skip
+)
 def packed_gqa(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
-    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    return_lse: bool,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes attention in tiles whose rows are the positions and the query heads of one head of keys."""
     grid, (k_map, v_map), numbers, constants = bound
     _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

@@ -115,22 +115,41 @@ def bind(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)},
-    mapped={"q": -1, "k": -1, "v": -1}, traffic=traffic,
-    tuning=Tuning(PersistentConfig, persistent_configs, DEFAULTS, footprint(ctas)), bind=bind,
+    backend="triton",
+    min_sm=90,
+    dtypes={"q": HALVES},
+    limits={"D": range(16, 257, 8)},
+    mapped={"q": -1, "k": -1, "v": -1},
+    traffic=traffic,
+    tuning=Tuning(PersistentConfig, persistent_configs, DEFAULTS, footprint(ctas)),
+    bind=bind,
     empty=nothing_seen,
-    over="tma", shows={"": (
-        "grid[0] == 132 < below.grid[0] and all(loop.spill_load + loop.spill_store == 0 for loop in products); "
-        "len([loop for loop in loops if loop.wgmma and not loop.innermost]) == 1; "
-        "not [loop for loop in below.loops if loop.wgmma and not loop.innermost]; "
-        "products[0].wgmma == below.products[0].wgmma and products[0].FSEL == 0"
-    )},
-)  # fmt: skip
+    over="tma",
+    shows={
+        "": (
+            "grid[0] == 132 < below.grid[0] and all(loop.spill_load + loop.spill_store == 0 for loop in products); "
+            "len([loop for loop in loops if loop.wgmma and not loop.innermost]) == 1; "
+            "not [loop for loop in below.loops if loop.wgmma and not loop.innermost]; "
+            "products[0].wgmma == below.products[0].wgmma and products[0].FSEL == 0"
+        )
+    },
+)
 def persistent(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
-    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: PersistentConfig, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    return_lse: bool,
+    config: PersistentConfig,
+    bound: Any,
+) -> None:
     """Computes attention with as many CTAs as fit, which take tile after tile, the longest first."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

@@ -66,9 +66,14 @@ def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Foot
     """The needs of queries, rings, and the staged result, which with a wide head lies in the queries' memory."""
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     return attention.footprint(
-        config.consumers, D, config.block_n, config.stages, rows=config.block_m * (1 if D > 128 else 2),
-        barriers=3 * config.consumers + 4 * config.stages, ctas=min(cdiv(T, config.block_m) * B * H, HOPPER_SMS),
-    )  # fmt: skip
+        config.consumers,
+        D,
+        config.block_n,
+        config.stages,
+        rows=config.block_m * (1 if D > 128 else 2),
+        barriers=3 * config.consumers + 4 * config.stages,
+        ctas=min(cdiv(T, config.block_m) * B * H, HOPPER_SMS),
+    )
 
 
 # The widest block that consumers and two slots can hold, more slots if they are small; a guess, unmeasured.
@@ -150,9 +155,7 @@ def _produce(loads, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def _softmax(
-    scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, MASKED: gl.constexpr
-):  # fmt: skip
+def _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, MASKED: gl.constexpr):
     """Computes the softmax of the block of keys at `first`, for the queries from `row` on."""
     T, S, _, _, _, _, window = order
     last = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
@@ -334,11 +337,14 @@ def _attention(
     else:
         gl.warp_specialize(
             [
-                (_consume, (given, CAUSAL, 0)), (_consume, (given, CAUSAL, 1)),
-                (_consume, (given, CAUSAL, 2)), (_produce, (loads, CAUSAL)),
+                (_consume, (given, CAUSAL, 0)),
+                (_consume, (given, CAUSAL, 1)),
+                (_consume, (given, CAUSAL, 2)),
+                (_produce, (loads, CAUSAL)),
             ],
-            [4, 4, 1], [160, 160, 24],
-        )  # fmt: skip
+            [4, 4, 1],
+            [160, 160, 24],
+        )
 
 
 def _map(x: Tensor, rows: int) -> Any:

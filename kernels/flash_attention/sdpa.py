@@ -15,8 +15,8 @@ from rooflab.kernels.takes import HALVES
 
 EQUAL_LENGTHS = {"T == S or not causal": "as many queries as keys, as the causal mask is upper-left"}
 peer = partial(
-    kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic,
-)  # fmt: skip
+    kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic
+)
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
@@ -28,9 +28,13 @@ def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_
         return torch.zeros_like(q)
     with sdpa_kernel(getattr(SDPBackend, backend)):
         result = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal,
-            scale=never_zero(softmax_scale), enable_gqa=q.shape[2] != k.shape[2],
-        )  # fmt: skip
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=causal,
+            scale=never_zero(softmax_scale),
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
     return result.transpose(1, 2)
 
 

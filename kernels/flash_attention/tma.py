@@ -76,22 +76,40 @@ def bind(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, dtypes={"q": HALVES}, limits={"D": range(16, 257, 8)},
-    mapped={"q": -1, "k": -1, "v": -1}, traffic=traffic,
-    tuning=TUNING, bind=bind, empty=nothing_seen,
-    over="masked_tiles", shows={
+    backend="triton",
+    min_sm=90,
+    dtypes={"q": HALVES},
+    limits={"D": range(16, 257, 8)},
+    mapped={"q": -1, "k": -1, "v": -1},
+    traffic=traffic,
+    tuning=TUNING,
+    bind=bind,
+    empty=nothing_seen,
+    over="masked_tiles",
+    shows={
         "B=1,T=2048,S=2048,H=32,H_kv=8,D=128,causal=true with block_m=128,block_n=64,num_warps=8,num_stages=2": (
             "below.products[0].cp_async == 8 and below.products[0].tma == cp_async == global_load == 0; "
             "all(loop.tma == 2 and loop.WARPGROUP_DEPBAR == 1 for loop in products) and products[0].FSEL == 0; "
             "products[0].length < below.products[0].length and registers < below.registers"
-        ),
+        )
     },
-)  # fmt: skip
+)
 def tma(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
-    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    return_lse: bool,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes attention; one thread loads the tiles of q, k and v, with zeros past the ends."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

@@ -14,19 +14,44 @@ from rooflab.kernels.takes import HALVES
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,),
-    dtypes={"q": HALVES}, limits={"D": range(0, 257, 8)},
+    role="peer",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=(PACKAGE,),
+    dtypes={"q": HALVES},
+    limits={"D": range(0, 257, 8)},
     traffic=traffic,
-)  # fmt: skip
+)
 def flash_attention_3(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
-    max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
-    softcap: float | None, return_lse: bool,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    return_lse: bool,
+) -> Returned:
     """Calls `flash_attn_varlen_func`, which allocates the result; returns the log-sum-exp (H, T) as a view (T, H)."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_sizes(window), softcap=softcap or 0.0, return_attn_probs=return_lse,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_sizes(window),
+        softcap=softcap or 0.0,
+        return_attn_probs=return_lse,
+    )
     return (result[0], result[1].mT) if return_lse else result

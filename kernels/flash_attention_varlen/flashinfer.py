@@ -29,23 +29,47 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), dtypes={"q": HALVES},
-    limits={"D": adapter.HEAD_DIMS}, whole={"q": -1, "k": -1, "v": -1},
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    dtypes={"q": HALVES},
+    limits={"D": adapter.HEAD_DIMS},
+    whole={"q": -1, "k": -1, "v": -1},
     holds={"v == k or S == 0": "the strides of k"},
-    traffic=adapter.with_base_e(traffic), plan=plan_of,
-)  # fmt: skip
+    traffic=adapter.with_base_e(traffic),
+    plan=plan_of,
+)
 def flashinfer(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
-    max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
-    softcap: float | None, return_lse: bool, plan: adapter.FlashInferPlan | None,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    return_lse: bool,
+    plan: adapter.FlashInferPlan | None,
+) -> Returned:
     """Calls `BatchPrefillWithRaggedKVCacheWrapper`, which writes rows without gaps.  A call without a plan makes a
     plan, and waits for the device to read the offsets."""
     if plan is None:
         given = Arguments(
-            q=q, k=k, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, causal=causal, softmax_scale=softmax_scale,
-            window=window, softcap=softcap,
-        )  # fmt: skip
+            q=q,
+            k=k,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            causal=causal,
+            softmax_scale=softmax_scale,
+            window=window,
+            softcap=softcap,
+        )
         plan = plan_of(given, adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q, return_lse)

@@ -35,21 +35,38 @@ def told_longest(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
     },
 )
 def library(
-    q: Tensor, k: Tensor, v: Tensor, *,
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, causal: bool,
-    softmax_scale: float | None, window: int | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+) -> Tensor:
     """Lets torch allocate the result; on the CPU, and in fp32, the host reads the offsets."""
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
     if has_flash(q):
         longest = told_longest(q, cu_seqlens_q, max_seqlen_q)
         answer = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k, 0.0, causal, False,
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            longest,
+            max_seqlen_k,
+            0.0,
+            causal,
+            False,
             scale=never_zero(get_scale(q, softmax_scale)),
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,
-        )  # fmt: skip
+        )
         result: Tensor = answer[0]
         return result
     parts = [

@@ -27,15 +27,28 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape,
-    over="naive", shows={"": (
-        'calls("naive").total >= 10 and calls("native").names.keys() <= {"empty", "empty_like"}'
-    )},
-)  # fmt: skip
+    backend="cpp",
+    devices=("cpu",),
+    traffic=traffic,
+    bind=shape,
+    over="naive",
+    shows={"": ('calls("naive").total >= 10 and calls("native").names.keys() <= {"empty", "empty_like"}')},
+)
 def native(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, *, max_seqlen_q: int,
-    max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    out: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
+    bound: Any,
+) -> None:
     """Computes attention of all sequences in one call of C++."""
     lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     check_lengths({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **lengths}, {"T": len(q), "S": len(k)})

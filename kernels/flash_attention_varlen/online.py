@@ -88,13 +88,21 @@ def bind(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", limits={"D": range(16, 257)}, traffic=traffic, tuning=TUNING, bind=bind, fenced_since="3.7.1",
-    over="naive", shows={"": (
-        'calls("naive").total >= 20 and launched == 1; '
-        'len(loops) == 2 and products[0].FSEL <= 2 and products[1].FSEL >= 32; '
-        'all(loop.wgmma and loop.cp_async and not loop.global_store for loop in loops)'
-    )},
-)  # fmt: skip
+    backend="triton",
+    limits={"D": range(16, 257)},
+    traffic=traffic,
+    tuning=TUNING,
+    bind=bind,
+    fenced_since="3.7.1",
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 20 and launched == 1; '
+            "len(loops) == 2 and products[0].FSEL <= 2 and products[1].FSEL >= 32; "
+            "all(loop.wgmma and loop.cp_async and not loop.global_store for loop in loops)"
+        )
+    },
+)
 def online(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, lse: Tensor | None, *,
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,

@@ -72,14 +72,28 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, limits={"D": range(0, 257, 8)},
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    dtypes={"q": HALVES},
+    limits={"D": range(0, 257, 8)},
     traffic=traffic,
-)  # fmt: skip
+)
 def torch_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
-    max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window: int | None,
     return_lse: bool,
-) -> Returned:  # fmt: skip
+) -> Returned:
     """Calls `varlen_attn`, which allocates the result."""
     if len(q) == 0 or len(k) == 0:
         return unseen(q, return_lse)

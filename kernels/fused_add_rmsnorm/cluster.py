@@ -9,11 +9,30 @@ from rooflab.kernels.lib.rows import Config, launch, rung
 
 @rung("fused_add_rmsnorm", "LDG_E_NA_128 >= 4 * below.LDG_E_128 / 3", wide="T=4096,H=131072,eps=1e-05")
 def cluster(
-    x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, scale: Tensor | None, *,
-    eps: float, weight_offset: float, round_first: bool, quantize: str | None, config: Config,
-) -> None:  # fmt: skip
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    new_residual: Tensor,
+    scale: Tensor | None,
+    *,
+    eps: float,
+    weight_offset: float,
+    round_first: bool,
+    quantize: str | None,
+    config: Config,
+) -> None:
     """Computes (rmsnorm(x + residual), x + residual) in fp32; the sum is rounded before the norm."""
     launch(
-        "fused_add_rmsnorm", x, out, second=residual, weight=weight, sums=new_residual, scale=scale, eps=eps,
-        weight_offset=weight_offset, round_first=round_first, config=config,
-    )  # fmt: skip
+        "fused_add_rmsnorm",
+        x,
+        out,
+        second=residual,
+        weight=weight,
+        sums=new_residual,
+        scale=scale,
+        eps=eps,
+        weight_offset=weight_offset,
+        round_first=round_first,
+        config=config,
+    )

@@ -46,16 +46,30 @@ def _fused_add_rmsnorm(
 
 
 @kernel(
-    backend="triton", limits=LIMITS, traffic=SPEC.least, tuning=TUNING,
-    over="naive", shows={"": (
-        'calls("naive").total >= 9 and launched == 1; '
-        'LDG_E_128 == global_load == 6 and STG_E_128 == global_store == 4; not loops'
-    )},
-)  # fmt: skip
+    backend="triton",
+    limits=LIMITS,
+    traffic=SPEC.least,
+    tuning=TUNING,
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 9 and launched == 1; '
+            "LDG_E_128 == global_load == 6 and STG_E_128 == global_store == 4; not loops"
+        )
+    },
+)
 def fused(
-    x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, *,
-    eps: float, weight_offset: float, round_first: bool, config: Config,
-) -> None:  # fmt: skip
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    new_residual: Tensor,
+    *,
+    eps: float,
+    weight_offset: float,
+    round_first: bool,
+    config: Config,
+) -> None:
     """Computes (rmsnorm(x + residual), x + residual), whole rows per program; the norm in fp32, rounded once."""
     T, H = x.shape
     _fused_add_rmsnorm[(cdiv(T, config.block_t),)](

@@ -12,9 +12,18 @@ from rooflab.kernels.rmsnorm.naive import norm
 
 @kernel(backend="torch")
 def naive(
-    x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, scale: Tensor | None, *,
-    eps: float, weight_offset: float, round_first: bool, quantize: str | None,
-) -> None:  # fmt: skip
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    new_residual: Tensor,
+    scale: Tensor | None,
+    *,
+    eps: float,
+    weight_offset: float,
+    round_first: bool,
+    quantize: str | None,
+) -> None:
     """Computes (rmsnorm(x + residual), x + residual), step by step."""
     torch.add(x, residual, out=new_residual)
     write_rows(norm(new_residual, weight, eps, weight_offset, round_first), out, scale)

@@ -24,13 +24,25 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape,
-    over="naive", shows={"": 'calls("naive").total >= 7 and calls("native").names.keys() <= {"empty", "empty_like"}'},
-)  # fmt: skip
+    backend="cpp",
+    devices=("cpu",),
+    traffic=SPEC.least,
+    bind=shape,
+    over="naive",
+    shows={"": 'calls("naive").total >= 7 and calls("native").names.keys() <= {"empty", "empty_like"}'},
+)
 def native(
-    x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, *,
-    eps: float, weight_offset: float, round_first: bool, bound: Any,
-) -> None:  # fmt: skip
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    new_residual: Tensor,
+    *,
+    eps: float,
+    weight_offset: float,
+    round_first: bool,
+    bound: Any,
+) -> None:
     """Computes (rmsnorm(x + residual), x + residual); the norm in fp32, rounded once."""
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), new_residual.data_ptr()
     built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

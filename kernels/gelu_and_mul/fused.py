@@ -10,12 +10,16 @@ from rooflab.reference.gelu_and_mul import SPEC
 
 
 @kernel(
-    backend="triton", traffic=SPEC.least,
-    over="naive", shows={"": (
-        'calls("naive").total >= 11 and launched == 1; '
-        'LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 1; not loops; F2F + F2FP == 4'
-    )},
-)  # fmt: skip
+    backend="triton",
+    traffic=SPEC.least,
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 11 and launched == 1; '
+            "LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 1; not loops; F2F + F2FP == 4"
+        )
+    },
+)
 def fused(x: Tensor, out: Tensor) -> None:
     """Computes gelu(gate) * up in fp32, in its tanh form, rounded once."""
     launch(x, out, gelu=True)

@@ -12,9 +12,13 @@ from rooflab.reference.gelu_and_mul import SPEC
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape,
-    over="naive", shows={"": 'calls("naive").total >= 8 and calls("native").names.keys() <= {"empty", "empty_like"}'},
-)  # fmt: skip
+    backend="cpp",
+    devices=("cpu",),
+    traffic=SPEC.least,
+    bind=shape,
+    over="naive",
+    shows={"": 'calls("naive").total >= 8 and calls("native").names.keys() <= {"empty", "empty_like"}'},
+)
 def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
     """Computes gelu(gate) * up in fp32, in its tanh form, rounded once."""
     run(x, out, bound, gelu=True)

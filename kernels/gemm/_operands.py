@@ -19,9 +19,11 @@ from rooflab.roofline.model import Traffic
 VECTOR_BYTES = 16
 """Bytes of the widest load of a thread, and the least that cp.async (cg) and TMA copy."""
 KINDS = {
-    torch.float8_e4m3fn: gl.float8e4nv, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
     torch.float32: gl.float32,
-}  # fmt: skip
+}
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -141,9 +141,13 @@ def tma_space(of: type, rows: tuple[int, ...] = (64, 128, 256), **options: Any) 
 
 
 _pointer_space = partial(
-    space, Config, ((16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)),
-    ((16, 32, 64), (32, 64, 128), (16, 32)), num_warps=(4, 8), group_m=(1, 8),
-)  # fmt: skip
+    space,
+    Config,
+    ((16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128)),
+    ((16, 32, 64), (32, 64, 128), (16, 32)),
+    num_warps=(4, 8),
+    group_m=(1, 8),
+)
 _BY_ROWS: tuple[tuple[Mapping[str, int], Config], ...] = (
     # FMAs hold both tiles in registers, and larger tiles spill.
     ({"tensor_cores": 0}, Config(32, 64, 16, 4, 2)),
@@ -153,36 +157,54 @@ _BY_ROWS: tuple[tuple[Mapping[str, int], Config], ...] = (
     ({}, Config(128, 128, 64, 8, 3)),
 )
 TENSOR_CORE = Tuning(
-    Config, _pointer_space(num_stages=(1,)),
-    Defaults(tuple((most, replace(config, num_stages=1)) for most, config in _BY_ROWS), tensor_cores), by_pointers,
-)  # fmt: skip
+    Config,
+    _pointer_space(num_stages=(1,)),
+    Defaults(tuple((most, replace(config, num_stages=1)) for most, config in _BY_ROWS), tensor_cores),
+    by_pointers,
+)
 PIPELINED = Tuning(Config, _pointer_space(num_stages=(2, 3, 4, 5)), Defaults(_BY_ROWS, tensor_cores), by_pointers)
 # By TMA, 128 bytes along K; unmeasured.  Few rows of a take narrow tiles, so that more SMs have one.
 # As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
 # columns take all of it.
 TMA = Tuning(
-    Config, tma_space(Config, num_warps=(4, 8)),
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 4096}, Config(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, Config(64, 64, 64, 4, 6, 32)),
-        ({"M": 256, "N": 32768}, Config(64, 256, 64, 4, 5, 32)),
-        ({"M": 256, "N": 65536}, Config(64, 128, 64, 4, 4, 32)), ({"M": 256}, Config(64, 256, 64, 4, 5, 32)),
-        ({"outputs": 524288}, Config(64, 64, 64, 4, 6, 32)), ({"outputs": 2097152}, Config(128, 128, 64, 8, 3, 16)),
-        ({}, Config(128, 256, 64, 8, 4, 16)),
-    ), outputs), by_tma,
-)  # fmt: skip
+    Config,
+    tma_space(Config, num_warps=(4, 8)),
+    Defaults(
+        at_both_widths(
+            ({"M": 256, "N": 4096}, Config(64, 32, 64, 4, 8, 32)),
+            ({"M": 256, "N": 6144}, Config(64, 64, 64, 4, 6, 32)),
+            ({"M": 256, "N": 32768}, Config(64, 256, 64, 4, 5, 32)),
+            ({"M": 256, "N": 65536}, Config(64, 128, 64, 4, 4, 32)),
+            ({"M": 256}, Config(64, 256, 64, 4, 5, 32)),
+            ({"outputs": 524288}, Config(64, 64, 64, 4, 6, 32)),
+            ({"outputs": 2097152}, Config(128, 128, 64, 8, 3, 16)),
+            ({}, Config(128, 256, 64, 8, 4, 16)),
+        ),
+        outputs,
+    ),
+    by_tma,
+)
 
 
 few_space = partial(
-    space, sides=((16, 32, 64), (32, 64, 128), (128, 256)), exact=((16, 32), (16, 32, 64), (64, 128)),
-    in_bytes=True, num_warps=(4, 8),
-)  # fmt: skip
+    space,
+    sides=((16, 32, 64), (32, 64, 128), (128, 256)),
+    exact=((16, 32), (16, 32, 64), (64, 128)),
+    in_bytes=True,
+    num_warps=(4, 8),
+)
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
     """Returns defaults for few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 if
     the tile of a is as large as the weight's); with these stages for 16, 32 and 64 rows, and `exact` for FMAs."""
-    return Defaults(at_both_widths(
-        ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)), ({"tensor_cores": 0}, of(32, 32, 64, 4, exact)),
-        ({"M": 16}, of(16, columns, 128, 4, stages[0])), ({"M": 32}, of(32, columns, 128, 4, stages[1])),
-        ({}, of(64, columns, 64, 4, stages[2])),
-    ), tensor_cores)  # fmt: skip
+    return Defaults(
+        at_both_widths(
+            ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),
+            ({"tensor_cores": 0}, of(32, 32, 64, 4, exact)),
+            ({"M": 16}, of(16, columns, 128, 4, stages[0])),
+            ({"M": 32}, of(32, columns, 128, 4, stages[1])),
+            ({}, of(64, columns, 64, 4, stages[2])),
+        ),
+        tensor_cores,
+    )

@@ -125,10 +125,22 @@ def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 @gluon.jit
 def _produce(
-    a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-):  # fmt: skip
+    a,
+    b,
+    tiles_m,
+    tiles_n,
+    steps,
+    a_ring,
+    b_ring,
+    full,
+    empty,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr,
+    B_TRANSPOSED: gl.constexpr,
+):
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
@@ -284,29 +296,46 @@ def by_maps(of: Arguments) -> Any:
     maps = [
         matrix and matrix.map(rows, columns, of.a.dtype)
         for matrix, rows, columns in (
-            (a, half, config.block_k), (b, config.block_k, config.block_n),
-            (c, half, config.store_n), (residual, half, config.store_n),
+            (a, half, config.block_k),
+            (b, config.block_k, config.block_n),
+            (c, half, config.store_n),
+            (residual, half, config.store_n),
         )
-    ]  # fmt: skip
+    ]
     transposed = {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed}
     return *maps, grid, (M, N, K), {**transposed, "num_warps": 4, **config.launch_arguments}
 
 
 @kernel(
-    backend="gluon", min_sm=90, aligned=("a", "b", "residual"), empty=_operands.epilogue_alone, bind=by_maps,
+    backend="gluon",
+    min_sm=90,
+    aligned=("a", "b", "residual"),
+    empty=_operands.epilogue_alone,
+    bind=by_maps,
     unsupported=partial(_operands.why_not_by_tma, stores=True, residual=True),
-    traffic=_operands.tiles_traffic, tuning=TUNING,
-    over="warp_specialized", shows={"": (
-        r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '
-        r'in_ptx(r"wait_group\.sync\.aligned 1") == in_ptx(r"wait_group\.sync\.aligned 0") == 2; '
-        r'loop.wgmma > 0 and loop.global_load == loop.shared_load == loop.spill_load == 0; '
-        r'threads == 384 and stack_bytes == 0 and in_ptx("setmaxnreg") and len(products) == 2'
-    )},
-)  # fmt: skip
+    traffic=_operands.tiles_traffic,
+    tuning=TUNING,
+    over="warp_specialized",
+    shows={
+        "": (
+            r'below.in_ptx(r"wait_group\.sync\.aligned 0") and not below.in_ptx(r"wait_group\.sync\.aligned [1-9]"); '
+            r'in_ptx(r"wait_group\.sync\.aligned 1") == in_ptx(r"wait_group\.sync\.aligned 0") == 2; '
+            r"loop.wgmma > 0 and loop.global_load == loop.shared_load == loop.spill_load == 0; "
+            r'threads == 384 and stack_bytes == 0 and in_ptx("setmaxnreg") and len(products) == 2'
+        )
+    },
+)
 def cooperative(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Ring, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: Ring,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once."""
     a_map, b_map, c_map, residual_map, grid, sizes, constants = bound
     added = None if residual is None else residual_map(residual)

@@ -16,9 +16,14 @@ from rooflab.kernels.takes import HALVES
 
 
 @kernel(
-    role="peer", backend="torch", devices=("cuda",), dtypes={"a": HALVES}, holds=library.TAKES,
-    unsupported=padded_rows_refused, allocates=True,
-)  # fmt: skip
+    role="peer",
+    backend="torch",
+    devices=("cuda",),
+    dtypes={"a": HALVES},
+    holds=library.TAKES,
+    unsupported=padded_rows_refused,
+    allocates=True,
+)
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:

@@ -96,30 +96,51 @@ def divided(of: Arguments) -> Any:
     a, b, config = of.a, of.b, of.config
     (K, N), M = b.shape, a.shape[0]
     options = _cuda.macros(
-        ELEMENT=_cuda.ELEMENTS[a.dtype], BYTES=_operands.alignment_bytes(a, b, whole_k=True), M=M, ROWS=config.rows,
-        UNROLL=config.unroll, WARPS=WARPS, WARPS_K=config.warps_k, SPLIT=config.split,
-    )  # fmt: skip
+        ELEMENT=_cuda.ELEMENTS[a.dtype],
+        BYTES=_operands.alignment_bytes(a, b, whole_k=True),
+        M=M,
+        ROWS=config.rows,
+        UNROLL=config.unroll,
+        WARPS=WARPS,
+        WARPS_K=config.warps_k,
+        SPLIT=config.split,
+    )
     grid = (cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,)
     return options, grid, (np.int32(N), np.int32(K), *map(np.int64, _operands.row_strides(of)))
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), limits={"M": MOST_ROWS},
-    holds=_operands.along_k("a", "b"), aligned=("a", "b"),
-    bind=divided, traffic=_operands.traffic, tuning=TUNING,
-    over="naive", shows={
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    limits={"M": MOST_ROWS},
+    holds=_operands.along_k("a", "b"),
+    aligned=("a", "b"),
+    bind=divided,
+    traffic=_operands.traffic,
+    tuning=TUNING,
+    over="naive",
+    shows={
         "": "below.LDG__128 == 0",
         "M=1,N=4096,K=4096,layout=NT,bias=false": (
-            'LDG_E_NA_128 == LDG__NA > 0; '
-            'not uses_tensor_cores and loop.fma > loop.shared_load == loop.global_store == stack_bytes == 0; '
+            "LDG_E_NA_128 == LDG__NA > 0; "
+            "not uses_tensor_cores and loop.fma > loop.shared_load == loop.global_store == stack_bytes == 0; "
             'loop.before("global_load", "fma") >= 8'
         ),
     },
-)  # fmt: skip
+)
 def gemv(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: GemvConfig, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: GemvConfig,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual in exact fp32 FMAs, for at most four rows of a; two runs agree bit for bit."""
     options, grid, numbers = bound
     compiled = _cuda.load(SOURCE, "gemv", options=options, dependent=pdl_is_on())

@@ -37,24 +37,45 @@ TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2,), block_n=(128, 256)), D
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), dtypes={"a": HALVES},
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    dtypes={"a": HALVES},
     unsupported=partial(_operands.why_not_by_tma, stores=True, residual=True),
-    aligned=("a", "b", "residual"), empty=_operands.epilogue_alone, traffic=_operands.tiles_traffic, tuning=TUNING,
-    over="cooperative", shows={"": (
-        "len(products) == 1 and loop.wgmma == 4 and loop.global_load == loop.spill_load == 0; "
-        "UTMALDG_2D_MULTICAST == 2 and UTMALDG_2D == 4 and below.UTMALDG_2D_MULTICAST == 0; "
-        "threads == 384 and stack_bytes == 0 and ctas % 2 == 0"
-    )},
-)  # fmt: skip
+    aligned=("a", "b", "residual"),
+    empty=_operands.epilogue_alone,
+    traffic=_operands.tiles_traffic,
+    tuning=TUNING,
+    over="cooperative",
+    shows={
+        "": (
+            "len(products) == 1 and loop.wgmma == 4 and loop.global_load == loop.spill_load == 0; "
+            "UTMALDG_2D_MULTICAST == 2 and UTMALDG_2D == 4 and below.UTMALDG_2D_MULTICAST == 0; "
+            "threads == 384 and stack_bytes == 0 and ctas % 2 == 0"
+        )
+    },
+)
 def multicast(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
     config: ClusterTile,
-) -> None:  # fmt: skip
+) -> None:
     """Computes a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
     (left, right), kept = _operands.stored_operands(a, b), _operands.stored_output(c)
     added = (c, kept) if residual is None else (residual, _operands.stored_as(residual, False))
     maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, kept), added) if matrix]
     shared.launch(
-        DTYPE_NAMES[a.dtype], config, maps, (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
-        along_k=(not left.transposed, right.transposed), bias=bias, residual=residual is not None,
-    )  # fmt: skip
+        DTYPE_NAMES[a.dtype],
+        config,
+        maps,
+        (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
+        along_k=(not left.transposed, right.transposed),
+        bias=bias,
+        residual=residual is not None,
+    )

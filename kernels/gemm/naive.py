@@ -44,6 +44,17 @@ def naive(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> None:
     """Computes a b + bias by outer products, accumulated in fp32."""
     (M, K), N = a.shape, b.shape[1]
     _gemm[(cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)](
-        a, b, bias, c, M, N, K, *a.stride(), *b.stride(), c.stride(0),
-        HAS_BIAS=bias is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
-    )  # fmt: skip
+        a,
+        b,
+        bias,
+        c,
+        M,
+        N,
+        K,
+        *a.stride(),
+        *b.stride(),
+        c.stride(0),
+        HAS_BIAS=bias is not None,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+    )

@@ -61,10 +61,7 @@ def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) ->
     built(SOURCE, "ipppppp")(DTYPES[a.dtype], *pointers, bound)
 
 
-@kernel(
-    backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic,
-    holds=along_k("a"),
-)  # fmt: skip
+@kernel(backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic, holds=along_k("a"))
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
     """Computes a b + bias with a weight from `pack`, in fp32, rounded once."""
     product(a, b, bias, c, bound)

@@ -26,12 +26,17 @@ ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__
 
 
 @kernel(
-    backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, ROWS),
-    over="naive", shows={"": (
-        "loop.global_load == 2 * loop.fma > 0; "
-        "loop.shared_load == loop.shared_store == loop.barrier == loop.wgmma == 0"
-    )},
-)  # fmt: skip
+    backend="cuda",
+    requires=("cupy",),
+    traffic=lambda inputs: panels_traffic(inputs, ROWS),
+    over="naive",
+    shows={
+        "": (
+            "loop.global_load == 2 * loop.fma > 0; "
+            "loop.shared_load == loop.shared_store == loop.barrier == loop.wgmma == 0"
+        )
+    },
+)
 def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
     """Computes a b + bias + residual in fp32 FMAs, in the order of k; operands of any strides."""
     (M, K), N = a.shape, b.shape[1]

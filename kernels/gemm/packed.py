@@ -49,9 +49,13 @@ def _why_not(b: Tensor | PackedWeight) -> str | None:
 
 
 @kernel(
-    backend="torch", devices=("cpu",), prepare=pack, packed=PackedWeight, traffic=traffic,
+    backend="torch",
+    devices=("cpu",),
+    prepare=pack,
+    packed=PackedWeight,
+    traffic=traffic,
     unsupported=lambda inputs: _why_not(inputs.b),
-)  # fmt: skip
+)
 def packed(a: Tensor, b: PackedWeight, bias: Tensor | None) -> Tensor:
     """Computes a b + bias with a weight from `pack`; oneDNN's call takes no `out`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")

@@ -69,15 +69,23 @@ def _tiles(*tile: int) -> tuple[TileInParts, ...]:
 
 # As many stages as fit with a part of the result.
 TUNING = Tuning(
-    TileInParts, _stored_in_parts,
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 4096}, _tiles(64, 32, 64, 4, 8, 32)), ({"M": 256, "N": 6144}, _tiles(64, 64, 64, 4, 8, 32)),
-        ({"M": 256, "N": 32768}, _tiles(64, 256, 64, 4, 4, 32, 2)),
-        ({"M": 256, "N": 65536}, _tiles(64, 128, 64, 4, 8, 32)), ({"M": 256}, _tiles(64, 256, 64, 4, 4, 32, 2)),
-        ({"outputs": 524288}, _tiles(64, 64, 64, 4, 8, 32)), ({"outputs": 2097152}, _tiles(128, 128, 64, 8, 6, 16, 2)),
-        ({}, _tiles(128, 256, 64, 8, 4, 16, 4)),
-    ), outputs), footprint,
-)  # fmt: skip
+    TileInParts,
+    _stored_in_parts,
+    Defaults(
+        at_both_widths(
+            ({"M": 256, "N": 4096}, _tiles(64, 32, 64, 4, 8, 32)),
+            ({"M": 256, "N": 6144}, _tiles(64, 64, 64, 4, 8, 32)),
+            ({"M": 256, "N": 32768}, _tiles(64, 256, 64, 4, 4, 32, 2)),
+            ({"M": 256, "N": 65536}, _tiles(64, 128, 64, 4, 8, 32)),
+            ({"M": 256}, _tiles(64, 256, 64, 4, 4, 32, 2)),
+            ({"outputs": 524288}, _tiles(64, 64, 64, 4, 8, 32)),
+            ({"outputs": 2097152}, _tiles(128, 128, 64, 8, 6, 16, 2)),
+            ({}, _tiles(128, 256, 64, 8, 4, 16, 4)),
+        ),
+        outputs,
+    ),
+    footprint,
+)
 
 
 @triton.jit
@@ -149,18 +157,34 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, aligned=("a", "b"), empty=_operands.epilogue_alone, bind=by_maps,
+    backend="triton",
+    min_sm=90,
+    aligned=("a", "b"),
+    empty=_operands.epilogue_alone,
+    bind=by_maps,
     unsupported=partial(_operands.why_not_by_tma, stores=True),
-    traffic=_operands.tiles_traffic, tuning=TUNING,
-    over="tma", shows={"": (
-        "below.grid[0] > 132 == grid[0] and stack_bytes == 0; len([loop for loop in loops if not loop.waits]) == 1; "
-        "loop.wgmma > 0 and loop.tma == below.loop.tma + 4; global_store == 0"
-    )},
-)  # fmt: skip
+    traffic=_operands.tiles_traffic,
+    tuning=TUNING,
+    over="tma",
+    shows={
+        "": (
+            "below.grid[0] > 132 == grid[0] and stack_bytes == 0; "
+            "len([loop for loop in loops if not loop.waits]) == 1; "
+            "loop.wgmma > 0 and loop.tma == below.loop.tma + 4; global_store == 0"
+        )
+    },
+)
 def persistent(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: TileInParts, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: TileInParts,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual on tensor cores, summed in fp32; TMA loads the operands and stores the result."""
     (a_map, b_map, c_map), grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *numbers, **constants)

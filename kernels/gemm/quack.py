@@ -49,10 +49,18 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("quack",), dtypes={"a": HALVES},
+    role="peer",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("quack",),
+    dtypes={"a": HALVES},
     unsupported=unsupported,
-    aligned=("a", "b", "residual"), empty=epilogue_alone, bind=check_out, traffic=traffic,
-)  # fmt: skip
+    aligned=("a", "b", "residual"),
+    empty=epilogue_alone,
+    bind=check_out,
+    traffic=traffic,
+)
 def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:
     """Computes a b + bias + residual by `gemm`, or by `gemm_add` with a residual; both addends need 0.6.2."""
     library: Any = import_module("quack.gemm_interface")

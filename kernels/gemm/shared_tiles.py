@@ -33,12 +33,17 @@ def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
 
 
 @kernel(
-    backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, TILE),
-    over="one_thread", shows={"in {bf16|fp32}": (
-        "loop.barrier == 1 and loop.shared_store > 0 and not uses_tensor_cores and stack_bytes == 0; "
-        "loop.fma == 16 * loop.shared_load and loop.fma >= 40 * loop.global_load"
-    )},
-)  # fmt: skip
+    backend="cuda",
+    requires=("cupy",),
+    traffic=lambda inputs: panels_traffic(inputs, TILE),
+    over="one_thread",
+    shows={
+        "in {bf16|fp32}": (
+            "loop.barrier == 1 and loop.shared_store > 0 and not uses_tensor_cores and stack_bytes == 0; "
+            "loop.fma == 16 * loop.shared_load and loop.fma >= 40 * loop.global_load"
+        )
+    },
+)
 def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
     """Computes a b + bias + residual in fp32 FMAs, from tiles in shared memory; operands of any strides."""
     (M, K), N = a.shape, b.shape[1]
@@ -46,8 +51,12 @@ def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residu
     numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)
     a_along_k, b_along_k = a.stride(1) == 1, b.stride(1) != 1
     options = macros(
-        ELEMENT=ELEMENTS[a.dtype], A_ALONG_K=a_along_k, A_VECTOR=_is_vector(a, 1 if a_along_k else 0),
-        B_ALONG_K=b_along_k, B_VECTOR=_is_vector(b, 0 if b_along_k else 1), OUT_VECTOR=_is_vector(c, 1),
-    )  # fmt: skip
+        ELEMENT=ELEMENTS[a.dtype],
+        A_ALONG_K=a_along_k,
+        A_VECTOR=_is_vector(a, 1 if a_along_k else 0),
+        B_ALONG_K=b_along_k,
+        B_VECTOR=_is_vector(b, 0 if b_along_k else 1),
+        OUT_VECTOR=_is_vector(c, 1),
+    )
     compiled = load(SOURCE, "gemm_shared_tiles", options=options)
     compiled((cdiv(M, TILE) * cdiv(N, TILE),), (THREADS,), a, b, bias, residual, c, *numbers)

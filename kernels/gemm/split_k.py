@@ -74,9 +74,12 @@ def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
 
 
 TUNING = Tuning(
-    SplitTile, few_space(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_stages=(3, 4, 5, 6, 8)),
-    least_split, shared_k, is_shared_k,
-)  # fmt: skip
+    SplitTile,
+    few_space(SplitTile, split=(1, 2, 3, 4, 6, 8, 16), num_stages=(3, 4, 5, 6, 8)),
+    least_split,
+    shared_k,
+    is_shared_k,
+)
 
 
 @triton.jit
@@ -118,9 +121,19 @@ def _gemm(
 
 @triton.jit
 def _reduce(
-    partial_ptr, bias_ptr, residual_ptr, out_ptr, M, N, stride_rm, stride_om,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    partial_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    N,
+    stride_rm,
+    stride_om,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SPLIT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), dtype=tl.float32)
@@ -155,8 +168,13 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1", tuning=TUNING,
-    over="pipelined", shows={
+    backend="triton",
+    traffic=traffic,
+    bind=by_pointers,
+    fenced_since="3.7.1",
+    tuning=TUNING,
+    over="pipelined",
+    shows={
         "M=16,N=4096,K=4096,layout=NT,bias=false": (
             "launched == 2 and below.ctas == grid[0] == 64 < 99 <= ctas and grid[1] > 1; "
             "loop.cp_async > 0 and loop.mma > 0 and atomic == stack_bytes == 0; "
@@ -164,11 +182,18 @@ def by_pointers(of: Arguments) -> Any:
         ),
         "M=16,N=28672,K=4096,layout=NT,bias=false": "launched == 1 and grid[1] == 1",
     },
-)  # fmt: skip
+)
 def split_k(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: SplitTile, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: SplitTile,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual in fp32; a split allocates split * M * N fp32 sums; two runs agree bit for bit."""
     grid, numbers, constants, reduce_grid, reduce_numbers, reduce_constants = bound
     partial = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None

@@ -50,9 +50,8 @@ def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint
 
 
 TUNING = Tuning(
-    StreamTile, few_space(StreamTile, num_stages=(3, 4, 5, 6, 8, 12)),
-    few_rows(StreamTile, 128, (7, 6, 8), 8), streamed,
-)  # fmt: skip
+    StreamTile, few_space(StreamTile, num_stages=(3, 4, 5, 6, 8, 12)), few_rows(StreamTile, 128, (7, 6, 8), 8), streamed
+)
 """Configs for one CTA per SM, which has all of the SM's memory.  The number of tiles need not fit the SMs, so tiles are
 wide: the loop then computes the place of fewer of them."""
 
@@ -170,15 +169,29 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1", tuning=TUNING,
-    over="split_k", shows={"M=16,N={4096|6144|28672},K=4096,layout=NT,bias=false": (
-        'ctas == 132 and stack_bytes == 0 and rung("split_k").ctas % 132 != 0'
-    )},
-)  # fmt: skip
+    backend="triton",
+    traffic=traffic,
+    bind=by_pointers,
+    fenced_since="3.7.1",
+    tuning=TUNING,
+    over="split_k",
+    shows={
+        "M=16,N={4096|6144|28672},K=4096,layout=NT,bias=false": (
+            'ctas == 132 and stack_bytes == 0 and rung("split_k").ctas % 132 != 0'
+        )
+    },
+)
 def stream_k(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: StreamTile, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: StreamTile,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual in fp32; allocates two fp32 tiles per SM; two runs agree bit for bit."""
     programs, numbers, constants, fix_up = bound
     partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=c.device)

@@ -104,11 +104,16 @@ def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
 TUNING = Tuning(
     SwapAbConfig,
     space(
-        SwapAbConfig, (COLUMNS, (64, 128, 256), (PIECE_BYTES, 2 * PIECE_BYTES)), in_bytes=True,
-        num_stages=(3, 4, 5, 6, 8, 12), split=(1, 2, 4, 8),
+        SwapAbConfig,
+        (COLUMNS, (64, 128, 256), (PIECE_BYTES, 2 * PIECE_BYTES)),
+        in_bytes=True,
+        num_stages=(3, 4, 5, 6, 8, 12),
+        split=(1, 2, 4, 8),
     ),
-    one_wave_of_two, footprint, rule,
-)  # fmt: skip
+    one_wave_of_two,
+    footprint,
+    rule,
+)
 
 
 def divided(of: Arguments) -> Any:
@@ -116,40 +121,56 @@ def divided(of: Arguments) -> Any:
     a, b, config = of.a, of.b, of.config
     (K, N), M, size = b.shape, a.shape[0], a.element_size()
     options = _cuda.macros(
-        ELEMENT=_cuda.ELEMENTS[a.dtype], BLOCK_M=config.block_m, WARPGROUPS=config.block_n // 64,
-        PIECES=config.block_k * size // PIECE_BYTES, STAGES=config.num_stages, SPLIT=config.split,
-    )  # fmt: skip
+        ELEMENT=_cuda.ELEMENTS[a.dtype],
+        BLOCK_M=config.block_m,
+        WARPGROUPS=config.block_n // 64,
+        PIECES=config.block_k * size // PIECE_BYTES,
+        STAGES=config.num_stages,
+        SPLIT=config.split,
+    )
     steps = cdiv(cdiv(K, config.block_k), config.split)
     return (
-        options, (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)), (LOADERS + 2 * config.block_n,),
+        options,
+        (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)),
+        (LOADERS + 2 * config.block_n,),
         (*map(np.int32, (M, N, K, steps)), *map(np.int64, _operands.row_strides(of))),
         config.num_stages * (config.block_m + config.block_n) * config.block_k * size,
-    )  # fmt: skip
+    )
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    holds={
-        "precision == 'tf32' or itemsize < 4": "tf32, to which wgmma rounds fp32",
-        **_operands.along_k("a", "b"),
-    },
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    holds={"precision == 'tf32' or itemsize < 4": "tf32, to which wgmma rounds fp32", **_operands.along_k("a", "b")},
     whole={"a": 1, "b": 0},
-    bind=divided, traffic=lambda inputs: _operands.panels_traffic(inputs, inputs.config.block_m), tuning=TUNING,
-    over="split_k", shows={
+    bind=divided,
+    traffic=lambda inputs: _operands.panels_traffic(inputs, inputs.config.block_m),
+    tuning=TUNING,
+    over="split_k",
+    shows={
         "M={1|8|16|32|64},N=4096,K=4096,layout=NT,bias=false": (
             'opcode(f"HGMMA_64x{max(M, 8)}x16") == HGMMA > 0; '
-            'launched == 1 and stack_bytes == 0 and ctas >= 124 and UCGABAR_ARV > 0'
+            "launched == 1 and stack_bytes == 0 and ctas >= 124 and UCGABAR_ARV > 0"
         ),
         "M=16,N=4096,K=4096,layout=NT,bias=false": (
             'rung("split_k").mma > rung("split_k").wgmma == 0 and any(loop.cp_async for loop in loops); '
-            'all(loop.cp_async == loop.global_load == 0 for loop in loops if loop.wgmma)'
+            "all(loop.cp_async == loop.global_load == 0 for loop in loops if loop.wgmma)"
         ),
     },
-)  # fmt: skip
+)
 def swap_ab(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: SwapAbConfig, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: SwapAbConfig,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual on wgmma, accumulated in fp32; every 64 rows of a read the weight again."""
     options, grid, threads, numbers, shared_bytes = bound
     compiled = _cuda.load(SOURCE, "swap_ab", options=options, dependent=pdl_is_on())

@@ -70,8 +70,12 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=tiles_traffic, tuning=TENSOR_CORE, bind=by_pointers,
-    over="naive", shows={
+    backend="triton",
+    traffic=tiles_traffic,
+    tuning=TENSOR_CORE,
+    bind=by_pointers,
+    over="naive",
+    shows={
         "": (
             "below.loop.fma > 0 and below.loop.wgmma == below.loop.mma == 0; loop.wgmma > 0 and loop.fma == 0; "
             "loop.global_load > 0 and loop.shared_store > 0 and loop.cp_async == 0"
@@ -81,27 +85,48 @@ def by_pointers(of: Arguments) -> Any:
             "loop.fma / loop.global_loads >= 10 * below.loop.fma / below.loop.global_loads"
         ),
     },
-)  # fmt: skip
+)
 def tensor_core(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual on tensor cores, in fp32; fp32 operands by FMAs unless `precision` is `tf32`."""
     grid, numbers, flags = bound
     _gemm[grid](a, b, bias, residual, c, *numbers, **flags)
 
 
 @kernel(
-    backend="triton", traffic=tiles_traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7.1",
-    over="tensor_core", shows={"": (
-        "loop.wgmma == below.loop.wgmma and loop.cp_async == below.loop.global_load; "
-        "loop.global_load == loop.shared_store == 0 and shared_bytes >= 3 * below.shared_bytes"
-    )},
-)  # fmt: skip
+    backend="triton",
+    traffic=tiles_traffic,
+    tuning=PIPELINED,
+    bind=by_pointers,
+    fenced_since="3.7.1",
+    over="tensor_core",
+    shows={
+        "": (
+            "loop.wgmma == below.loop.wgmma and loop.cp_async == below.loop.global_load; "
+            "loop.global_load == loop.shared_store == 0 and shared_bytes >= 3 * below.shared_bytes"
+        )
+    },
+)
 def pipelined(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes the same as `tensor_core`, with the loads of the next tiles in flight."""
     grid, numbers, flags = bound
     _gemm[grid](a, b, bias, residual, c, *numbers, **flags)

@@ -60,18 +60,34 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=_operands.why_not_by_tma,
-    aligned=("a", "b"), empty=_operands.epilogue_alone, bind=by_maps, traffic=_operands.tiles_traffic, tuning=TMA,
-    over="pipelined", shows={"": (
-        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-        "loop.shared_load == loop.shared_store == stack_bytes == 0"
-    )},
-)  # fmt: skip
+    backend="triton",
+    min_sm=90,
+    unsupported=_operands.why_not_by_tma,
+    aligned=("a", "b"),
+    empty=_operands.epilogue_alone,
+    bind=by_maps,
+    traffic=_operands.tiles_traffic,
+    tuning=TMA,
+    over="pipelined",
+    shows={
+        "": (
+            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+            "loop.shared_load == loop.shared_store == stack_bytes == 0"
+        )
+    },
+)
 def tma(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands."""
     a_map, b_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), bias, residual, c, *numbers, **constants)

@@ -54,13 +54,22 @@ def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
 # As many stages as fit with the result; where that is too large in 32 bits, 128 columns.
 _WIDE = Config(128, 256, 64, 4, 3, 16), Config(128, 128, 64, 4, 4, 16)
 TUNING = Tuning(
-    Config, tma_space(Config, (128, 256), num_warps=(4,)),
-    Defaults(at_both_widths(
-        ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)), ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
-        ({"M": 256}, _WIDE), ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
-        ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)), ({}, _WIDE),
-    ), outputs), footprint, rule,
-)  # fmt: skip
+    Config,
+    tma_space(Config, (128, 256), num_warps=(4,)),
+    Defaults(
+        at_both_widths(
+            ({"M": 256, "N": 4096}, Config(128, 32, 64, 4, 8, 16)),
+            ({"M": 256, "N": 6144}, Config(128, 64, 64, 4, 8, 16)),
+            ({"M": 256}, _WIDE),
+            ({"outputs": 524288}, Config(128, 32, 64, 4, 8, 16)),
+            ({"outputs": 2097152}, Config(128, 128, 64, 4, 6, 16)),
+            ({}, _WIDE),
+        ),
+        outputs,
+    ),
+    footprint,
+    rule,
+)
 
 
 # Triton would make K = 1 a constant and remove the loop; its pass fails on the rest.
@@ -119,19 +128,34 @@ def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
 
 
 @kernel(
-    backend="triton", min_sm=90, aligned=("a", "b"), empty=_operands.epilogue_alone, bind=divided,
+    backend="triton",
+    min_sm=90,
+    aligned=("a", "b"),
+    empty=_operands.epilogue_alone,
+    bind=divided,
     unsupported=partial(_operands.why_not_by_tma, stores=True),
-    traffic=_operands.tiles_traffic, tuning=TUNING,
-    over="persistent", shows={"": (
-        'not below.uses_warp_specialization and uses_warp_specialization; '
-        'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
-        'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0'
-    )},
-)  # fmt: skip
+    traffic=_operands.tiles_traffic,
+    tuning=TUNING,
+    over="persistent",
+    shows={
+        "": (
+            "not below.uses_warp_specialization and uses_warp_specialization; "
+            'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
+            "loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0"
+        )
+    },
+)
 def warp_specialized(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    residual: Tensor | None,
+    precision: str,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes a b + bias + residual on tensor cores, summed in fp32; TMA loads the operands and stores the result."""
     grid, numbers, constants = bound
     # Runs in a copy of the context, so that the caller's allocator stays in force outside.

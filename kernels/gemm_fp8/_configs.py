@@ -21,26 +21,42 @@ def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
 
 # By rows and columns of the result; unmeasured.  With few rows or columns, narrow tiles give more SMs a tile.
 _ONE_WARPGROUP = (
-    ({"M": 64, "N": 4096}, Config(64, 16, 128, 4, 6)), ({"M": 64, "N": 7168}, Config(64, 32, 128, 4, 6)),
+    ({"M": 64, "N": 4096}, Config(64, 16, 128, 4, 6)),
+    ({"M": 64, "N": 7168}, Config(64, 32, 128, 4, 6)),
     ({"M": 64}, Config(64, 128, 128, 4, 6)),
-)  # fmt: skip
+)
 FAST_ACCUM = Tuning(
-    Config, _tiles(16, 32, 64, 128, 256),  # up to the most columns of one wgmma
-    Defaults((
-        *_ONE_WARPGROUP,
-        ({"N": 4096, "outputs": 524288}, Config(128, 16, 128, 8, 4)), ({"outputs": 917504}, Config(128, 32, 128, 8, 4)),
-        ({"M": 128}, Config(128, 128, 128, 8, 4)), ({"outputs": 2097152}, Config(128, 64, 128, 8, 4)),
-        ({"N": 4096}, Config(128, 256, 128, 8, 4)), ({"M": 512}, Config(128, 128, 128, 8, 4)),
-        ({}, Config(128, 256, 128, 8, 4)),
-    ), outputs), by_pointers,
-)  # fmt: skip
+    Config,
+    _tiles(16, 32, 64, 128, 256),  # up to the most columns of one wgmma
+    Defaults(
+        (
+            *_ONE_WARPGROUP,
+            ({"N": 4096, "outputs": 524288}, Config(128, 16, 128, 8, 4)),
+            ({"outputs": 917504}, Config(128, 32, 128, 8, 4)),
+            ({"M": 128}, Config(128, 128, 128, 8, 4)),
+            ({"outputs": 2097152}, Config(128, 64, 128, 8, 4)),
+            ({"N": 4096}, Config(128, 256, 128, 8, 4)),
+            ({"M": 512}, Config(128, 128, 128, 8, 4)),
+            ({}, Config(128, 256, 128, 8, 4)),
+        ),
+        outputs,
+    ),
+    by_pointers,
+)
 PROMOTED = Tuning(
     # Up to the columns of one block scale, for which two accumulators fit: fp8's for this 128 of K, and the fp32 one.
-    Config, _tiles(16, 32, 64, 128),
-    Defaults((
-        *_ONE_WARPGROUP,
-        ({"N": 4096, "outputs": 524288}, Config(128, 16, 128, 8, 5)), ({"K": 512}, Config(128, 128, 128, 8, 5)),
-        ({"outputs": 917504}, Config(128, 32, 128, 8, 5)), ({"outputs": 2097152}, Config(128, 64, 128, 8, 5)),
-        ({}, Config(128, 128, 128, 8, 5)),
-    ), outputs), partial(by_pointers, sums=2),
-)  # fmt: skip
+    Config,
+    _tiles(16, 32, 64, 128),
+    Defaults(
+        (
+            *_ONE_WARPGROUP,
+            ({"N": 4096, "outputs": 524288}, Config(128, 16, 128, 8, 5)),
+            ({"K": 512}, Config(128, 128, 128, 8, 5)),
+            ({"outputs": 917504}, Config(128, 32, 128, 8, 5)),
+            ({"outputs": 2097152}, Config(128, 64, 128, 8, 5)),
+            ({}, Config(128, 128, 128, 8, 5)),
+        ),
+        outputs,
+    ),
+    partial(by_pointers, sums=2),
+)

@@ -17,16 +17,24 @@ MULTIPLE = 8
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("deep_gemm",), unsupported=why_not_operands,
+    role="peer",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("deep_gemm",),
+    unsupported=why_not_operands,
     holds={
         BLOCKS: "block scales for DeepGEMM",
         f"(b_scale[0] == 1 or K <= {GROUP}) and (b_scale[1] == -(-K // {GROUP}) or N <= {GROUP}) or K * N == 0": (
             f"columns of K / {GROUP} scales, one after another"
         ),
     },
-    off={"bias": "DeepGEMM adds no bias to a bf16 result"}, limits={"N": range(0, 2**31, MULTIPLE)},
-    aligned=("a", "b"), empty=epilogue_alone, traffic=traffic,
-)  # fmt: skip
+    off={"bias": "DeepGEMM adds no bias to a bf16 result"},
+    limits={"N": range(0, 2**31, MULTIPLE)},
+    aligned=("a", "b"),
+    empty=epilogue_alone,
+    traffic=traffic,
+)
 def deep_gemm(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *, fast_accum: bool
 ) -> None:

@@ -48,25 +48,49 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_operands,
+    backend="triton",
+    min_sm=90,
+    unsupported=why_not_operands,
     holds={
         ONE_EACH: "one element, because the sum runs over all of K",
         "fast_accum": "True, because Hopper's fp8 accumulator keeps 14 bits",
     },
     aligned=("a", "b"),
-    empty=epilogue_alone, bind=by_maps, traffic=tiles_traffic, tuning=FAST_ACCUM,
-    over="naive", shows={"M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
-        r'loop.wgmma == 4 and loop.tma == 2 and loop.fma == loop.FADD == spill_stores == 0; '
-        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 0'
-    )},
-)  # fmt: skip
+    empty=epilogue_alone,
+    bind=by_maps,
+    traffic=tiles_traffic,
+    tuning=FAST_ACCUM,
+    over="naive",
+    shows={
+        "M=2048,N=28672,K=4096,scales=tensor,bias=false,fast_accum=true": (
+            r"loop.wgmma == 4 and loop.tma == 2 and loop.fma == loop.FADD == spill_stores == 0; "
+            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 0'
+        )
+    },
+)
 def fast_accum(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
-    fast_accum: bool, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    fast_accum: bool,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes (a_scale a) (b_scale b) + bias, all of K summed in Hopper's fp8 accumulator."""
     a_map, b_map, grid, sizes, _, stride_om = bound
     _gemm[grid](
-        a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, stride_om,
-        HAS_BIAS=bias is not None, **config.launch_arguments,
-    )  # fmt: skip
+        a_map(a),
+        b_map(b),
+        a_scale,
+        b_scale,
+        bias,
+        c,
+        *sizes,
+        stride_om,
+        HAS_BIAS=bias is not None,
+        **config.launch_arguments,
+    )

@@ -36,22 +36,45 @@ def stored(of: Arguments) -> tuple[Stored, ...]:
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    unsupported=partial(why_not_operands, stores=True), aligned=("a", "b"), empty=epilogue_alone, bind=stored,
-    traffic=tiles_traffic, tuning=TUNING,
-    over="promoted_ws", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
-        "threads in (384, 512) and ctas % 2 == 0 and not warnings and len(products) == 1; "
-        "loop.wgmma == 4 and loop.tma == loop.spill_load == 0 and max(loop.FADD, loop.FFMA) >= 64; "
-        "UTMALDG_2D_MULTICAST == 1 and UTMALDG_2D == threads // 128"
-    )},
-)  # fmt: skip
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    unsupported=partial(why_not_operands, stores=True),
+    aligned=("a", "b"),
+    empty=epilogue_alone,
+    bind=stored,
+    traffic=tiles_traffic,
+    tuning=TUNING,
+    over="promoted_ws",
+    shows={
+        "M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+            "threads in (384, 512) and ctas % 2 == 0 and not warnings and len(products) == 1; "
+            "loop.wgmma == 4 and loop.tma == loop.spill_load == 0 and max(loop.FADD, loop.FFMA) >= 64; "
+            "UTMALDG_2D_MULTICAST == 1 and UTMALDG_2D == threads // 128"
+        )
+    },
+)
 def multicast(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
-    fast_accum: bool, config: ClusterTile, bound: tuple[Stored, ...],
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    fast_accum: bool,
+    config: ClusterTile,
+    bound: tuple[Stored, ...],
+) -> None:
     """Computes the same sums as `promoted`; b is multicast in a cluster."""
     left, right, kept = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
-        "fp8", config, [left, right, kept, kept], (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
-        bias=bias, scales=(a_scale, b_scale), block_scales=block_scaled(a_scale),
-    )  # fmt: skip
+        "fp8",
+        config,
+        [left, right, kept, kept],
+        (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
+        bias=bias,
+        scales=(a_scale, b_scale),
+        block_scales=block_scaled(a_scale),
+    )

@@ -60,20 +60,47 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=tiles_traffic, tuning=PROMOTED,
-    over="fast_accum", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
-        r'loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0; max(loop.FADD, loop.FFMA) == 16384 // threads; '
-        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
-    )},
-)  # fmt: skip
+    backend="triton",
+    min_sm=90,
+    unsupported=why_not_operands,
+    aligned=("a", "b"),
+    empty=epilogue_alone,
+    bind=by_maps,
+    traffic=tiles_traffic,
+    tuning=PROMOTED,
+    over="fast_accum",
+    shows={
+        "M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+            r"loop.wgmma == 4 and loop.tma == 2 and spill_stores == 0; max(loop.FADD, loop.FFMA) == 16384 // threads; "
+            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 1; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 4'
+        )
+    },
+)
 def promoted(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
-    fast_accum: bool, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    fast_accum: bool,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes (a_scale a) (b_scale b) + bias, each 128 of K on the fp8 tensor cores and their sums in fp32."""
     a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
-        a_map(a), b_map(b), a_scale, b_scale, bias, c, *sizes, *strides, stride_om,
-        HAS_BIAS=bias is not None, BLOCK_SCALES=block_scaled(a_scale), **config.launch_arguments,
-    )  # fmt: skip
+        a_map(a),
+        b_map(b),
+        a_scale,
+        b_scale,
+        bias,
+        c,
+        *sizes,
+        *strides,
+        stride_om,
+        HAS_BIAS=bias is not None,
+        BLOCK_SCALES=block_scaled(a_scale),
+        **config.launch_arguments,
+    )

@@ -72,16 +72,23 @@ TUNING = Tuning(
     space(
         ConsumerTile, block_m=(64, 128, 192), block_n=(16, 32, 64, 128), num_stages=(3, 4, 5, 6, 8), group_m=(1, 4, 8)
     ),
-    Defaults((
-        ({"M": 64, "N": 4096}, ConsumerTile(64, 16, 8)), ({"M": 64, "N": 7168}, ConsumerTile(64, 32, 8)),
-        ({"M": 64}, ConsumerTile(64, 128, 8)),
-        ({"N": 4096, "outputs": 524288}, ConsumerTile(128, 16, 5)), ({"K": 512}, ConsumerTile(128, 128, 5)),
-        ({"outputs": 917504}, ConsumerTile(128, 32, 5)), ({"outputs": 2097152}, ConsumerTile(128, 64, 5)),
-        ({"outputs": 8388608}, ConsumerTile(128, 128, 5)),
-        ({"outputs": 12582912}, ConsumerTile(192, 128, 4)),  # three consumers fill the last wave better
-        ({}, ConsumerTile(128, 128, 5)),
-    ), outputs), footprint,
-)  # fmt: skip
+    Defaults(
+        (
+            ({"M": 64, "N": 4096}, ConsumerTile(64, 16, 8)),
+            ({"M": 64, "N": 7168}, ConsumerTile(64, 32, 8)),
+            ({"M": 64}, ConsumerTile(64, 128, 8)),
+            ({"N": 4096, "outputs": 524288}, ConsumerTile(128, 16, 5)),
+            ({"K": 512}, ConsumerTile(128, 128, 5)),
+            ({"outputs": 917504}, ConsumerTile(128, 32, 5)),
+            ({"outputs": 2097152}, ConsumerTile(128, 64, 5)),
+            ({"outputs": 8388608}, ConsumerTile(128, 128, 5)),
+            ({"outputs": 12582912}, ConsumerTile(192, 128, 4)),  # three consumers fill the last wave better
+            ({}, ConsumerTile(128, 128, 5)),
+        ),
+        outputs,
+    ),
+    footprint,
+)
 
 
 @gluon.jit
@@ -93,8 +100,19 @@ def _place(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl
 
 
 @gluon.jit
-def _produce(shared, a_map, b_map, M, N, K, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr,
-              BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _produce(
+    shared,
+    a_map,
+    b_map,
+    M,
+    N,
+    K,
+    CONSUMERS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     a_ring, b_ring, full, empty, _ = shared
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     step = 0
@@ -206,32 +224,57 @@ def arranged(of: Arguments) -> Any:
     left, right = stored_operands(a, b)
     kept = Stored(M, N, c.stride(0), False) if by_tma else Stored(1, 8, 8, False)
     maps = (
-        left.map(64, BLOCK_K, a.dtype), right.map(BLOCK_K, config.block_n, b.dtype),
+        left.map(64, BLOCK_K, a.dtype),
+        right.map(BLOCK_K, config.block_n, b.dtype),
         kept.map(64, config.block_n, c.dtype),
-    )  # fmt: skip
+    )
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(a.device)),)
     constants = {
-        "HAS_BIAS": of.bias is not None, "BLOCK_SCALES": block_scaled(of.a_scale), "BY_TMA": by_tma,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": BLOCK_K, "GROUP_M": config.group_m,
-        "STAGES": config.num_stages, "num_warps": 4, "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
+        "HAS_BIAS": of.bias is not None,
+        "BLOCK_SCALES": block_scaled(of.a_scale),
+        "BY_TMA": by_tma,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": BLOCK_K,
+        "GROUP_M": config.group_m,
+        "STAGES": config.num_stages,
+        "num_warps": 4,
+        "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS[config.block_m // 64],
-    }  # fmt: skip
+    }
     return *maps, by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constants
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=why_not_operands, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
-    traffic=tiles_traffic, tuning=TUNING,
-    over="promoted", shows={"M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
-        r'uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; loop.wgmma == 4; '
-        r'max(loop.FADD, loop.FFMA) == 64 and loop.tma == 0 and any(body.tma == 3 for body in loops); '
-        r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
-    )},
-)  # fmt: skip
+    backend="gluon",
+    min_sm=90,
+    unsupported=why_not_operands,
+    aligned=("a", "b"),
+    empty=epilogue_alone,
+    bind=arranged,
+    traffic=tiles_traffic,
+    tuning=TUNING,
+    over="promoted",
+    shows={
+        "M=2048,N=28672,K=4096,scales={tensor|block},bias=false": (
+            r"uses_warp_specialization and threads == 384 and grid[0] == 132 and spill_stores == 0; loop.wgmma == 4; "
+            r"max(loop.FADD, loop.FFMA) == 64 and loop.tma == 0 and any(body.tma == 3 for body in loops); "
+            r'in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], RZ") == 2; in_sass(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], ") == 8'
+        )
+    },
+)
 def promoted_ws(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
-    fast_accum: bool, config: ConsumerTile, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    fast_accum: bool,
+    config: ConsumerTile,
+    bound: Any,
+) -> None:
     """Computes the same sums as `promoted`, by specialized warps in persistent CTAs; TMA stores c if its rows allow."""
     a_map, b_map, c_map, by_tma, grid, numbers, constants = bound
     target = c if by_tma else c.new_empty((1, 8))

@@ -43,17 +43,27 @@ _OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 GROUPED = Tuning(
     Config,
     space(
-        Config, ((16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128, 256)), ((16, 32, 64), (32, 64, 128), (16, 32)),
-        num_stages=(2, 3, 4, 5), **_OPTIONS,
+        Config,
+        ((16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128, 256)),
+        ((16, 32, 64), (32, 64, 128), (16, 32)),
+        num_stages=(2, 3, 4, 5),
+        **_OPTIONS,
     ),
-    Defaults((
-        _EXACT,
-        # Few rows fit a tile of mma.sync; then only the bytes in flight matter.
-        ({"rows": 12}, Config(16, 64, 128, 4, 5)), ({"rows": 32}, Config(32, 64, 128, 4, 5)),
-        ({"N": 1024}, Config(64, 128, 64, 4, 4)), ({"N": 2048}, Config(128, 256, 64, 8, 4)),
-        ({"N": 3072}, Config(128, 128, 64, 8, 3)), ({}, Config(128, 256, 64, 8, 4)),
-    ), sizes), by_pointers,
-)  # fmt: skip
+    Defaults(
+        (
+            _EXACT,
+            # Few rows fit a tile of mma.sync; then only the bytes in flight matter.
+            ({"rows": 12}, Config(16, 64, 128, 4, 5)),
+            ({"rows": 32}, Config(32, 64, 128, 4, 5)),
+            ({"N": 1024}, Config(64, 128, 64, 4, 4)),
+            ({"N": 2048}, Config(128, 256, 64, 8, 4)),
+            ({"N": 3072}, Config(128, 128, 64, 8, 3)),
+            ({}, Config(128, 256, 64, 8, 4)),
+        ),
+        sizes,
+    ),
+    by_pointers,
+)
 TMA = Tuning(
     Config,
     space(

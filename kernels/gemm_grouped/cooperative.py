@@ -249,18 +249,26 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"a": HALVES},
+    backend="gluon",
+    min_sm=90,
+    dtypes={"a": HALVES},
     unsupported=partial(why_not_by_tma, stores=True),
-    aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
-    traffic=traffic, tuning=TUNING,
-    over="tma", shows={"T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
-        'below.grid[0] > 132 == grid[0] and loop.wgmma == 4; '
-        'not below.uses_warp_specialization and uses_warp_specialization; '
-        'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
-        'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
-        'in_ptx("cp.async.bulk.tensor.2d.global.shared") and global_store > 0'
-    )},
-)  # fmt: skip
+    aligned=("a", "b"),
+    empty=lambda of: of.out.zero_(),
+    bind=by_maps,
+    traffic=traffic,
+    tuning=TUNING,
+    over="tma",
+    shows={
+        "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
+            "below.grid[0] > 132 == grid[0] and loop.wgmma == 4; "
+            "not below.uses_warp_specialization and uses_warp_specialization; "
+            'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
+            "loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; "
+            'in_ptx("cp.async.bulk.tensor.2d.global.shared") and global_store > 0'
+        )
+    },
+)
 def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Ring, bound: Any) -> None:
     """Multiplies each expert's rows by its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""
     a_map, b_map, out_map, grid, numbers, constants = bound

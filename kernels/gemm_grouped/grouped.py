@@ -76,9 +76,13 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=GROUPED, bind=by_pointers,
+    backend="triton",
+    traffic=traffic,
+    tuning=GROUPED,
+    bind=by_pointers,
     fenced_since="3.7.1",
-    over="naive", shows={
+    over="naive",
+    shows={
         "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
             "grid[0] == (4096 // 128 + 8) * (28672 // 256) and stack_bytes == 0; "
             "loop.wgmma == 4 and loop.cp_async > loop.global_load == loop.global_store == 0"
@@ -86,7 +90,7 @@ def by_pointers(of: Arguments) -> Any:
         "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0 in fp32": "not uses_tf32",
         "": 'calls("naive").names["mm"] == 6',
     },
-)  # fmt: skip
+)
 def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Multiplies each expert's rows by its matrix on tensor cores (fp32 on the FMA units); the host reads no offset."""
     grid, numbers, constants = bound

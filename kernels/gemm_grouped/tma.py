@@ -43,9 +43,20 @@ def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constex
 
 @triton.jit
 def _gemm(
-    a_map, b_map, offsets_ptr, out_ptr, E, N, K, stride_ot,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
+    a_map,
+    b_map,
+    offsets_ptr,
+    out_ptr,
+    E,
+    N,
+    K,
+    stride_ot,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
     expert, row, tile_n, end = _tile_of(offsets_ptr, E, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUP_M, BLOCK_E)
     if row >= end:
         return
@@ -77,14 +88,23 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_not_by_tma,
-    aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps, traffic=traffic, tuning=TMA,
-    over="grouped", shows={"T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
-        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-        "loop.shared_load == loop.shared_store == stack_bytes == 0"
-    )},
-)  # fmt: skip
+    backend="triton",
+    min_sm=90,
+    unsupported=why_not_by_tma,
+    aligned=("a", "b"),
+    empty=lambda of: of.out.zero_(),
+    bind=by_maps,
+    traffic=traffic,
+    tuning=TMA,
+    over="grouped",
+    shows={
+        "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0": (
+            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+            "loop.shared_load == loop.shared_store == stack_bytes == 0"
+        )
+    },
+)
 def tma(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Multiplies each expert's rows by its matrix, summed in fp32; TMA loads the operands."""
     a_map, b_map, grid, numbers, constants = bound

@@ -57,37 +57,66 @@ _OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 FUSED = Tuning(
     Config,
     space(
-        Config, ((16, 32, 64, 128, 256), (16, 32, 64, 128), (32, 64, 128, 256)), ((16, 32, 64), (16, 32, 64), (16, 32)),
-        num_stages=(2, 3, 4, 5), **_OPTIONS,
+        Config,
+        ((16, 32, 64, 128, 256), (16, 32, 64, 128), (32, 64, 128, 256)),
+        ((16, 32, 64), (16, 32, 64), (16, 32)),
+        num_stages=(2, 3, 4, 5),
+        **_OPTIONS,
     ),
-    Defaults((
-        (_EXACT, Config(32, 32, 16, 4, 2)),
-        # A decode batch fits rows of mma.sync; then only the bytes in flight matter: 200 KB for two CTAs.
-        ({"M": 16, "I": 4223}, Config(16, 16, 128, 4, 5)), ({"M": 16}, Config(16, 32, 128, 4, 5)),
-        ({"M": 32, "I": 4223}, Config(32, 16, 128, 4, 5)), ({"M": 32}, Config(32, 32, 128, 4, 5)),
-        ({"M": 64, "I": 8447}, Config(64, 32, 64, 4, 4)), ({"M": 64}, Config(64, 64, 64, 4, 4)),
-        ({"outputs": 132 * 128 * 128 - 1}, Config(64, 64, 64, 4, 4)), ({}, Config(128, 128, 64, 8, 4, 16)),
-    ), _sizes), by_pointers,
-)  # fmt: skip
+    Defaults(
+        (
+            (_EXACT, Config(32, 32, 16, 4, 2)),
+            # A decode batch fits rows of mma.sync; then only the bytes in flight matter: 200 KB for two CTAs.
+            ({"M": 16, "I": 4223}, Config(16, 16, 128, 4, 5)),
+            ({"M": 16}, Config(16, 32, 128, 4, 5)),
+            ({"M": 32, "I": 4223}, Config(32, 16, 128, 4, 5)),
+            ({"M": 32}, Config(32, 32, 128, 4, 5)),
+            ({"M": 64, "I": 8447}, Config(64, 32, 64, 4, 4)),
+            ({"M": 64}, Config(64, 64, 64, 4, 4)),
+            ({"outputs": 132 * 128 * 128 - 1}, Config(64, 64, 64, 4, 4)),
+            ({}, Config(128, 128, 64, 8, 4, 16)),
+        ),
+        _sizes,
+    ),
+    by_pointers,
+)
 _BY_TMA = space(
-    Config, ((64, 128, 256), (16, 32, 64, 128), (128, 256)), ((32, 64), (16, 32, 64), (64, 128)),
-    in_bytes=True, num_stages=(2, 3, 4, 5, 6, 8), **_OPTIONS,
-)  # fmt: skip
+    Config,
+    ((64, 128, 256), (16, 32, 64, 128), (128, 256)),
+    ((32, 64), (16, 32, 64), (64, 128)),
+    in_bytes=True,
+    num_stages=(2, 3, 4, 5, 6, 8),
+    **_OPTIONS,
+)
 TMA = Tuning(
-    Config, _BY_TMA,
-    Defaults((
-        (_EXACT, Config(32, 32, 16, 4, 2)),
-        ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
-        ({"M": 256}, Config(64, 128, 64, 4, 2)),
-        ({"I": 1536}, Config(128, 64, 64, 8, 3)), ({}, Config(128, 128, 64, 8, 4)),
-    ), _sizes), by_tma,
-)  # fmt: skip
+    Config,
+    _BY_TMA,
+    Defaults(
+        (
+            (_EXACT, Config(32, 32, 16, 4, 2)),
+            ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)),
+            ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
+            ({"M": 256}, Config(64, 128, 64, 4, 2)),
+            ({"I": 1536}, Config(128, 64, 64, 8, 3)),
+            ({}, Config(128, 128, 64, 8, 4)),
+        ),
+        _sizes,
+    ),
+    by_tma,
+)
 PERSISTENT = Tuning(
-    Config, _BY_TMA,
-    Defaults((
-        (_EXACT, Config(32, 32, 16, 4, 2, 16)),
-        ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)), ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),
-        ({"M": 256}, Config(64, 128, 64, 4, 5, 16)),
-        ({"I": 1536}, Config(128, 64, 64, 8, 6, 16)), ({}, Config(128, 128, 64, 8, 4, 16)),
-    ), _sizes), with_result,
-)  # fmt: skip
+    Config,
+    _BY_TMA,
+    Defaults(
+        (
+            (_EXACT, Config(32, 32, 16, 4, 2, 16)),
+            ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)),
+            ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),
+            ({"M": 256}, Config(64, 128, 64, 4, 5, 16)),
+            ({"I": 1536}, Config(128, 64, 64, 8, 6, 16)),
+            ({}, Config(128, 128, 64, 8, 4, 16)),
+        ),
+        _sizes,
+    ),
+    with_result,
+)

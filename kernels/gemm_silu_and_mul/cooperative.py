@@ -63,11 +63,16 @@ TUNING = Tuning(
     space(
         PairRing, block_m=(128, 256), block_i=(32, 64, 128), block_k=(32, 64), stages=(3, 4, 6, 8), group_m=(4, 8, 16)
     ),
-    Defaults(at_both_widths(
-        ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)), ({"M": 256}, PairRing(128, 128, 64, 4)),
-        ({"I": 1536}, PairRing(128, 64, 64, 6)), ({}, (PairRing(128, 128, 64, 4), PairRing(128, 64, 64, 6))),
-    )), footprint,
-)  # fmt: skip
+    Defaults(
+        at_both_widths(
+            ({"M": 256, "I": 3072}, PairRing(128, 32, 64, 8)),
+            ({"M": 256}, PairRing(128, 128, 64, 4)),
+            ({"I": 1536}, PairRing(128, 64, 64, 6)),
+            ({}, (PairRing(128, 128, 64, 4), PairRing(128, 64, 64, 6))),
+        )
+    ),
+    footprint,
+)
 
 
 @gluon.jit
@@ -80,9 +85,21 @@ def _place(tile, tiles_m, tiles_i, GROUP_M: gl.constexpr):
 
 @gluon.jit
 def _produce(
-    a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty,
-    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-):  # fmt: skip
+    a,
+    b,
+    I,
+    tiles_m,
+    tiles_i,
+    steps,
+    a_ring,
+    b_ring,
+    full,
+    empty,
+    BLOCK_M: gl.constexpr,
+    BLOCK_I: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    GROUP_M: gl.constexpr,
+):
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
@@ -116,10 +133,22 @@ def _silu_product(accumulator, kind: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, staged,
-    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
+    out,
+    tiles_m,
+    tiles_i,
+    steps,
+    a_ring,
+    b_ring,
+    full,
+    empty,
+    staged,
+    BLOCK_M: gl.constexpr,
+    BLOCK_I: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr,
     HALF: gl.constexpr,
-):  # fmt: skip
+):
     ROWS: gl.constexpr = BLOCK_M // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * BLOCK_I, 256 // a_ring.dtype.primitive_bitwidth]
@@ -154,9 +183,18 @@ def _consume(
 
 @gluon.jit
 def _gemm(
-    a, b, out, M, I, K,
-    BLOCK_M: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-):  # fmt: skip
+    a,
+    b,
+    out,
+    M,
+    I,
+    K,
+    BLOCK_M: gl.constexpr,
+    BLOCK_I: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr,
+):
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_i = gl.cdiv(I, BLOCK_I)
     steps = gl.cdiv(K, BLOCK_K)
@@ -192,16 +230,25 @@ def by_maps(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="gluon", min_sm=90, dtypes={"a": HALVES},
-    unsupported=why_no_maps, aligned=("a", "b"), empty=lambda of: of.out.zero_(), bind=by_maps,
-    traffic=traffic, tuning=TUNING,
-    over="persistent", shows={"M=2048,I=14336,K=4096,layout=NT": (
-        'not below.uses_warp_specialization and uses_warp_specialization; '
-        'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
-        'loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; '
-        'in_ptx("m64n256k16") and loop.wgmma == 4 and global_store == 0'
-    )},
-)  # fmt: skip
+    backend="gluon",
+    min_sm=90,
+    dtypes={"a": HALVES},
+    unsupported=why_no_maps,
+    aligned=("a", "b"),
+    empty=lambda of: of.out.zero_(),
+    bind=by_maps,
+    traffic=traffic,
+    tuning=TUNING,
+    over="persistent",
+    shows={
+        "M=2048,I=14336,K=4096,layout=NT": (
+            "not below.uses_warp_specialization and uses_warp_specialization; "
+            'threads == 384 and in_ptx("setmaxnreg") and stack_bytes == 0; '
+            "loop.wgmma > loop.tma == loop.shared_load == loop.shared_store == 0; "
+            'in_ptx("m64n256k16") and loop.wgmma == 4 and global_store == 0'
+        )
+    },
+)
 def cooperative(a: Tensor, b: Tensor, out: Tensor, *, config: PairRing, bound: Any) -> None:
     """Computes silu(a gate) * (a up) on Hopper's tensor cores, summed in fp32 and rounded once."""
     a_map, b_map, out_map, grid, sizes = bound

@@ -69,18 +69,22 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=FUSED, bind=by_pointers,
+    backend="triton",
+    traffic=traffic,
+    tuning=FUSED,
+    bind=by_pointers,
     fenced_since="3.7.1",
-    over="naive", shows={
+    over="naive",
+    shows={
         "": 'calls("library").total == 3',
         "M=2048,I=14336,K=4096,layout=NT": (
-            'loop.wgmma == 4 and loop.cp_async > loop.global_load == loop.special_function == 0; '
+            "loop.wgmma == 4 and loop.cp_async > loop.global_load == loop.special_function == 0; "
             'in_ptx("m64n256k16") and STG_E_128 == global_store == 128 * 128 * 2 // (16 * threads) '
-            'and stack_bytes == 0'
+            "and stack_bytes == 0"
         ),
         "M=2048,I=14336,K=4096,layout=NT in fp32": "not uses_tf32",
     },
-)  # fmt: skip
+)
 def fused(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Computes silu(a gate) * (a up), summed on tensor cores in fp32 (fp32 on the FMA units) and rounded once."""
     grid, numbers = bound

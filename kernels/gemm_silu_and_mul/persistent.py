@@ -33,9 +33,17 @@ def _silu_product(tile):
 
 @triton.jit
 def _gemm(
-    a_map, b_map, out_map, M, I, K,
-    BLOCK_M: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-):  # fmt: skip
+    a_map,
+    b_map,
+    out_map,
+    M,
+    I,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
     tiles_m, tiles_i = tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I)
     steps = tl.cdiv(K, BLOCK_K)
     tl.assume(steps > 0)  # the compiler fuses the loops only if the inner loop always runs
@@ -52,13 +60,22 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), bind=by_maps,
-    empty=lambda of: of.out.zero_(), traffic=traffic, tuning=PERSISTENT,
-    over="tma", shows={"M=2048,I=14336,K=4096,layout=NT": (
-        "below.grid[0] > 132 == grid[0] and stack_bytes == 0; "
-        "len([loop for loop in loops if not loop.waits]) == 1; loop.wgmma > 0 and loop.tma == below.loop.tma + 1"
-    )},
-)  # fmt: skip
+    backend="triton",
+    min_sm=90,
+    unsupported=why_no_maps,
+    aligned=("a", "b"),
+    bind=by_maps,
+    empty=lambda of: of.out.zero_(),
+    traffic=traffic,
+    tuning=PERSISTENT,
+    over="tma",
+    shows={
+        "M=2048,I=14336,K=4096,layout=NT": (
+            "below.grid[0] > 132 == grid[0] and stack_bytes == 0; "
+            "len([loop for loop in loops if not loop.waits]) == 1; loop.wgmma > 0 and loop.tma == below.loop.tma + 1"
+        )
+    },
+)
 def persistent(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Computes silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""
     a_map, b_map, out_map, sizes = bound

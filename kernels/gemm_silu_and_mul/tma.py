@@ -31,9 +31,17 @@ def _silu_product(tile):
 
 @triton.jit
 def _gemm(
-    a_map, b_map, out_map, M, I, K,
-    BLOCK_M: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-):  # fmt: skip
+    a_map,
+    b_map,
+    out_map,
+    M,
+    I,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
     tile_m, tile_i = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(I, BLOCK_I), GROUP_M)
     row, column = tile_m * BLOCK_M, tile_i * BLOCK_I
     accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
@@ -47,14 +55,23 @@ def _gemm(
 
 
 @kernel(
-    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), bind=by_maps,
-    empty=lambda of: of.out.zero_(), traffic=traffic, tuning=TMA,
-    over="fused", shows={"M=2048,I=14336,K=4096,layout=NT": (
-        "below.loop.tma == 0 and below.loop.cp_async >= 8; "
-        "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
-        "loop.shared_load == loop.shared_store == stack_bytes == 0; global_store == 0"
-    )},
-)  # fmt: skip
+    backend="triton",
+    min_sm=90,
+    unsupported=why_no_maps,
+    aligned=("a", "b"),
+    bind=by_maps,
+    empty=lambda of: of.out.zero_(),
+    traffic=traffic,
+    tuning=TMA,
+    over="fused",
+    shows={
+        "M=2048,I=14336,K=4096,layout=NT": (
+            "below.loop.tma == 0 and below.loop.cp_async >= 8; "
+            "loop.tma == 2 and loop.cp_async == 0 and loop.wgmma == below.loop.wgmma > 0; "
+            "loop.shared_load == loop.shared_store == stack_bytes == 0; global_store == 0"
+        )
+    },
+)
 def tma(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Computes silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""
     a_map, b_map, out_map, sizes = bound

@@ -27,20 +27,34 @@ def arranged(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=HOLDS,
+    backend="triton",
+    min_sm=90,
+    prepare=pack,
+    packed=PACKED,
+    holds=HOLDS,
     bind=arranged,
-    traffic=shared.traffic, tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
-    over="gemv", shows={
+    traffic=shared.traffic,
+    tuning=shared.tuning(BITS, lambda scheme: scheme.group or 128),
+    fenced_since="3.7.1",
+    over="gemv",
+    shows={
         "M=64,N=28672,K=8192,zeros=false,bias=false in w4a16_g{128|64|32}": (
-            r'loop.wgmma > 0 '
-            r'and loop.cp_async > loop.mma == loop.shared_store == loop.spill_load == stack_bytes == 0; '
+            r"loop.wgmma > 0 "
+            r"and loop.cp_async > loop.mma == loop.shared_store == loop.spill_load == stack_bytes == 0; "
             r'in_sass("HGMMA") == in_sass(r"HGMMA\S* R\d+, R\d+, gdesc")'
-        ),
+        )
     },
-)  # fmt: skip
+)
 def dequant_dot(
-    a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,
-    config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes a W + bias, W = (code - zero) scale, on the tensor cores; b from `pack`; two runs agree bit for bit."""
     shared.launch(bound, a, b, scale, zero, bias, c)

@@ -32,14 +32,23 @@ def divided(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    prepare=pack,
+    packed=PACKED,
     holds={
-        **HOLDS, f"M <= {MOST_M}": f"M of at most {MOST_M}",
+        **HOLDS,
+        f"M <= {MOST_M}": f"M of at most {MOST_M}",
         f"M <= {MOST_OF_32} or 64 * G < K + 64": f"at most {MOST_OF_32} rows with groups of 32",
     },
-    aligned=("a",), bind=divided, traffic=stream.traffic,
+    aligned=("a",),
+    bind=divided,
+    traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
-    over="naive", shows={
+    over="naive",
+    shows={
         "": 'calls("naive").total >= 8',
         "M=1,N=8192,K=8192,zeros={false|true},bias=false in w4a16_g{128|64|32}": (
             "loop.mma > loop.wgmma == loop.cp_async == loop.shared_load == loop.shared_store == 0; "
@@ -47,10 +56,17 @@ def divided(of: Arguments) -> Any:
             "loop.LDG_E__NA_128 > 0 and loop.length * 32 / (loop.mma * 256) < 2.2"
         ),
     },
-)  # fmt: skip
+)
 def gemv(
-    a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,
-    config: Config, bound: Any,
-) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    c: Tensor,
+    *,
+    config: Config,
+    bound: Any,
+) -> None:
     """a W + bias for at most eight rows of a, four in groups of 32; b from `pack`; two runs agree bit for bit."""
     stream.launch(bound, a, b, scale, zero, bias, c)

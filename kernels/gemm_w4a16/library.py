@@ -74,10 +74,15 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    backend="torch", prepare=pack, packed=TinygemmWeight, holds=HOLDS, traffic=traffic,
-    dtypes={"scale": (torch.bfloat16,)}, contiguous=("a",),
+    backend="torch",
+    prepare=pack,
+    packed=TinygemmWeight,
+    holds=HOLDS,
+    traffic=traffic,
+    dtypes={"scale": (torch.bfloat16,)},
+    contiguous=("a",),
     off={"bias": "torch has no call that adds a bias before it rounds"},
-)  # fmt: skip
+)
 def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
     """Computes a W; b from `pack` contains scale and zero; torch's call takes no `out`."""
     (M, K), N = a.shape, b.shape[0]

@@ -66,15 +66,21 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=("marlin",), prepare=pack,
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=("marlin",),
+    prepare=pack,
     packed=MarlinWeight,
     holds={
         "G > 1": "several groups, because Marlin reads a single one in the order of scales of channels",
         f"G * {GROUP} == K": f"groups of {GROUP} for Marlin",
         f"N % {MULTIPLES['N']} == 0 < N": f"N in multiples of {MULTIPLES['N']} for Marlin",
     },
-    off={"zero": "Marlin has no zero points", "bias": "Marlin adds no bias"}, traffic=traffic,
-)  # fmt: skip
+    off={"zero": "Marlin has no zero points", "bias": "Marlin adds no bias"},
+    traffic=traffic,
+)
 def marlin(a: Tensor, b: MarlinWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
     """Computes a W by `marlin.mul`; a lies within fp16's range; b from `pack`."""
     result = torch.empty((a.shape[0], b.shape[0]), dtype=torch.half, device=a.device)

@@ -21,17 +21,24 @@ BITS = 8
 
 
 @kernel(
-    backend="triton", min_sm=90, prepare=pack, packed=PACKED, holds=along_k("a"),
-    bind=lambda of: shared.arranged(of, BITS, BLOCK_K8), traffic=shared.traffic, fenced_since="3.7.1",
+    backend="triton",
+    min_sm=90,
+    prepare=pack,
+    packed=PACKED,
+    holds=along_k("a"),
+    bind=lambda of: shared.arranged(of, BITS, BLOCK_K8),
+    traffic=shared.traffic,
+    fenced_since="3.7.1",
     tuning=shared.tuning(BITS, lambda scheme: BLOCK_K8),
-    over="gemv", shows={
+    over="gemv",
+    shows={
         "M=64,N=28672,K=8192,bias=false in w8a16": (
-            r'loop.wgmma > 0 '
-            r'and loop.cp_async > loop.mma == loop.shared_store == loop.spill_load == stack_bytes == 0; '
+            r"loop.wgmma > 0 "
+            r"and loop.cp_async > loop.mma == loop.shared_store == loop.spill_load == stack_bytes == 0; "
             r'in_sass("HGMMA") == in_sass(r"HGMMA\S* R\d+, R\d+, gdesc"); loop.I2F == 0'
-        ),
+        )
     },
-)  # fmt: skip
+)
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any
 ) -> None:

@@ -23,11 +23,19 @@ SUBGROUPS = 1
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    prepare=pack,
+    packed=PACKED,
     holds={**along_k("a"), f"M <= {MOST_M}": f"M of at most {MOST_M}"},
-    aligned=("a",), bind=lambda of: stream.divided(of, BITS, SUBGROUPS), traffic=stream.traffic,
+    aligned=("a",),
+    bind=lambda of: stream.divided(of, BITS, SUBGROUPS),
+    traffic=stream.traffic,
     tuning=stream.tuning(BITS, lambda scheme: SUBGROUPS),
-    over="naive", shows={
+    over="naive",
+    shows={
         "": 'calls("naive").total >= 4',
         "M={1|8},N=8192,K=8192,bias=false in w8a16": (
             "loop.mma > loop.wgmma == loop.cp_async == loop.shared_load == loop.shared_store == 0; "
@@ -35,7 +43,7 @@ SUBGROUPS = 1
             "loop.LDG_E__NA_128 > 0 and loop.length * 32 / (loop.mma * 256) < 2.5"
         ),
     },
-)  # fmt: skip
+)
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
     """Computes a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""
     stream.launch(bound, a, b, scale, None, bias, c)

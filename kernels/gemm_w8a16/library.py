@@ -57,9 +57,11 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: t
 
 
 @kernel(
-    backend="torch", traffic=traffic, aligned=("a", "b"),
+    backend="torch",
+    traffic=traffic,
+    aligned=("a", "b"),
     unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias),
-)  # fmt: skip
+)
 def library(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Computes a (scale b) by `torch._weight_int8pack_mm`, summed in fp32; torch's call takes no `out`."""
     M, N = a.shape[0], b.shape[1]

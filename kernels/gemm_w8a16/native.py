@@ -33,9 +33,14 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=native_gemm.shape, traffic=traffic,
+    backend="cpp",
+    devices=("cpu",),
+    prepare=pack,
+    packed=Panels,
+    bind=native_gemm.shape,
+    traffic=traffic,
     holds=along_k("a"),
-)  # fmt: skip
+)
 def native(a: Tensor, b: Panels, scale: Tensor, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
     """Computes a (scale b) + bias in fp32, rounded once; b from `pack`, with the scales in it."""
     native_gemm.product(a, b, bias, c, bound)

@@ -66,9 +66,15 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
 
 
 @kernel(
-    backend="torch", devices=("cpu",), prepare=pack, unsupported=unsupported, aligned=("a", "b"),
-    empty=epilogue_alone, allocates=True, traffic=traffic,
-)  # fmt: skip
+    backend="torch",
+    devices=("cpu",),
+    prepare=pack,
+    unsupported=unsupported,
+    aligned=("a", "b"),
+    empty=epilogue_alone,
+    allocates=True,
+    traffic=traffic,
+)
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
     """Computes a (scale b) + bias; for many rows of a by blocks of output channels; b is best from `pack`."""
     if _few(a, b, scale, bias):

@@ -17,9 +17,21 @@ TILE = 1024
 
 @triton.jit
 def _kv_cache_write(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr, num_slots, num_kv_heads,
-    stride_kt, stride_kh, stride_vt, stride_vh, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-):  # fmt: skip
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_mapping_ptr,
+    num_slots,
+    num_kv_heads,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
     # Offsets are int64: slot * H_kv * D passes 2**31 in a bf16 cache of 4 GiB, and head * stride in a long prefill
     # whose heads are far apart.
     token = tl.program_id(0).to(tl.int64)
@@ -37,16 +49,29 @@ def _kv_cache_write(
 
 
 @kernel(
-    backend="triton", traffic=SPEC.least, limits={"D": 16384},
-    over="naive", shows={"": 'calls("naive").total >= 6 and launched == 1; STG_E_128 == global_store == 2'},
-)  # fmt: skip
+    backend="triton",
+    traffic=SPEC.least,
+    limits={"D": 16384},
+    over="naive",
+    shows={"": 'calls("naive").total >= 6 and launched == 1; STG_E_128 == global_store == 2'},
+)
 def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Writes k and v to their slots; skips a slot that is negative or past the cache."""
     T, H_kv, D = k.shape
     block_d = next_power_of_2(D)
     block_heads = min(next_power_of_2(H_kv), max(TILE // block_d, 1))
     _kv_cache_write[(T, cdiv(H_kv, block_heads))](
-        k, v, k_cache, v_cache, slot_mapping, k_cache.shape[0] * k_cache.shape[1], H_kv, *k.stride()[:2],
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        k_cache.shape[0] * k_cache.shape[1],
+        H_kv,
+        *k.stride()[:2],
         *v.stride()[:2],
-        D=D, BLOCK_D=block_d, BLOCK_HEADS=block_heads, num_warps=NUM_WARPS,
-    )  # fmt: skip
+        D=D,
+        BLOCK_D=block_d,
+        BLOCK_HEADS=block_heads,
+        num_warps=NUM_WARPS,
+    )

@@ -11,13 +11,15 @@ from rooflab.kernels.launcher import kernel
 
 
 @kernel(
-    backend="torch", devices=("cpu",),
-    over="naive", shows={
+    backend="torch",
+    devices=("cpu",),
+    over="naive",
+    shows={
         "T=8,H_kv=2,D=64,num_blocks=4,block_size=16,skipped=0": (
             'dict(calls("index_copy").names) == {"min": 1, "index_copy_": 2} and calls("naive").total >= 6'
-        ),
+        )
     },
-)  # fmt: skip
+)
 def index_copy(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Writes k and v to their slots; skips a negative slot; a slot past the cache raises torch's `IndexError`."""
     write(k, v, k_cache, v_cache, slot_mapping)

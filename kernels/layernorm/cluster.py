@@ -8,9 +8,11 @@ from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
 
 
 @rung(
-    "layernorm", "LDG_E_NA_128 >= 2 * below.LDG_E_128 / 3", wide="T=4096,H=131072,bias=true,eps=1e-05",
+    "layernorm",
+    "LDG_E_NA_128 >= 2 * below.LDG_E_128 / 3",
+    wide="T=4096,H=131072,bias=true,eps=1e-05",
     limits={"H": MOST_WIDTH},
-)  # fmt: skip
+)
 def cluster(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
     """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, rounded once; the variance after the mean."""
     launch("layernorm", x, out, weight=weight, bias=bias, eps=eps, config=config)

@@ -37,16 +37,32 @@ def _layernorm(
 
 
 @kernel(
-    backend="triton", limits=LIMITS, traffic=SPEC.least, tuning=TUNING,
-    over="naive", shows={"": (
-        'calls("naive").total >= 11 and launched == 1; '
-        'LDG_E_128 == global_load == 6 and STG_E_128 == global_store == 2; not loops; barrier > 2'
-    )},
-)  # fmt: skip
+    backend="triton",
+    limits=LIMITS,
+    traffic=SPEC.least,
+    tuning=TUNING,
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 11 and launched == 1; '
+            "LDG_E_128 == global_load == 6 and STG_E_128 == global_store == 2; not loops; barrier > 2"
+        )
+    },
+)
 def fused(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
     """Computes (x - mean) / sqrt(variance + eps) * weight + bias in fp32, whole rows per program, rounded once."""
     T, H = x.shape
     _layernorm[(cdiv(T, config.block_t),)](
-        x, weight, bias, out, T, H, x.stride(0), out.stride(0), eps,
-        BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
-    )  # fmt: skip
+        x,
+        weight,
+        bias,
+        out,
+        T,
+        H,
+        x.stride(0),
+        out.stride(0),
+        eps,
+        BLOCK_T=config.block_t,
+        BLOCK_H=next_power_of_2(H),
+        num_warps=config.num_warps,
+    )

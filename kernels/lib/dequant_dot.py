@@ -217,9 +217,13 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
     numbers = M, N, K, b.shape[1], a.stride(0) if M > 1 else 0, of.scale.stride(0), c.stride(0)
     has_bias = of.bias is not None
     constants = {
-        "BITS": bits, "HAS_BIAS": has_bias and split == 1, "HAS_ZERO": getattr(of, "zero", None) is not None,
-        "WHOLE_K": K % block_k == 0, "BLOCK_K": block_k, **config.launch_arguments,
-    }  # fmt: skip
+        "BITS": bits,
+        "HAS_BIAS": has_bias and split == 1,
+        "HAS_ZERO": getattr(of, "zero", None) is not None,
+        "WHOLE_K": K % block_k == 0,
+        "BLOCK_K": block_k,
+        **config.launch_arguments,
+    }
     add_up = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
     return grid, numbers, constants, add_up if split > 1 else None
 

@@ -84,11 +84,20 @@ def _kernel(
     kind: str, config: ClusterTile, along_k: tuple[bool, bool], bias: bool, residual: bool, block_scales: bool
 ) -> _cuda.CudaKernel:
     options = _cuda.macros(
-        FP8=kind == "fp8", HALF=kind == "fp16", CONSUMERS=config.consumers,
-        REGISTERS=CONSUMER_REGISTERS[config.consumers], BLOCK_N=config.block_n, STAGES=config.stages,
-        GROUP_M=max(1, config.group_m // CLUSTER), STAGED=config.staged,
-        A_ALONG_K=along_k[0], B_ALONG_K=along_k[1], BIAS=bias, RESIDUAL=residual, BLOCK_SCALES=block_scales,
-    )  # fmt: skip
+        FP8=kind == "fp8",
+        HALF=kind == "fp16",
+        CONSUMERS=config.consumers,
+        REGISTERS=CONSUMER_REGISTERS[config.consumers],
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        GROUP_M=max(1, config.group_m // CLUSTER),
+        STAGED=config.staged,
+        A_ALONG_K=along_k[0],
+        B_ALONG_K=along_k[1],
+        BIAS=bias,
+        RESIDUAL=residual,
+        BLOCK_SCALES=block_scales,
+    )
     return _cuda.load(SOURCE, "multicast", options=options)
 
 
@@ -113,6 +122,12 @@ def launch(
     clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // CLUSTER))
     strides = [stride for scale in scales for stride in scale.stride()] if scales and block_scales else [0] * 4
     kernel(
-        (clusters * CLUSTER,), (128 * (config.consumers + 1),), *maps, bias, *(scales or (None, None)),
-        *map(np.int32, sizes), *map(np.int64, strides), shared_bytes=config.shared_bytes,
-    )  # fmt: skip
+        (clusters * CLUSTER,),
+        (128 * (config.consumers + 1),),
+        *maps,
+        bias,
+        *(scales or (None, None)),
+        *map(np.int32, sizes),
+        *map(np.int64, strides),
+        shared_bytes=config.shared_bytes,
+    )

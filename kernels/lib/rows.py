@@ -163,9 +163,16 @@ def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Cal
     if wide is not None:
         shows[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
     return kernel(
-        backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=get_op(op).least, tuning=tuning(op),
-        over="fused", shows=shows, **takes,
-    )  # fmt: skip
+        backend="cuda",
+        min_sm=90,
+        devices=("cuda",),
+        requires=("cupy",),
+        traffic=get_op(op).least,
+        tuning=tuning(op),
+        over="fused",
+        shows=shows,
+        **takes,
+    )
 
 
 def launch(
@@ -190,10 +197,17 @@ def launch(
     T, width = out.shape
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]
     options = _cuda.macros(
-        OP=OPS[op], ELEMENT=_cuda.ELEMENTS[x.dtype], QUANTIZE=QUANTIZED[out.dtype] if scale is not None else 0,
-        PIECE=_piece(width, VECTOR_BYTES // x.element_size(), tensors), LANES=config.lanes, ROWS=config.rows,
-        VECTORS=config.vectors, CLUSTER=config.cluster, PERSISTENT=config.persistent, ROUND_FIRST=round_first,
-    )  # fmt: skip
+        OP=OPS[op],
+        ELEMENT=_cuda.ELEMENTS[x.dtype],
+        QUANTIZE=QUANTIZED[out.dtype] if scale is not None else 0,
+        PIECE=_piece(width, VECTOR_BYTES // x.element_size(), tensors),
+        LANES=config.lanes,
+        ROWS=config.rows,
+        VECTORS=config.vectors,
+        CLUSTER=config.cluster,
+        PERSISTENT=config.persistent,
+        ROUND_FIRST=round_first,
+    )
     groups = cdiv(T, config.rows) * config.cluster
     grid = ctas_of(config, groups, sm_count(x.device)) if config.persistent else groups
     kernel = _cuda.load(SOURCE, "rows", options=options)

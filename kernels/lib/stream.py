@@ -125,10 +125,19 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
     tiles = column_tiles(M, subgroups)
     vectors = (a.data_ptr() | 2 * K | (2 * a.stride(0) if M > 1 else 0)) % VECTOR_BYTES == 0
     options = _cuda.macros(
-        BITS=bits, A_VECTORS=vectors, SCALE=_cuda.ELEMENTS[scale.dtype], ZEROS=zeros, M=M, SUB=subgroups,
-        N_TILES=tiles, WARPS=config.warps, WARPS_K=config.warps_k, SPLIT=config.split, DEPTH=config.depth,
+        BITS=bits,
+        A_VECTORS=vectors,
+        SCALE=_cuda.ELEMENTS[scale.dtype],
+        ZEROS=zeros,
+        M=M,
+        SUB=subgroups,
+        N_TILES=tiles,
+        WARPS=config.warps,
+        WARPS_K=config.warps_k,
+        SPLIT=config.split,
+        DEPTH=config.depth,
         CTAS_PER_SM=max(warps_per_sm(tiles, zeros) // config.warps, 1),
-    )  # fmt: skip
+    )
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
     numbers = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(MAGIC)
     grid = (cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,)

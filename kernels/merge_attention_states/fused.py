@@ -74,10 +74,15 @@ def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
     strides = (*outs.stride()[:3], *lses.stride(), *merged.stride()[:2], *lse.stride())
     constants = {
-        "TO_LOG2": LOG2E, "TO_LN": LN2, "BLOCK_D": block_d, "ROWS": rows, "AT_ONCE": PARTS_AT_ONCE, "num_warps": WARPS,
+        "TO_LOG2": LOG2E,
+        "TO_LN": LN2,
+        "BLOCK_D": block_d,
+        "ROWS": rows,
+        "AT_ONCE": PARTS_AT_ONCE,
+        "num_warps": WARPS,
         # Fused, a lane adds its own exact product to the rounded ones of others: lanes with one sum then differ.
         "enable_fp_fusion": False,
-    }  # fmt: skip
+    }
     return cdiv(T * H, rows), (parts, T, H, D, *strides), constants
 
 
@@ -93,12 +98,13 @@ def without_values(of: Arguments) -> None:
 
 
 @kernel(
-    backend="triton", traffic=traffic, empty=without_values,
+    backend="triton",
+    traffic=traffic,
+    empty=without_values,
     bind=lambda of: launch(of.outs, of.lses, of.out, of.lse),
-    over="naive", shows={"": (
-        'calls("naive").total >= 8 and launched == 1; loop.LDG_E_128 == 4 and loop.global_store == 0'
-    )},
-)  # fmt: skip
+    over="naive",
+    shows={"": ('calls("naive").total >= 8 and launched == 1; loop.LDG_E_128 == 4 and loop.global_store == 0')},
+)
 def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor, bound: Any) -> None:
     """Merges the parts in one pass, four parts at once."""
     programs, numbers, constants = bound

@@ -50,14 +50,27 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,),
-    limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)}, whole={"q": -1, "kv_cache": -1},
-    traffic=adapter.with_base_e(latents_once), plan=plan_of,
-)  # fmt: skip
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    limits={"latent_dim": (LATENT,), "D": (LATENT + ROTARY,)},
+    whole={"q": -1, "kv_cache": -1},
+    traffic=adapter.with_base_e(latents_once),
+    plan=plan_of,
+)
 def flashinfer(
-    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float,
-    return_lse: bool, plan: adapter.FlashInferPlan | None,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    latent_dim: int,
+    softmax_scale: float,
+    return_lse: bool,
+    plan: adapter.FlashInferPlan | None,
+) -> Returned:
     """Calls `BatchMLAPagedAttentionWrapper`, which writes rows without gaps.  A call without a plan makes a plan, and
     waits for the device to read the lengths and the table."""
     if plan is None:

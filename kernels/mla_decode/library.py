@@ -16,7 +16,7 @@ from rooflab.kernels.launcher import kernel
 @kernel(backend="torch")
 def library(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Gathers and masks the whole table, without reading the lengths; torch allocates the result."""
     B, _, D = q.shape
     slots = block_table.shape[1] * kv_cache.shape[1]

@@ -12,9 +12,17 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def naive(
-    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
-    latent_dim: int, softmax_scale: float, return_lse: bool,
-) -> None:  # fmt: skip
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    latent_dim: int,
+    softmax_scale: float,
+    return_lse: bool,
+) -> None:
     """Computes one sequence after another; waits for the device to read the lengths."""
     block_size = kv_cache.shape[1]
     for b, length in enumerate(seq_lens.tolist()):

@@ -63,11 +63,13 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 # wgmma for tiles of 64 heads, mma.sync for 16 or 32; 64 heads by 64 keys would spill.  Three stages: with two, a step's
 # latents are loaded when the products before it end, and nothing hides the loads.
-DEFAULTS = Defaults((
-    ({"H": 16}, Config(16, 32, num_warps=4, num_stages=3)),
-    ({"H": 32}, Config(32, 64, num_warps=8, num_stages=3)),
-    ({}, Config(64, 32, num_warps=8, num_stages=3)),
-))  # fmt: skip
+DEFAULTS = Defaults(
+    (
+        ({"H": 16}, Config(16, 32, num_warps=4, num_stages=3)),
+        ({"H": 32}, Config(32, 64, num_warps=8, num_stages=3)),
+        ({}, Config(64, 32, num_warps=8, num_stages=3)),
+    )
+)
 SPACE = space(Config, block_h=(16, 32, 64), block_n=(16, 32, 64), num_warps=(4, 8), num_stages=(1, 2, 3))
 
 
@@ -176,28 +178,48 @@ def launch(of: Arguments) -> tuple[int, float, tuple[int, ...], dict[str, Any]]:
     """Returns programs of one split, the scale, strides and constants, without the arguments of the parts."""
     (B, H, D), latent_dim = of.q.shape, of.latent_dim
     constants = {
-        "LATENT": latent_dim, "ROTARY": D - latent_dim, "BLOCK_LATENT": next_power_of_2(latent_dim),
-        "BLOCK_ROTARY": max(16, next_power_of_2(D - latent_dim)), "BLOCK_SIZE": of.kv_cache.shape[1], "LN2": LN2,
+        "LATENT": latent_dim,
+        "ROTARY": D - latent_dim,
+        "BLOCK_LATENT": next_power_of_2(latent_dim),
+        "BLOCK_ROTARY": max(16, next_power_of_2(D - latent_dim)),
+        "BLOCK_SIZE": of.kv_cache.shape[1],
+        "LN2": LN2,
         **of.config.launch_arguments,
-    }  # fmt: skip
+    }
     strides = (*of.q.stride()[:2], *of.kv_cache.stride()[:2], of.block_table.stride(0))
     return B * cdiv(H, of.config.block_h), of.softmax_scale * LOG2E, strides, constants
 
 
 @kernel(
-    backend="triton", limits={"latent_dim": range(16, 513)}, traffic=traffic, bind=launch,
+    backend="triton",
+    limits={"latent_dim": range(16, 513)},
+    traffic=traffic,
+    bind=launch,
     holds={"1 <= D - latent_dim <= 64": "1 to 64 rotary dimensions behind the latent"},
     fenced_since="3.7.1",
     tuning=Tuning(Config, SPACE, DEFAULTS, footprint),
-    over="naive", shows={"": (
-        "loop.wgmma + loop.mma > 0 and loop.cp_async >= loop.global_load; "
-        "loop.cp_async > 0 and loop.global_store == 0"
-    )},
-)  # fmt: skip
+    over="naive",
+    shows={
+        "": (
+            "loop.wgmma + loop.mma > 0 and loop.cp_async >= loop.global_load; "
+            "loop.cp_async > 0 and loop.global_store == 0"
+        )
+    },
+)
 def split_kv(
-    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
-    latent_dim: int, softmax_scale: float, return_lse: bool, config: Config, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    latent_dim: int,
+    softmax_scale: float,
+    return_lse: bool,
+    config: Config,
+    bound: Any,
+) -> None:
     """Computes decode attention; only the device reads the lengths; two runs agree bit for bit."""
     (B, H, _), (programs, scale, strides, constants) = q.shape, bound
     splits = splits_of(q, kv_cache, block_table, config)
@@ -206,9 +228,21 @@ def split_kv(
         parts = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
     split_kv_kernel[(programs * splits,)](
-        q, kv_cache, block_table, seq_lens, parts, part_lse, H, scale, splits, *strides, *parts.stride()[:3],
-        *strides_of(part_lse, 3), LSE=part_lse is not None, **constants,
-    )  # fmt: skip
+        q,
+        kv_cache,
+        block_table,
+        seq_lens,
+        parts,
+        part_lse,
+        H,
+        scale,
+        splits,
+        *strides,
+        *parts.stride()[:3],
+        *strides_of(part_lse, 3),
+        LSE=part_lse is not None,
+        **constants,
+    )
     if splits > 1 and part_lse is not None:
         lse = torch.empty_like(part_lse[0]) if lse is None else lse
         programs, numbers, constants = merge.launch(parts, part_lse, out, lse)

@@ -82,23 +82,31 @@ def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
 
 # A step whose staged keys and values fit in an SM's shared memory.  fp32 products are FMAs, whose operands fill the
 # registers: a wider tile spills (read in the SASS).
-GQA_DEFAULTS = Defaults((
-    ({"itemsize": 2, "D": 128}, StepConfig(64, num_warps=4, num_stages=3)),
-    ({"itemsize": 2}, StepConfig(64, num_warps=8, num_stages=2)),
-    ({"D": 64}, StepConfig(32, num_warps=4, num_stages=1)),
-    ({"D": 128}, StepConfig(32, num_warps=8, num_stages=1)),
-    ({}, StepConfig(16, num_warps=8, num_stages=1)),
-))  # fmt: skip
+GQA_DEFAULTS = Defaults(
+    (
+        ({"itemsize": 2, "D": 128}, StepConfig(64, num_warps=4, num_stages=3)),
+        ({"itemsize": 2}, StepConfig(64, num_warps=8, num_stages=2)),
+        ({"D": 64}, StepConfig(32, num_warps=4, num_stages=1)),
+        ({"D": 128}, StepConfig(32, num_warps=8, num_stages=1)),
+        ({}, StepConfig(16, num_warps=8, num_stages=1)),
+    )
+)
 # Few rows if sequences have few; otherwise the largest tile whose accumulator and staged keys fit on an SM.
-CHUNKED_DEFAULTS = Defaults((
-    *(({"itemsize": 2, "D": 128, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=3)) for rows in (16, 32, 64)),
-    ({"itemsize": 2, "D": 128}, Config(128, 64, num_warps=8, num_stages=3)),
-    *(({"itemsize": 2, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=2)) for rows in (16, 32, 64)),
-    ({"itemsize": 2}, Config(128, 32, num_warps=8, num_stages=2)),
-    ({"D": 64, "rows": 16}, Config(16, 32, num_warps=4, num_stages=1)),
-    ({"D": 64}, Config(32, 32, num_warps=4, num_stages=1)),
-    ({"rows": 16}, Config(16, 16, num_warps=8, num_stages=1)),
-    ({}, Config(32, 16, num_warps=8, num_stages=1)),
-), _chunked_sizes)  # fmt: skip
+CHUNKED_DEFAULTS = Defaults(
+    (
+        *(
+            ({"itemsize": 2, "D": 128, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=3))
+            for rows in (16, 32, 64)
+        ),
+        ({"itemsize": 2, "D": 128}, Config(128, 64, num_warps=8, num_stages=3)),
+        *(({"itemsize": 2, "rows": rows}, Config(rows, 64, num_warps=4, num_stages=2)) for rows in (16, 32, 64)),
+        ({"itemsize": 2}, Config(128, 32, num_warps=8, num_stages=2)),
+        ({"D": 64, "rows": 16}, Config(16, 32, num_warps=4, num_stages=1)),
+        ({"D": 64}, Config(32, 32, num_warps=4, num_stages=1)),
+        ({"rows": 16}, Config(16, 16, num_warps=8, num_stages=1)),
+        ({}, Config(32, 16, num_warps=8, num_stages=1)),
+    ),
+    _chunked_sizes,
+)
 GQA_PACKED = Tuning(StepConfig, _gqa_configs, GQA_DEFAULTS, _gqa_footprint)
 CHUNKED = Tuning(Config, _chunked_configs, CHUNKED_DEFAULTS, _chunked_footprint)

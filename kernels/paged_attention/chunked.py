@@ -120,9 +120,14 @@ def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
 
 
 @kernel(
-    backend="triton", limits={"D": range(1, 257)}, traffic=traffic, bind=launch, tuning=CHUNKED,
+    backend="triton",
+    limits={"D": range(1, 257)},
+    traffic=traffic,
+    bind=launch,
+    tuning=CHUNKED,
     fenced_since="3.7.1",
-    over="gqa_packed", shows={
+    over="gqa_packed",
+    shows={
         "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
             "below.mma > below.wgmma == 0 and mma > 0 and shared_bytes > below.shared_bytes"
         ),
@@ -131,7 +136,7 @@ def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
             "products[0].cp_async > 0 and products[0].length < 0.9 * products[1].length"
         ),
     },
-)  # fmt: skip
+)
 def chunked(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
     lse: Tensor | None, *,
@@ -142,6 +147,17 @@ def chunked(
     """Computes attention with any block_size; each cache may be e4m3.  Does not wait for the device."""
     ctas, numbers, constants = bound
     chunked_kernel[(ctas,)](
-        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, out, lse, *numbers,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        seq_lens,
+        cu_seqlens_q,
+        sinks,
+        k_scale,
+        v_scale,
+        out,
+        lse,
+        *numbers,
         **constants,
-    )  # fmt: skip
+    )

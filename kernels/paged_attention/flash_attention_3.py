@@ -19,21 +19,42 @@ from rooflab.kernels.takes import HALVES
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(AUTHORS,),
-    dtypes={"q": HALVES, "k_cache": HALVES}, limits={"D": range(0, 257, 8)},
+    role="peer",
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=(AUTHORS,),
+    dtypes={"q": HALVES, "k_cache": HALVES},
+    limits={"D": range(0, 257, 8)},
     traffic=traffic,
-)  # fmt: skip
+)
 def flash_attention_3(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
-    softmax_scale: float | None, window: int | None, softcap: float | None, return_lse: bool,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    return_lse: bool,
+) -> Returned:
     """Calls `flash_attn_with_kvcache`, which allocates the result, with the package's own number of splits."""
     check_all_pages(q, k_cache, block_table, seq_lens)
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)
     library: Any = import_module(AUTHORS)
     result = library.flash_attn_with_kvcache(
-        q[:, None], k_cache, v_cache, cache_seqlens=seq_lens, page_table=block_table, softmax_scale=softmax_scale,
-        causal=True, window_size=window_sizes(window), softcap=softcap or 0.0, return_softmax_lse=return_lse,
-    )  # fmt: skip
+        q[:, None],
+        k_cache,
+        v_cache,
+        cache_seqlens=seq_lens,
+        page_table=block_table,
+        softmax_scale=softmax_scale,
+        causal=True,
+        window_size=window_sizes(window),
+        softcap=softcap or 0.0,
+        return_softmax_lse=return_lse,
+    )
     return (result[0][:, 0], result[1][:, :, 0]) if return_lse else result[:, 0]

@@ -52,24 +52,46 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), dtypes={"q": HALVES},
-    limits={"D": adapter.HEAD_DIMS}, whole={"q": -1, "k_cache": -1, "v_cache": -1},
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(adapter.PACKAGE,),
+    dtypes={"q": HALVES},
+    limits={"D": adapter.HEAD_DIMS},
+    whole={"q": -1, "k_cache": -1, "v_cache": -1},
     holds={"v_cache == k_cache or num_blocks * block_size * H_kv == 0": "the strides of k_cache"},
-    traffic=adapter.with_base_e(traffic), plan=plan_of,
-)  # fmt: skip
+    traffic=adapter.with_base_e(traffic),
+    plan=plan_of,
+)
 def flashinfer(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
-    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
-    return_lse: bool, plan: adapter.FlashInferPlan | None,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    softmax_scale: float | None,
+    cu_seqlens_q: Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    return_lse: bool,
+    plan: adapter.FlashInferPlan | None,
+) -> Returned:
     """Calls batch decode or batch prefill, which write rows without gaps.  A call without a plan makes a plan, and
     waits for the device to read the lengths and the table."""
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
         given = Arguments(
-            q=q, k_cache=k_cache, block_table=block_table, seq_lens=seq_lens, softmax_scale=softmax_scale,
-            cu_seqlens_q=cu_seqlens_q, window=window, softcap=softcap,
-        )  # fmt: skip
+            q=q,
+            k_cache=k_cache,
+            block_table=block_table,
+            seq_lens=seq_lens,
+            softmax_scale=softmax_scale,
+            cu_seqlens_q=cu_seqlens_q,
+            window=window,
+            softcap=softcap,
+        )
         plan = plan_of(given, adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q, return_lse)

@@ -163,25 +163,44 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @kernel(
-    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, traffic=traffic,
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    dtypes={"q": HALVES},
+    traffic=traffic,
     holds={
         **pages_from(LEAST_PAGE),
         "H // (H_kv or 1) & H // (H_kv or 1) - 1 == 0": "a power of two of query heads for each of k_cache's",
         "k_cache[0] == block_size * k_cache[1] or num_blocks * H_kv * D == 0": "pages one after another in memory",
         "v_cache[0] == block_size * v_cache[1] or num_blocks * H_kv * D == 0": "pages one after another in memory",
     },
-)  # fmt: skip
+)
 def flex(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
-    softmax_scale: float | None, window: int | None, softcap: float | None, return_lse: bool,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    softmax_scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    return_lse: bool,
+) -> Returned:
     """Computes FlexAttention over a paged cache; its compiled code allocates the result.  Does not read the lengths."""
     if q.device.type != "cuda":
         raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)
     out, lse = COMPILED(
-        q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens,
-        scale=get_scale(q, softmax_scale), window=window, softcap=softcap,
-    )  # fmt: skip
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        block_table=block_table,
+        seq_lens=seq_lens,
+        scale=get_scale(q, softmax_scale),
+        window=window,
+        softcap=softcap,
+    )
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)

@@ -68,27 +68,45 @@ def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, A
     """Returns a program for each sequence and head of keys; sizes and strides; constants."""
     (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
     numbers = (
-        H // H_kv, get_scale(of.q, of.softmax_scale) * LOG2E, *of.q.stride()[:2], *of.k_cache.stride()[:3],
-        *of.v_cache.stride()[:3], of.block_table.stride(0), *of.out.stride()[:2],
-    )  # fmt: skip
+        H // H_kv,
+        get_scale(of.q, of.softmax_scale) * LOG2E,
+        *of.q.stride()[:2],
+        *of.k_cache.stride()[:3],
+        *of.v_cache.stride()[:3],
+        of.block_table.stride(0),
+        *of.out.stride()[:2],
+    )
     constants = {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv)}
     return (B, H_kv), numbers, constants | of.config.launch_arguments
 
 
 @kernel(
-    backend="triton", limits={"D": (16, 32, 64, 128, 256)}, traffic=traffic, bind=launch, tuning=GQA_PACKED,
-    over="naive", shows={
+    backend="triton",
+    limits={"D": (16, 32, 64, 128, 256)},
+    traffic=traffic,
+    bind=launch,
+    tuning=GQA_PACKED,
+    over="naive",
+    shows={
         "": (
             'calls("naive").total >= 15 and launched == 1; '
-            'loop.mma > 0 and loop.cp_async > 0 and loop.global_store == 0'
+            "loop.mma > 0 and loop.cp_async > 0 and loop.global_store == 0"
         ),
         "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": "grid == (1, 8)",
     },
-)  # fmt: skip
+)
 def gqa_packed(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
-    softmax_scale: float | None, config: StepConfig, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    softmax_scale: float | None,
+    config: StepConfig,
+    bound: Any,
+) -> None:
     """Computes decode attention; a group of query heads reads its keys once."""
     grid, numbers, constants = bound
     gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *numbers, **constants)

@@ -18,11 +18,23 @@ def _gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
 
 @kernel(backend="torch")
 def naive(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
-    lse: Tensor | None, *,
-    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
-    sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    softmax_scale: float | None,
+    cu_seqlens_q: Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    return_lse: bool,
+) -> None:
     """Computes one sequence after another; waits for the device to read the lengths."""
     scale = get_scale(q, softmax_scale)
     bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()

@@ -31,16 +31,31 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=traffic, bind=shape,
-    over="naive", shows={"": (
-        'calls("naive").total >= 10 and calls("native").names.keys() <= {"empty", "empty_like"}; '
-        '"index_select" in calls("library").names'
-    )},
-)  # fmt: skip
+    backend="cpp",
+    devices=("cpu",),
+    traffic=traffic,
+    bind=shape,
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 10 and calls("native").names.keys() <= {"empty", "empty_like"}; '
+            '"index_select" in calls("library").names'
+        )
+    },
+)
 def native(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
-    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    softmax_scale: float | None,
+    cu_seqlens_q: Tensor | None,
+    window: int | None,
+    bound: Any,
+) -> None:
     """Computes decode rows and chunks of prompts in one call, which also checks lengths, bounds and pages."""
     bounds = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
     pointers = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)

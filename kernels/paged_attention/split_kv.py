@@ -201,22 +201,27 @@ def _zeros(count: int, device: torch.device) -> Tensor:
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
     holds={"(v_scale is None) == (k_scale is None)": "k_scale and v_scale together"},
     whole={"k_cache": -1, "v_cache": -1},
-    dtypes={"q": HALVES}, limits={"D": range(16, 257, 16)},
-    traffic=traffic, tuning=SPLIT_KV,
-    over="gqa_packed", shows={
+    dtypes={"q": HALVES},
+    limits={"D": range(16, 257, 16)},
+    traffic=traffic,
+    tuning=SPLIT_KV,
+    over="gqa_packed",
+    shows={
         "B=1,context=65536,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
-            "below.ctas == 8 and below.BAR > 0; "
-            "launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1"
+            "below.ctas == 8 and below.BAR > 0; launched == 1 and ctas % 132 == BAR == stack_bytes == 0 and atomic == 1"
         ),
         "B=64,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false": (
-            'loop.global_load == 1 and loop.global_store == 0 and (loop.mma, loop.ldmatrix) == (32, 16); '
+            "loop.global_load == 1 and loop.global_store == 0 and (loop.mma, loop.ldmatrix) == (32, 16); "
             '16 <= loop.LDGSTS < 32 and loop.before("mma", "cp_async") == 0'
         ),
     },
-)  # fmt: skip
+)
 def split_kv(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
     lse: Tensor | None, *,
@@ -234,10 +239,20 @@ def split_kv(
     even = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
     fp8 = k_scale is not None
     sizes = {
-        "D": D, "GROUP": H // H_kv, "H_KV": H_kv, "BLOCK_SIZE": block_size, "BF16": int(q.dtype == torch.bfloat16),
-        "FP8": int(fp8), "SOFTCAP": int(softcap is not None), "PAIRS": int(even), "WARPS": config.warps,
-        "STAGES": config.num_stages, "CTAS_PER_SM": config.ctas_per_sm, "LEAST": config.least, "WIDTH": WIDTH,
-    }  # fmt: skip
+        "D": D,
+        "GROUP": H // H_kv,
+        "H_KV": H_kv,
+        "BLOCK_SIZE": block_size,
+        "BF16": int(q.dtype == torch.bfloat16),
+        "FP8": int(fp8),
+        "SOFTCAP": int(softcap is not None),
+        "PAIRS": int(even),
+        "WARPS": config.warps,
+        "STAGES": config.num_stages,
+        "CTAS_PER_SM": config.ctas_per_sm,
+        "LEAST": config.least,
+        "WIDTH": WIDTH,
+    }
     size = k_cache.element_size()
     strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), block_table.stride(0)]
     strides += [*out.stride()[:2], *((0, 0) if lse is None else lse.stride())]

@@ -147,9 +147,8 @@ def _clear(slot, left, COPIES: gl.constexpr):
 
 @gluon.jit
 def _produce(
-    loads, work, memory,
-    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr,
-):  # fmt: skip
+    loads, work, memory, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr
+):
     """Does one warp's work: loads a block's keys before the values of the block before it, in the order in which the
     products need them."""
     k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes = loads
@@ -355,10 +354,16 @@ def bind(of: Arguments) -> tuple[Any, ...]:
         *of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2),
     )  # fmt: skip
     flags = {
-        "HEAD_DIM": D, "D": columns, "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box,
-        "NEGATED": (of.softmax_scale or 0) < 0, "COPIES": 1 if whole else columns // 64, "num_warps": 4,
+        "HEAD_DIM": D,
+        "D": columns,
+        "GROUP": H // H_kv,
+        "BLOCK_SIZE": block_size,
+        "BOX": box,
+        "NEGATED": (of.softmax_scale or 0) < 0,
+        "COPIES": 1 if whole else columns // 64,
+        "num_warps": 4,
         **of.config.launch_arguments,
-    }  # fmt: skip
+    }
     return min(tiles * H_kv, sm_count(of.q.device)), keys, values, numbers, flags
 
 

@@ -61,13 +61,27 @@ def why_not_taken(inputs: Arguments) -> str | None:
 
 
 @kernel(
-    role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALVES}, limits={"D": range(0, 257, 8)},
-    unsupported=why_not_taken, traffic=traffic,
-)  # fmt: skip
+    role="peer",
+    backend="torch",
+    min_sm=80,
+    devices=("cuda",),
+    dtypes={"q": HALVES},
+    limits={"D": range(0, 257, 8)},
+    unsupported=why_not_taken,
+    traffic=traffic,
+)
 def torch_varlen(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
-    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, return_lse: bool,
-) -> Returned:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    *,
+    softmax_scale: float | None,
+    cu_seqlens_q: Tensor | None,
+    window: int | None,
+    return_lse: bool,
+) -> Returned:
     """Calls `varlen_attn` with a block table, which allocates the result.  Does not read the lengths: the longest
     lengths that it passes are the most that q and the table can hold."""
     # Asked at each call, because the activated kernel may have changed.
@@ -86,11 +100,17 @@ def torch_varlen(
     # FlashAttention-3 refuses key offsets together with a table; FlashAttention-2 needs them, but uses `seqused_k`.
     keys = None if any_page else torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     return call(
-        q, k_cache, v_cache, queries, keys, longest, slots,
+        q,
+        k_cache,
+        v_cache,
+        queries,
+        keys,
+        longest,
+        slots,
         return_lse=return_lse,
         scale=get_scale(q, softmax_scale),
         window_size=CAUSAL if window is None and not unmasked else window_sizes(window),
         seqused_k=seq_lens,
         block_table=block_table,
         num_splits=None if split else 1,
-    )  # fmt: skip
+    )

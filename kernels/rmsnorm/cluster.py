@@ -12,16 +12,28 @@ from torch import Tensor
 from rooflab.kernels.lib.rows import MOST_WIDTH, Config, launch, rung
 
 
-@rung(
-    "rmsnorm", "LDG_E_NA_128 >= below.LDG_E_128", wide="T=4096,H=131072,eps=1e-05",
-    limits={"H": MOST_WIDTH},
-)  # fmt: skip
+@rung("rmsnorm", "LDG_E_NA_128 >= below.LDG_E_128", wide="T=4096,H=131072,eps=1e-05", limits={"H": MOST_WIDTH})
 def cluster(
-    x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,
-    eps: float, weight_offset: float, round_first: bool, quantize: str | None, config: Config,
-) -> None:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    scale: Tensor | None,
+    *,
+    eps: float,
+    weight_offset: float,
+    round_first: bool,
+    quantize: str | None,
+    config: Config,
+) -> None:
     """Norms: x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
     launch(
-        "rmsnorm", x, out, weight=weight, scale=scale, eps=eps, weight_offset=weight_offset,
-        round_first=round_first, config=config,
-    )  # fmt: skip
+        "rmsnorm",
+        x,
+        out,
+        weight=weight,
+        scale=scale,
+        eps=eps,
+        weight_offset=weight_offset,
+        round_first=round_first,
+        config=config,
+    )

@@ -14,9 +14,19 @@ from rooflab.reference.rmsnorm import SPEC
 
 @triton.jit
 def _rmsnorm(
-    x_ptr, weight_ptr, out_ptr, T, H, stride_x, stride_out, eps, weight_offset,
-    ROUND_FIRST: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    T,
+    H,
+    stride_x,
+    stride_out,
+    eps,
+    weight_offset,
+    ROUND_FIRST: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
     # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
@@ -36,18 +46,35 @@ def _rmsnorm(
 
 
 @kernel(
-    backend="triton", limits=LIMITS, traffic=SPEC.least, tuning=TUNING,
-    over="naive", shows={"": (
-        'calls("naive").total >= 8 and launched == 1; '
-        'LDG_E_128 == global_load == 4 and STG_E_128 == global_store == 2; not loops'
-    )},
-)  # fmt: skip
+    backend="triton",
+    limits=LIMITS,
+    traffic=SPEC.least,
+    tuning=TUNING,
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 8 and launched == 1; '
+            "LDG_E_128 == global_load == 4 and STG_E_128 == global_store == 2; not loops"
+        )
+    },
+)
 def fused(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, config: Config
 ) -> None:
     """Norms: x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
     T, H = x.shape
     _rmsnorm[(cdiv(T, config.block_t),)](
-        x, weight, out, T, H, x.stride(0), out.stride(0), eps, weight_offset,
-        ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
-    )  # fmt: skip
+        x,
+        weight,
+        out,
+        T,
+        H,
+        x.stride(0),
+        out.stride(0),
+        eps,
+        weight_offset,
+        ROUND_FIRST=round_first,
+        BLOCK_T=config.block_t,
+        BLOCK_H=next_power_of_2(H),
+        num_warps=config.num_warps,
+    )

@@ -23,8 +23,15 @@ def norm(
 
 @kernel(backend="torch")
 def naive(
-    x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,
-    eps: float, weight_offset: float, round_first: bool, quantize: str | None,
-) -> None:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    scale: Tensor | None,
+    *,
+    eps: float,
+    weight_offset: float,
+    round_first: bool,
+    quantize: str | None,
+) -> None:
     """Computes x / rms(x) * (weight + weight_offset), step by step."""
     write_rows(norm(x, weight, eps, weight_offset, round_first), out, scale)

@@ -20,9 +20,13 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape,
-    over="naive", shows={"": 'calls("naive").total >= 6 and calls("native").names.keys() <= {"empty", "empty_like"}'},
-)  # fmt: skip
+    backend="cpp",
+    devices=("cpu",),
+    traffic=SPEC.least,
+    bind=shape,
+    over="naive",
+    shows={"": 'calls("naive").total >= 6 and calls("native").names.keys() <= {"empty", "empty_like"}'},
+)
 def native(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, bound: Any
 ) -> None:

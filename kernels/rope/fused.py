@@ -20,9 +20,18 @@ TILE = 1024
 
 @triton.jit
 def _rotate(
-    x_ptr, out_ptr, heads, num_heads, stride_x, stride_out, cos, sin,
-    HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    out_ptr,
+    heads,
+    num_heads,
+    stride_x,
+    stride_out,
+    cos,
+    sin,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
     pairs = tl.arange(0, BLOCK_HALF)
     mask = (heads < num_heads)[:, None] & (pairs < HALF)[None, :]
     if INTERLEAVED:
@@ -76,27 +85,45 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
     block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE // block_half, 1))
     strides = (stride for x in (of.q_out, of.k_out) for stride in x.stride()[:2])
     numbers = (
-        H, H_kv, of.cos.shape[0], *of.q.stride()[:2], *of.k.stride()[:2], of.cos.stride(0), of.sin.stride(0), *strides,
-    )  # fmt: skip
+        H,
+        H_kv,
+        of.cos.shape[0],
+        *of.q.stride()[:2],
+        *of.k.stride()[:2],
+        of.cos.stride(0),
+        of.sin.stride(0),
+        *strides,
+    )
     blocks = {"HALF": D // 2, "BLOCK_HALF": block_half, "BLOCK_HEADS": block_heads}
     constants = {**blocks, "INTERLEAVED": of.interleaved, "num_warps": NUM_WARPS}
     return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), numbers, constants
 
 
 @kernel(
-    backend="triton", traffic=SPEC.least, bind=layout, limits={"D": 16384},
-    over="joined", shows={
+    backend="triton",
+    traffic=SPEC.least,
+    bind=layout,
+    limits={"D": 16384},
+    over="joined",
+    shows={
         "": (
-            'calls("joined").total > 5 and calls("naive").total >= 18 and launched == 1; '
-            'STG_E_128 == global_store == 4'
+            'calls("joined").total > 5 and calls("naive").total >= 18 and launched == 1; STG_E_128 == global_store == 4'
         ),
         "T=2048,H=32,H_kv=8,D=128,max_position=131072,interleaved=true": "STG_E_U16 == global_store",
     },
-)  # fmt: skip
+)
 def fused(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
-    interleaved: bool, bound: Any,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    *,
+    interleaved: bool,
+    bound: Any,
+) -> None:
     """Rotates q and k in fp32, rounded once; a position outside the tables gives zeros, as a kernel cannot raise."""
     grid, numbers, constants = bound
     _rope[grid](q, k, cos, sin, positions, q_out, k_out, *numbers, **constants)

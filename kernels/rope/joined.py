@@ -13,11 +13,14 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(
     backend="torch",
-    over="naive", shows={"": (
-        'calls("joined").total < calls("naive").total; '
-        'calls("joined").names["cat"] + calls("joined").names["stack"] >= 2 and calls("joined").names["index"] == 2'
-    )},
-)  # fmt: skip
+    over="naive",
+    shows={
+        "": (
+            'calls("joined").total < calls("naive").total; '
+            'calls("joined").names["cat"] + calls("joined").names["stack"] >= 2 and calls("joined").names["index"] == 2'
+        )
+    },
+)
 def joined(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
 ) -> tuple[Tensor, Tensor]:

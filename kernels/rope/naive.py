@@ -9,9 +9,16 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def naive(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    *,
     interleaved: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Rotates q and k in fp32, step by step; a position outside the tables raises torch's error."""
     D = q.shape[2]
     firsts = slice(0, D, 2) if interleaved else slice(0, D // 2)

@@ -20,9 +20,15 @@ NUM_WARPS = 4
 
 @triton.jit
 def _load(
-    x_ptr, rows, real, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+    x_ptr,
+    rows,
+    real,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-):  # fmt: skip
+):
     """Loads heads in fp32: the first and the second values of their pairs, and the columns that are not rotated."""
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
@@ -41,9 +47,7 @@ def _load(
 
 
 @triton.jit
-def _store_pairs(
-    out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr
-):  # fmt: skip
+def _store_pairs(out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
     kind: tl.constexpr = out_ptr.dtype.element_ty
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
@@ -189,19 +193,31 @@ def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     slots = of.k_cache.shape[0] * of.k_cache.shape[1]
     numbers = (T, of.cos.shape[0], slots, *strides, of.cos.stride(0), of.sin.stride(0))
     constants = {
-        "H": H, "H_KV": H_kv, "D": D, "HALF": R // 2, "BLOCK_HALF": block_half, "Q_TOKENS": q_tokens,
-        "Q_HEADS": q_heads, "K_TOKENS": k_tokens, "K_HEADS": k_heads, "BLOCK_TAIL": next_power_of_2(max(D - R, 1)),
-        "INTERLEAVED": of.interleaved, "FP8": of.k_scale is not None, "num_warps": NUM_WARPS,
-    }  # fmt: skip
+        "H": H,
+        "H_KV": H_kv,
+        "D": D,
+        "HALF": R // 2,
+        "BLOCK_HALF": block_half,
+        "Q_TOKENS": q_tokens,
+        "Q_HEADS": q_heads,
+        "K_TOKENS": k_tokens,
+        "K_HEADS": k_heads,
+        "BLOCK_TAIL": next_power_of_2(max(D - R, 1)),
+        "INTERLEAVED": of.interleaved,
+        "FP8": of.k_scale is not None,
+        "num_warps": NUM_WARPS,
+    }
     return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), numbers, constants
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=layout, limits={"D": 8192},
-    over="naive", shows={"": (
-        'calls("naive").total >= 25 and launched == 1; STG_E_128 > 0 and shared_load == barrier == 0'
-    )},
-)  # fmt: skip
+    backend="triton",
+    traffic=traffic,
+    bind=layout,
+    limits={"D": 8192},
+    over="naive",
+    shows={"": ('calls("naive").total >= 25 and launched == 1; STG_E_128 > 0 and shared_load == barrier == 0')},
+)
 def fused(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,

@@ -10,13 +10,26 @@ from rooflab.kernels.rope import joined as rope
 
 
 @kernel(
-    backend="torch", devices=("cpu",), holds={"D == rotary": "heads that are rotated whole"},
-    over="naive", shows={"": 'calls("joined").total < calls("naive").total'},
-)  # fmt: skip
+    backend="torch",
+    devices=("cpu",),
+    holds={"D == rotary": "heads that are rotated whole"},
+    over="naive",
+    shows={"": 'calls("joined").total < calls("naive").total'},
+)
 def joined(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
-    v_cache: Tensor, slot_mapping: Tensor, *, interleaved: bool,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    q_out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    interleaved: bool,
+) -> None:
     """Rotates and writes; skips a negative slot; a wrong position, or a slot past the caches, raises torch's error."""
     turned_q, turned_k = rope.turned(q, k, cos, sin, positions, interleaved)
     q_out.copy_(turned_q)

@@ -26,11 +26,13 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape,
-    over="naive", shows={"": (
-        'calls("naive").total >= 20 and calls("native").names.keys() <= {"empty", "empty_like"}'
-    )},
-)  # fmt: skip
+    backend="cpp",
+    devices=("cpu",),
+    traffic=SPEC.least,
+    bind=shape,
+    over="naive",
+    shows={"": ('calls("naive").total >= 20 and calls("native").names.keys() <= {"empty", "empty_like"}')},
+)
 def native(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,

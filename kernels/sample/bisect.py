@@ -90,9 +90,19 @@ def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def bisect_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, out_ptr, V, row_stride,
-    BLOCK: tl.constexpr, SEARCH_BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    position_ptr,
+    out_ptr,
+    V,
+    row_stride,
+    BLOCK: tl.constexpr,
+    SEARCH_BLOCK: tl.constexpr,
+):
     b = tl.program_id(0).to(tl.int64)  # int64: row * stride passes 2**31 at 14,135 rows of 151,936
     row_ptr = logits_ptr + b * row_stride
     temperature = tl.load(temperature_ptr + b)
@@ -159,24 +169,50 @@ def bisect_kernel(
 
 
 @kernel(
-    backend="triton", traffic=SPEC.least, limits={"V": MAX_VOCABULARY},
-    over="naive", shows={"": (
-        'calls("naive").sorted_elements > 0 and calls("naive").total >= 10 and launched == 1; '
-        'STG_E_64 == global_store == 1 and len(loops) > 1 and not any(loop.global_store for loop in loops); '
-        'in_ptx("div.rn.f32") and not in_ptx("lg2.approx")'
-    )},
-)  # fmt: skip
+    backend="triton",
+    traffic=SPEC.least,
+    limits={"V": MAX_VOCABULARY},
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").sorted_elements > 0 and calls("naive").total >= 10 and launched == 1; '
+            "STG_E_64 == global_store == 1 and len(loops) > 1 and not any(loop.global_store for loop in loops); "
+            'in_ptx("div.rn.f32") and not in_ptx("lg2.approx")'
+        )
+    },
+)
 def bisect(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, **edits: Edit,
-) -> None:  # fmt: skip
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    tokens: Tensor,
+    logprob_ids: Tensor | None,
+    logprobs: Tensor | None,
+    *,
+    top_n: int | None,
+    **edits: Edit,
+) -> None:
     """Draws without a sort.  Edits and log-probabilities are torch calls before and after the launch."""
     B, V = logits.shape
     changed = any(edit is not None for edit in edits.values())
     rows = edited(logits, Edits(**edits)) if changed else logits  # the kernel itself takes 16 bits
     bisect_kernel[(B,)](
-        rows, temperature, top_k, top_p, min_p, seed, position, tokens, V, rows.stride(0), BLOCK=BLOCK,
-        SEARCH_BLOCK=SEARCH_BLOCK, num_warps=NUM_WARPS,
-    )  # fmt: skip
+        rows,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        position,
+        tokens,
+        V,
+        rows.stride(0),
+        BLOCK=BLOCK,
+        SEARCH_BLOCK=SEARCH_BLOCK,
+        num_warps=NUM_WARPS,
+    )
     note_logprobs(logits, tokens, logprob_ids, logprobs)

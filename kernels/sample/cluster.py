@@ -82,19 +82,38 @@ TUNING = Tuning(ClusterConfig, CONFIGS, few_ctas, footprint)
 
 
 @kernel(
-    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=SPEC.least,
-    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N}, tuning=TUNING,
-    over="bisect", shows={"": (
-        "launched == 1 and STG_E_64 == global_store == 1 and stack_bytes == 0; "
-        "grid[0] >= 4 * 16 and UCGABAR_ARV > 0; "
-        "LDG__128 == 4 and all(loop.shared_store for loop in loops if loop.LDG)"
-    )},
-)  # fmt: skip
+    backend="cuda",
+    min_sm=90,
+    devices=("cuda",),
+    requires=("cupy",),
+    traffic=SPEC.least,
+    limits={"V": MOST_TOKENS, "top_n": MAX_TOP_N},
+    tuning=TUNING,
+    over="bisect",
+    shows={
+        "": (
+            "launched == 1 and STG_E_64 == global_store == 1 and stack_bytes == 0; "
+            "grid[0] >= 4 * 16 and UCGABAR_ARV > 0; "
+            "LDG__128 == 4 and all(loop.shared_store for loop in loops if loop.LDG)"
+        )
+    },
+)
 def cluster(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, config: ClusterConfig, **edits: Edit,
-) -> None:  # fmt: skip
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    tokens: Tensor,
+    logprob_ids: Tensor | None,
+    logprobs: Tensor | None,
+    *,
+    top_n: int | None,
+    config: ClusterConfig,
+    **edits: Edit,
+) -> None:
     """Draws in one launch that reads each logit once, with log-probabilities of up to 32 tokens."""
     B, V = logits.shape
     share = share_of(V, config.cluster)
@@ -102,9 +121,13 @@ def cluster(
     stride = logits.stride(0) if B > 1 else 0
     places = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
     options = _cuda.macros(
-        CLUSTER=config.cluster, THREADS=config.threads, ELEMENT=_cuda.ELEMENTS[logits.dtype], BYTES=places & -places,
-        EDITS=any(edit is not None for edit in given), TOP_N=-1 if top_n is None else top_n,
-    )  # fmt: skip
+        CLUSTER=config.cluster,
+        THREADS=config.threads,
+        ELEMENT=_cuda.ELEMENTS[logits.dtype],
+        BYTES=places & -places,
+        EDITS=any(edit is not None for edit in given),
+        TOP_N=-1 if top_n is None else top_n,
+    )
     _cuda.load(SOURCE, "sample", options=options)(
         (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *given,
         tokens, logprob_ids, logprobs, np.int32(V), np.int32(share), np.int64(stride), shared_bytes=4 * share,

@@ -43,14 +43,27 @@ def plan_of(inputs: Arguments) -> int | Tensor:
 
 
 @kernel(
-    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(PACKAGE,), unsupported=why_not,
-    traffic=traffic, plan=plan_of,
+    role="peer",
+    backend="cuda",
+    min_sm=80,
+    devices=("cuda",),
+    requires=(PACKAGE,),
+    unsupported=why_not,
+    traffic=traffic,
+    plan=plan_of,
     nondeterministic="FlashInfer draws from torch's own stream, not by seed and position",
-)  # fmt: skip
+)
 def flashinfer(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor, *,
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    *,
     plan: int | Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Returns token ids (B,) int64; `seed` and `position` are not used.  A call without a plan waits for the device to
     read settings, and raises `ValueError` on rows that it cannot take.  FlashInfer writes int32, so there is no `out`.
     """

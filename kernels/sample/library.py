@@ -11,15 +11,22 @@ from rooflab.kernels.sample.naive import kept_of
 from rooflab.reference.sample_rules import Edits
 
 
-@kernel(
-    backend="torch",
-    nondeterministic="torch.multinomial draws from torch's own stream, not by seed and position",
-)  # fmt: skip
+@kernel(backend="torch", nondeterministic="torch.multinomial draws from torch's own stream, not by seed and position")
 def library(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, **edits: Edit,
-) -> None:  # fmt: skip
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    tokens: Tensor,
+    logprob_ids: Tensor | None,
+    logprobs: Tensor | None,
+    *,
+    top_n: int | None,
+    **edits: Edit,
+) -> None:
     """Calls torch.sort and torch.multinomial; `seed` and `position` are not used.  On the CPU raises `ValueError` on
     rows without a law."""
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)

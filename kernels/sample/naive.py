@@ -15,10 +15,20 @@ from rooflab.reference.sample_rules import Edits
 
 @kernel(backend="torch")
 def naive(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, **edits: Edit,
-) -> None:  # fmt: skip
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    tokens: Tensor,
+    logprob_ids: Tensor | None,
+    logprobs: Tensor | None,
+    *,
+    top_n: int | None,
+    **edits: Edit,
+) -> None:
     """Draws after a sort of every row; on the CPU raises `ValueError` on rows without a law."""
     V = logits.shape[1]
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)

@@ -19,18 +19,31 @@ FIRST_GUESS = 256
 
 
 @kernel(
-    backend="torch", devices=("cpu",), traffic=SPEC.least,
-    over="naive", shows={
+    backend="torch",
+    devices=("cpu",),
+    traffic=SPEC.least,
+    over="naive",
+    shows={
         "B=4,V=300,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02": (
             'calls("naive").sorted_elements == 1200 > 2 * calls("prefilter").sorted_elements'
-        ),
+        )
     },
-)  # fmt: skip
+)
 def prefilter(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, **edits: Edit,
-) -> None:  # fmt: skip
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    tokens: Tensor,
+    logprob_ids: Tensor | None,
+    logprobs: Tensor | None,
+    *,
+    top_n: int | None,
+    **edits: Edit,
+) -> None:
     """Draws on the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for it.
     Raises `ValueError` on rows without a law."""
     changed = Edits(**edits)

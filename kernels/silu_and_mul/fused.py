@@ -39,12 +39,16 @@ def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: 
 
 
 @kernel(
-    backend="triton", traffic=SPEC.least,
-    over="naive", shows={"": (
-        'calls("naive").total >= 5 and launched == 1; '
-        'LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 1; not loops; F2F + F2FP == 4'
-    )},
-)  # fmt: skip
+    backend="triton",
+    traffic=SPEC.least,
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 5 and launched == 1; '
+            "LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 1; not loops; F2F + F2FP == 4"
+        )
+    },
+)
 def fused(x: Tensor, out: Tensor) -> None:
     """Computes silu(gate) * up in fp32, rounded once."""
     launch(x, out, gelu=False)

@@ -22,9 +22,13 @@ def shape(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="cpp", devices=("cpu",), traffic=SPEC.least, bind=shape,
-    over="naive", shows={"": 'calls("naive").total >= 3 and calls("native").names.keys() <= {"empty", "empty_like"}'},
-)  # fmt: skip
+    backend="cpp",
+    devices=("cpu",),
+    traffic=SPEC.least,
+    bind=shape,
+    over="naive",
+    shows={"": 'calls("naive").total >= 3 and calls("native").names.keys() <= {"empty", "empty_like"}'},
+)
 def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
     """Computes silu(gate) * up in fp32, rounded once."""
     run(x, out, bound, gelu=False)

@@ -27,16 +27,29 @@ def _softmax(x_ptr, out_ptr, T, H, stride_x, stride_out, BLOCK_T: tl.constexpr, 
 
 
 @kernel(
-    backend="triton", limits=LIMITS, traffic=SPEC.least, tuning=TUNING,
-    over="naive", shows={"": (
-        'calls("naive").total >= 5 and launched == 1; '
-        'LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 2; not loops'
-    )},
-)  # fmt: skip
+    backend="triton",
+    limits=LIMITS,
+    traffic=SPEC.least,
+    tuning=TUNING,
+    over="naive",
+    shows={
+        "": (
+            'calls("naive").total >= 5 and launched == 1; '
+            "LDG_E_128 == global_load == 2 and STG_E_128 == global_store == 2; not loops"
+        )
+    },
+)
 def fused(x: Tensor, out: Tensor, *, config: Config) -> None:
     """Computes exp(x - max) / sum in fp32, whole rows per program, rounded once; each row has a finite value."""
     T, H = x.shape
     _softmax[(cdiv(T, config.block_t),)](
-        x, out, T, H, x.stride(0), out.stride(0),
-        BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
-    )  # fmt: skip
+        x,
+        out,
+        T,
+        H,
+        x.stride(0),
+        out.stride(0),
+        BLOCK_T=config.block_t,
+        BLOCK_H=next_power_of_2(H),
+        num_warps=config.num_warps,
+    )

@@ -53,9 +53,20 @@ def race(
 
 @triton.jit
 def fused_kernel(
-    draft_ptr, p_ptr, num_drafts_ptr, seed_ptr, position_ptr, q_ptr, tokens_ptr, accepted_ptr, K, V,
-    HAS_Q: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    draft_ptr,
+    p_ptr,
+    num_drafts_ptr,
+    seed_ptr,
+    position_ptr,
+    q_ptr,
+    tokens_ptr,
+    accepted_ptr,
+    K,
+    V,
+    HAS_Q: tl.constexpr,
+    PLACES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     b = tl.program_id(0).to(tl.int64)  # int64: (K + 1) * V * b passes 2**31
     drafts = tl.load(num_drafts_ptr + b)
     seed = tl.load(seed_ptr + b)
@@ -90,20 +101,41 @@ def fused_kernel(
 
 
 @kernel(
-    backend="triton", traffic=traffic,
-    over="naive", shows={
+    backend="triton",
+    traffic=traffic,
+    over="naive",
+    shows={
         "": 'calls("naive").total > 50',
         "in fp32": "stack_bytes == 0 and len(loops) >= 2 and not any(loop.global_store for loop in loops)",
     },
-)  # fmt: skip
+)
 def fused(
-    draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
-    num_accepted: Tensor, *, draft_probs: Tensor | None,
-) -> None:  # fmt: skip
+    draft_tokens: Tensor,
+    target_probs: Tensor,
+    num_drafts: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    tokens: Tensor,
+    num_accepted: Tensor,
+    *,
+    draft_probs: Tensor | None,
+) -> None:
     """Verifies the drafts in one launch; tokens are padded with -1."""
     (B, K), V = draft_tokens.shape, target_probs.shape[2]
     law = target_probs if draft_probs is None else draft_probs
     fused_kernel[(B,)](
-        draft_tokens, target_probs, num_drafts, seed, position, law, tokens, num_accepted, K, V,
-        HAS_Q=draft_probs is not None, PLACES=next_power_of_2(K + 1), BLOCK=BLOCK, num_warps=NUM_WARPS,
-    )  # fmt: skip
+        draft_tokens,
+        target_probs,
+        num_drafts,
+        seed,
+        position,
+        law,
+        tokens,
+        num_accepted,
+        K,
+        V,
+        HAS_Q=draft_probs is not None,
+        PLACES=next_power_of_2(K + 1),
+        BLOCK=BLOCK,
+        num_warps=NUM_WARPS,
+    )

@@ -12,9 +12,16 @@ from rooflab.reference.speculative_verify import RECOVERY
 
 @kernel(backend="torch")
 def naive(
-    draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
-    num_accepted: Tensor, *, draft_probs: Tensor | None,
-) -> None:  # fmt: skip
+    draft_tokens: Tensor,
+    target_probs: Tensor,
+    num_drafts: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    tokens: Tensor,
+    num_accepted: Tensor,
+    *,
+    draft_probs: Tensor | None,
+) -> None:
     """Accepts drafts and draws a token by torch's calls; tokens are padded with -1."""
     B, K = draft_tokens.shape
     V = target_probs.shape[2]

@@ -54,8 +54,15 @@ def drawn(found: dict[str, dict[str, Record]]) -> Figure:
             mark, colour = MARKS[name]
             axes.scatter(share, row, s=42, marker=mark, color=colour, zorder=2, label=name)
         if best := kernels.get("best kernel of Rooflab"):
-            axes.annotate(str(best.kernel), (shares["best kernel of Rooflab"], row), (0, 5), fontsize=8, ha="center",
-                          textcoords="offset points", color=MARKS["best kernel of Rooflab"][1])  # fmt: skip
+            axes.annotate(
+                str(best.kernel),
+                (shares["best kernel of Rooflab"], row),
+                (0, 5),
+                fontsize=8,
+                ha="center",
+                textcoords="offset points",
+                color=MARKS["best kernel of Rooflab"][1],
+            )
     axes.set_xscale("log")
     axes.axvline(100, color="black", linewidth=1)
     axes.set_yticks(range(len(found)), list(found))

@@ -61,11 +61,17 @@ def _searched(context: Context, target: Mapping[str, Any], before: list[Record],
     if not kernels:
         return "no kernel of it takes a config"
     report = tune_op(
-        op, kernels, cases=worst, scheme=None if context.dry_run else target.get("scheme", "bf16"),
-        budget_s=1.0 if context.dry_run else 0.8 * seconds, device=context.device, out=context.out,
-        dry_run=context.dry_run, seed=context.seed,
+        op,
+        kernels,
+        cases=worst,
+        scheme=None if context.dry_run else target.get("scheme", "bf16"),
+        budget_s=1.0 if context.dry_run else 0.8 * seconds,
+        device=context.device,
+        out=context.out,
+        dry_run=context.dry_run,
+        seed=context.seed,
         exclude=[kernel.id for kernel in registry.kernels(op).values() if kernel not in here],
-    )  # fmt: skip
+    )
     found = dispatched(op, fastest([*before, *report.records]), cases)
     if told is None or found is None:
         return f"{len(report.records)} records, and no ratio over all cases"

@@ -110,9 +110,14 @@ def _against(
         f"prefill d{D} bf16, 16k tokens in all, full and causal, seq 1k to 16k, MHA and GQA 8:1: geomean >= "
         f"{geomean:.2f}x the best SDPA backend; cuDNN and FlashAttention-3 beside it",
         against_library,
-        cost_s=cost_s, value=value, cases=_prefill(D), geomean=geomean, own=[(own, None)],
-        rivals=list(RIVALS), **rungs,
-    )  # fmt: skip
+        cost_s=cost_s,
+        value=value,
+        cases=_prefill(D),
+        geomean=geomean,
+        own=[(own, None)],
+        rivals=list(RIVALS),
+        **rungs,
+    )
 
 
 TARGETS = (

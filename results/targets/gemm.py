@@ -162,11 +162,17 @@ def accumulated(context: Context, op: str, case: str, scheme: str, most: float) 
 def searched(context: Context, op: str, kernel: str, cases: Sequence[str], scheme: str) -> EntryOutcome:
     """Searches the configs of one kernel on these cases, in the time that is left."""
     report = tune_op(
-        op, [kernel], cases=[case.id for case in cases_of(context, op, cases)],
-        scheme=None if context.dry_run else scheme, budget_s=1.0 if context.dry_run else 0.8 * context.left_s,
-        device=context.device, out=context.out, dry_run=context.dry_run, seed=context.seed,
+        op,
+        [kernel],
+        cases=[case.id for case in cases_of(context, op, cases)],
+        scheme=None if context.dry_run else scheme,
+        budget_s=1.0 if context.dry_run else 0.8 * context.left_s,
+        device=context.device,
+        out=context.out,
+        dry_run=context.dry_run,
+        seed=context.seed,
         exclude=list(registry.excluded()),
-    )  # fmt: skip
+    )
     figures = {f"{result.kernel} {result.bucket}": result.summary for result in report.results}
     return EntryOutcome("DONE", report.stopped, figures=figures)
 

@@ -61,10 +61,18 @@ TARGETS = (
         "6 kernels x 20 A/A repeats: no more than 1 FASTER or SLOWER in all; an injected 5% slowdown is never SAME",
         false_alarms,
         {"arguments": "ab --self-test --inject 0.05 --out {out} --json".split(), "repeats": REPEATS, "most": 1},
-        ROUND_S * (REPEATS + 1), 20.0, on_cpu=False,
+        ROUND_S * (REPEATS + 1),
+        20.0,
+        on_cpu=False,
     ),
     AcceptanceTarget(
-        "bar:emulator.golden", "outputs of at least 20 kernels and dtypes, which the emulator must reproduce",
-        golden, {}, 60.0, 73.5, checks=tuple(registry.ops()), on_cpu=False,
+        "bar:emulator.golden",
+        "outputs of at least 20 kernels and dtypes, which the emulator must reproduce",
+        golden,
+        {},
+        60.0,
+        73.5,
+        checks=tuple(registry.ops()),
+        on_cpu=False,
     ),
-)  # fmt: skip
+)

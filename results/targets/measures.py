@@ -320,8 +320,11 @@ def of_bandwidth(
     figures |= {f"share at {case}": share for case, share in complete[taken].items()}
     figures["best of all rungs"] = f"{best}: " + ", ".join(f"{share:.1%}" for share in complete[best].values())
     times = latencies(records)
-    beside = {case: min((times[name][case], name) for name in rivals if case in times.get(name, {})) for case in wanted
-              if any(case in times.get(name, {}) for name in rivals)}  # fmt: skip
+    beside = {
+        case: min((times[name][case], name) for name in rivals if case in times.get(name, {}))
+        for case in wanted
+        if any(case in times.get(name, {}) for name in rivals)
+    }
     figures |= {f"over {name} at {case}": ms / times[taken][case] for case, (ms, name) in beside.items()}
     mine = [record for record in records if record.kernel == taken]
     met = all(complete[taken][case] >= share for case, share in wanted.items())

@@ -129,17 +129,21 @@ def _one_token(op: str, value: float, case: str) -> AcceptanceTarget:
         f"{op}.one_token",
         f"{op} of one token: at most 1.2x a one-CTA kernel of equal dependent-load depth under the same timer",
         one_token,
-        cost_s=15.0, value=value, depth=DEPTHS[op], most=1.2, case=case,
-    )  # fmt: skip
+        cost_s=15.0,
+        value=value,
+        depth=DEPTHS[op],
+        most=1.2,
+        case=case,
+    )
 
 
 TARGETS = (
     _one_token(
-        "rope_and_cache", 75.1,
-        "T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
-        "interleaved=false",
+        "rope_and_cache",
+        75.1,
+        "T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,interleaved=false",
     ),
     _one_token("rmsnorm", 74.3, "T=1,H=4096,eps=1e-05"),
     _one_token("fused_add_rmsnorm", 74.2, "T=1,H=4096,eps=1e-05"),
     _one_token("silu_and_mul", 74.1, "T=1,I=4096"),
-)  # fmt: skip
+)

@@ -50,8 +50,10 @@ def _target(op: str, cost_s: float, value: float, widths: Mapping[int, float], c
         f"{op} bf16, at least 256 MB moved, cold L2: of a copy's bandwidth {told}; at least the best of torch, "
         "torch.compile and the peers that are installed",
         of_copy,
-        cost_s=cost_s, value=value, least=least,
-    )  # fmt: skip
+        cost_s=cost_s,
+        value=value,
+        least=least,
+    )
 
 
 TARGETS = (

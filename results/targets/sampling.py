@@ -52,14 +52,21 @@ TARGETS = (
         "a copy's bandwidth, at least 3x torch's sort, at least FlashInfer's speed if it is there; sigma 2.5 stands "
         "for a model's logits, of which no dump is kept",
         reads,
-        cost_s=230.0, value=73.9, scheme="fp32", most=3.0, over_library=3.0,
+        cost_s=230.0,
+        value=73.9,
+        scheme="fp32",
+        most=3.0,
+        over_library=3.0,
         cases=[CASE.format(B=512, cut=cut, sigma=sigma) for sigma in (1.0, 2.5) for cut in CUTS],
     ),
     target(
         "sample.one_row",
         "sample fp32, one row of 128,256 normal logits of sigma 2.5, top-k and top-p: at most 20 us",
         within,
-        cost_s=20.0, value=73.8, scheme="fp32", case=CASE.format(B=1, cut=CUTS[2], sigma=2.5),
+        cost_s=20.0,
+        value=73.8,
+        scheme="fp32",
+        case=CASE.format(B=1, cut=CUTS[2], sigma=2.5),
         limits_us={"H100": 20.0, "H200": 20.0},
     ),
-)  # fmt: skip
+)

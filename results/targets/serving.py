@@ -35,8 +35,13 @@ def serving(
 
 TARGETS = (
     AcceptanceTarget(
-        "serving:llama-3.1-8b", "latency against throughput of a server of Llama-3.1-8B with random weights",
-        serving, {"model": "llama-3.1-8b", "rates": [1, 4, 16, 32]}, 288.0, 49.0, checks=tuple(FIRST_ON_CUDA),
+        "serving:llama-3.1-8b",
+        "latency against throughput of a server of Llama-3.1-8B with random weights",
+        serving,
+        {"model": "llama-3.1-8b", "rates": [1, 4, 16, 32]},
+        288.0,
+        49.0,
+        checks=tuple(FIRST_ON_CUDA),
         on_cpu=False,
     ),
-)  # fmt: skip
+)

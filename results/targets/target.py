@@ -53,10 +53,18 @@ class AcceptanceTarget(NamedTuple):
         launches = ({"op": op, "cases": cases, "scheme": scheme} for op, cases in self.cases.items())
         words = ("{here}/judge.py", self.id)
         return Entry(
-            self.id, self.text, told(words), self.cost_s, self.value, told(words, dry=True) if self.on_cpu else (),
-            after=("ceilings",), ops=self.ops, checks=self.checks, searches=self.searches,
+            self.id,
+            self.text,
+            told(words),
+            self.cost_s,
+            self.value,
+            told(words, dry=True) if self.on_cpu else (),
+            after=("ceilings",),
+            ops=self.ops,
+            checks=self.checks,
+            searches=self.searches,
             launches=tuple(one | ({"kernels": rungs} if rungs else {}) for one in launches),
-        )  # fmt: skip
+        )
 
 
 def target(

@@ -23,9 +23,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build" / "rehearsal"
 PINS = (
-    "torch==2.11.0", "triton==3.6.0", "cupy-cuda13x==14.2.0", "numpy==2.5.2", "nvidia-cuda-nvrtc==13.0.88",
+    "torch==2.11.0",
+    "triton==3.6.0",
+    "cupy-cuda13x==14.2.0",
+    "numpy==2.5.2",
+    "nvidia-cuda-nvrtc==13.0.88",
     "nvidia-cuda-runtime==13.0.96",
-)  # fmt: skip
+)
 """Packages whose versions matter: the compilers, and the packages that call them."""
 BESIDE = (
     "transformers==5.17.0", "tokenizers==0.23.2", "safetensors==0.8.0", "pandas", "scipy", "matplotlib", "jinja2",

@@ -47,8 +47,18 @@ def test_the_first_slow_commit_is_found(rooflab, repo, tmp_path):
     said, asked, calls = search(rooflab, repo, tmp_path, "lambda number, pairs: 10 if number >= 7 else 0")
     assert f"{repo[1][7]} is the first bad commit" in said
     assert len(asked) <= 4 and {pairs for _, pairs in asked} == {3}
-    assert calls[0][1:-1] == ["ab", "gemm", "--kernel", "packed", "--base", repo[1][0], "--head", "BISECT_HEAD",
-                              "--strict", "--pairs"]  # fmt: skip
+    assert calls[0][1:-1] == [
+        "ab",
+        "gemm",
+        "--kernel",
+        "packed",
+        "--base",
+        repo[1][0],
+        "--head",
+        "BISECT_HEAD",
+        "--strict",
+        "--pairs",
+    ]
 
 
 def test_what_cannot_be_told_is_asked_with_twice_the_pairs_and_then_skipped(rooflab, repo, tmp_path):

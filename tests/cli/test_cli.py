@@ -50,9 +50,17 @@ REFUSED = {
     "list --ladder": "op: expected one with --ladder, got none",
 }
 WRITING = (
-    "bench gemm --out", "sweep --out", "report --out", "lab --out", "generate x --out", "ab gemm --junit",
-    "static --compare HEAD --markdown", "suite --archive", "load --vllm-json", "export csv x --to",
-)  # fmt: skip
+    "bench gemm --out",
+    "sweep --out",
+    "report --out",
+    "lab --out",
+    "generate x --out",
+    "ab gemm --junit",
+    "static --compare HEAD --markdown",
+    "suite --archive",
+    "load --vllm-json",
+    "export csv x --to",
+)
 NAMING = ("check", "ab", "emulate", "check gemm --kernel", "history --op", "roofline --gpu", "bench gemm --case")
 
 

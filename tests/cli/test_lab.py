@@ -49,12 +49,18 @@ def test_the_lab_shows_a_row_of_each_op_and_what_is_wrong_of_it(monkeypatch, tmp
     names = {"arch": SimpleNamespace(name="tiny"), "device": torch.device("cpu"), "dtype_name": "fp32"}
     answer = EngineRun([{"text": "blue"}] * 2, LatencySummary(1, 9, 5, *[1.0] * 9), "")
     for name, stand_in in {
-        "fetch": lambda: None, "LLM": lambda **of: SimpleNamespace(ops=OpSet([]), **names), "warm_up": lambda llm: None,
-        "kernel_names": lambda llm: {}, "as_prompt": lambda *of: None, "stream_one": lambda *of: answer,
-        "run_batch": lambda *of: answer, "engine_record": lambda *of: replace(record(0, 1.0), run_id=of[-1]),
-        "Checkers": lambda device: SimpleNamespace(each=wrong), "draw_records": lambda *of: [],
+        "fetch": lambda: None,
+        "LLM": lambda **of: SimpleNamespace(ops=OpSet([]), **names),
+        "warm_up": lambda llm: None,
+        "kernel_names": lambda llm: {},
+        "as_prompt": lambda *of: None,
+        "stream_one": lambda *of: answer,
+        "run_batch": lambda *of: answer,
+        "engine_record": lambda *of: replace(record(0, 1.0), run_id=of[-1]),
+        "Checkers": lambda device: SimpleNamespace(each=wrong),
+        "draw_records": lambda *of: [],
         "run_benches": lambda *of, **more: times({"naive": 4.0, "packed": 2.0}, {}),
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(lab, name, stand_in)
     monkeypatch.setattr(registry, "ops", lambda: {"gemm": registry.get_op("gemm")})
     summary = lab.run_lab(tmp_path, smoke=True)

@@ -249,9 +249,16 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
     profile = ncu.counted_record(explained, taken(ONE), 0)
     assert profile.config == asdict(config) and profile.environment.get("tree") == (None if commit else "this tree")
     own = replace(
-        profile, run_id="timed", config=asdict(config), reason="", basis="measured", latency_median_ms=0.01,
-        checked_by="gpu", traffic_basis="modelled", traffic_bytes=1.0,
-    )  # fmt: skip
+        profile,
+        run_id="timed",
+        config=asdict(config),
+        reason="",
+        basis="measured",
+        latency_median_ms=0.01,
+        checked_by="gpu",
+        traffic_basis="modelled",
+        traffic_bytes=1.0,
+    )
     assert joined(own, profile)
     other = next(one for one in kernel.tuning.configs(target.case) if one != config)
     named = "kernel_file_sha256" if commit else "tree"

@@ -19,19 +19,32 @@ CARD = {"gpu": {"name": "NVIDIA H200"}}
 
 def record(op, kernel, rows, latency_ms, **changes):
     fields = {
-        "kind": "bench", "run_id": "r1", "status": "OK", "environment": CARD, "op": op, "kernel": kernel,
-        "backend": "torch", "scheme": "bf16", "case": {"T": rows}, "case_id": f"T={rows}", "device": "cuda",
-        "checked_by": "gpu", "commit": "c" * 40,
-        "basis": "measured", "latency_median_ms": latency_ms,
-    }  # fmt: skip
+        "kind": "bench",
+        "run_id": "r1",
+        "status": "OK",
+        "environment": CARD,
+        "op": op,
+        "kernel": kernel,
+        "backend": "torch",
+        "scheme": "bf16",
+        "case": {"T": rows},
+        "case_id": f"T={rows}",
+        "device": "cuda",
+        "checked_by": "gpu",
+        "commit": "c" * 40,
+        "basis": "measured",
+        "latency_median_ms": latency_ms,
+    }
     return Record(**{**fields, **changes})
 
 
 def test_each_bucket_takes_its_fastest():
     records = [
-        record("rmsnorm", "naive", 1, 1.0), record("rmsnorm", "library", 1, 2.0),
-        record("rmsnorm", "naive", 512, 9.0), record("rmsnorm", "library", 512, 3.0),
-    ]  # fmt: skip
+        record("rmsnorm", "naive", 1, 1.0),
+        record("rmsnorm", "library", 1, 2.0),
+        record("rmsnorm", "naive", 512, 9.0),
+        record("rmsnorm", "library", 512, 3.0),
+    ]
     chosen = {bucket: entry["kernel"] for bucket, entry in choose("rmsnorm", records).items()}
     assert chosen["rows:1"] == "naive" and chosen["rows:512"] == "library"
     assert chosen["rows:16"] == "naive" and chosen["rows:inf"] == "library"  # by the nearest number of rows
@@ -40,19 +53,22 @@ def test_each_bucket_takes_its_fastest():
 
 def test_a_kernel_timed_on_fewer_cases_does_not_win_by_that():
     records = [
-        record("rmsnorm", "naive", 600, 5.0), record("rmsnorm", "library", 600, 4.0),
-        record("rmsnorm", "library", 2000, 9.0), record("rmsnorm", "naive", 2000, 10.0),
+        record("rmsnorm", "naive", 600, 5.0),
+        record("rmsnorm", "library", 600, 4.0),
+        record("rmsnorm", "library", 2000, 9.0),
+        record("rmsnorm", "naive", 2000, 10.0),
         record("rmsnorm", "odd", 600, 3.0),
-    ]  # fmt: skip
+    ]
     assert choose("rmsnorm", records)["rows:inf"]["kernel"] == "library"
 
 
 def test_one_kernel_serves_all_buckets_of_an_op_with_packed_weights():
     records = [
-        record("gemm", "library", 1, 1.0, case={"M": 1}), record("gemm", "packed", 1, 1.1, case={"M": 1}),
+        record("gemm", "library", 1, 1.0, case={"M": 1}),
+        record("gemm", "packed", 1, 1.1, case={"M": 1}),
         record("gemm", "library", 512, 9.0, case={"M": 512}, case_id="b"),
         record("gemm", "packed", 512, 3.0, case={"M": 512}, case_id="b"),
-    ]  # fmt: skip
+    ]
     assert {entry["kernel"] for entry in choose("gemm", records).values()} == {"packed"}
 
 
@@ -115,18 +131,27 @@ def on_gpu(kernel, rows, latency_ms, warps=None, **changes):
     """A record of rmsnorm on a GPU; the heuristic of H=1024 is 4 warps, with two rows where there are many."""
     case = {"T": rows, "H": 1024, "eps": 1e-6}
     fields = {
-        "case": case, "case_id": f"T={rows},H=1024", "device": "cuda", "scheme": "bf16", "checked_by": "gpu",
-        "backend": "triton", "environment": CARD,
+        "case": case,
+        "case_id": f"T={rows},H=1024",
+        "device": "cuda",
+        "scheme": "bf16",
+        "checked_by": "gpu",
+        "backend": "triton",
+        "environment": CARD,
         "config": {"block_t": 1 + (rows > 132), "num_warps": warps} if warps else None,
-    }  # fmt: skip
+    }
     return record("rmsnorm", kernel, rows, latency_ms, **{**fields, **changes})
 
 
 def test_a_config_is_written_where_it_beats_the_launchers_own_choice():
     records = [
-        on_gpu("library", 1, 3.0), on_gpu("fused", 1, 2.0, warps=4), on_gpu("fused", 1, 1.0, warps=8, run_id="r8"),
-        on_gpu("library", 512, 3.0), on_gpu("fused", 512, 1.0, warps=4), on_gpu("fused", 512, 1.0, warps=8),
-    ]  # fmt: skip
+        on_gpu("library", 1, 3.0),
+        on_gpu("fused", 1, 2.0, warps=4),
+        on_gpu("fused", 1, 1.0, warps=8, run_id="r8"),
+        on_gpu("library", 512, 3.0),
+        on_gpu("fused", 512, 1.0, warps=4),
+        on_gpu("fused", 512, 1.0, warps=8),
+    ]
     chosen = choose("rmsnorm", records)
     assert chosen["rows:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "configs": {"fused": EIGHT}}
     assert chosen["rows:512"] == {"kernel": "fused", "record": "r1"}, "no faster than the heuristic's own 4 warps"

@@ -32,9 +32,12 @@ def test_a_cover_meets_every_pair_that_may_be_combined_in_few_cases():
     pairs = {pair for point in points for pair in combinations(point.values.items(), 2)}
     axes = OPTIONS.axes.items()
     wanted = {
-        ((a, x), (b, y)) for (a, xs), (b, ys) in combinations(axes, 2) for x in xs for y in ys
+        ((a, x), (b, y))
+        for (a, xs), (b, ys) in combinations(axes, 2)
+        for x in xs
+        for y in ys
         if (a, x, b, y) != ("a", 2, "b", 1)
-    }  # fmt: skip
+    }
     assert pairs == wanted and len(points) < 20, "30 of the 36 combinations are allowed"
     assert [p.case for p in OPTIONS.cover(3, as_drawn, 60)] == [p.case for p in points]
     assert [p.case for p in OPTIONS.cover(4, as_drawn, 60)] != [p.case for p in points]

@@ -23,9 +23,16 @@ Tensor = torch.Tensor
 
 
 def quack_rmsnorm(
-    x: Tensor, weight: Any = None, bias: Any = None, residual: Any = None, out_dtype: Any = None,
-    residual_dtype: Any = None, eps: float = 1e-6, store_rstd: bool = False, weight_offset: float = 0.0,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    weight: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+    out_dtype: Any = None,
+    residual_dtype: Any = None,
+    eps: float = 1e-6,
+    store_rstd: bool = False,
+    weight_offset: float = 0.0,
+) -> Any:
     """`rmsnorm_fwd` of quack-kernels 0.6.5."""
     assert bias is out_dtype is residual_dtype is None and not store_rstd
     total = x if residual is None else x + residual

@@ -19,15 +19,19 @@ PLANTED = [
     *(("gemm_silu_and_mul", "M=8,I=8,K=130,layout=NT", scheme, [*TILES, 129]) for scheme in FLOATS),
     ("gemm_w8a16", "M=8,N=8,K=144,bias=false", "w8a16", [*WITH_HALF_TILES, 143]),
     *(
-        ("gemm_w4a16", f"M=8,N=8,K=208,zeros={zeros},bias=false", "w4a16_g32",
-         [0, 1, 7, 31, 32, 63, 64, 127, 128, 191, 192, 207])
+        (
+            "gemm_w4a16",
+            f"M=8,N=8,K=208,zeros={zeros},bias=false",
+            "w4a16_g32",
+            [0, 1, 7, 31, 32, 63, 64, 127, 128, 191, 192, 207],
+        )
         for zeros in ("false", "true")
     ),
     *(
         ("gemm_fp8", f"M=8,N=8,K=272,scales={scales},bias=false", "fp8_e4m3", [*WITH_HALF_TILES, 271])
         for scales in ("tensor", "block")
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("op", "case", "scheme", "edges"), PLANTED)

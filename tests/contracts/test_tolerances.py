@@ -15,19 +15,37 @@ from rooflab.kernels.registry import get_op, ops
 from rooflab.reference.spec import SCHEMES, Inputs, OpSpec, Outputs, Scheme
 
 OFF = {
-    "fp32": 1e-4, "tf32": 1e-4, "fp16": 0.005, "bf16": 0.02, "fp8_e4m3": 0.1, "kv_fp8": 0.01, "out_fp8": 0.05,
-    "out_int8": 0.005, "w8a16": 0.01, **dict.fromkeys(("w4a16_g32", "w4a16_g64", "w4a16_g128"), 0.01),
-}  # fmt: skip
+    "fp32": 1e-4,
+    "tf32": 1e-4,
+    "fp16": 0.005,
+    "bf16": 0.02,
+    "fp8_e4m3": 0.1,
+    "kv_fp8": 0.01,
+    "out_fp8": 0.05,
+    "out_int8": 0.005,
+    "w8a16": 0.01,
+    **dict.fromkeys(("w4a16_g32", "w4a16_g64", "w4a16_g128"), 0.01),
+}
 """By which share of each value a result is off that some case rejects, by scheme."""
 UNSEEN = (
-    "flash_attention_varlen: cu_seqlens_q", "flash_attention: no softcap",
+    "flash_attention_varlen: cu_seqlens_q",
+    "flash_attention: no softcap",
     *(f"{op}: no round_first" for op in ("rmsnorm", "fused_add_rmsnorm")),
-)  # fmt: skip
+)
 """Changes that no case here shows: rolled offsets are none, softcap in fp8, and one rounding."""
 NEED_LESS = (
-    "embedding", "flash_attention", "flash_attention_varlen", "gemm_grouped", "kv_cache_write", "mla_decode",
-    "paged_attention", "rope", "rope_and_cache", "sample", "speculative_verify",
-)  # fmt: skip
+    "embedding",
+    "flash_attention",
+    "flash_attention_varlen",
+    "gemm_grouped",
+    "kv_cache_write",
+    "mla_decode",
+    "paged_attention",
+    "rope",
+    "rope_and_cache",
+    "sample",
+    "speculative_verify",
+)
 """Ops that read a part of an argument: rows that are asked for, keys that are seen."""
 CASES = [(op, scheme) for op in ops() if op != "sample" for scheme in get_op(op).schemes]
 """But for draws: a change of their law may draw the same token."""

@@ -86,11 +86,8 @@ def test_the_probe_says_of_this_cpu_what_it_does():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "gemm/library", "gemm_silu_and_mul/naive", "gemm_silu_and_mul/library", "gemm_grouped/naive",
-        "gemm_w8a16/naive",
-    ],
-)  # fmt: skip
+    ["gemm/library", "gemm_silu_and_mul/naive", "gemm_silu_and_mul/library", "gemm_grouped/naive", "gemm_w8a16/naive"],
+)
 def test_kernels_refuse_what_torch_computes_wrongly(monkeypatch, name):
     monkeypatch.setattr(torch, "mm", mm_like_amx)
     kernel = get_kernel(*name.split("/"))

@@ -62,9 +62,7 @@ def sequence(cache: torch.Tensor, b: int, given: dict[str, Any]) -> torch.Tensor
     return cache[pages.long()].flatten(0, 1)[:length]
 
 
-def of_2_11(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
-):  # fmt: skip
+def of_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
     """The signature of torch 2.11."""
     raise AssertionError("refused before it is called")
 

@@ -144,8 +144,12 @@ def test_matmul_precision_is_pinned_and_recorded():
 def test_a_copy_without_git_names_the_commit_that_it_is_told_and_its_tree_shows_changes(monkeypatch):
     monkeypatch.setattr(nvml_module, "git_state", lambda root: (None, None))
     commit, tree = "0123456789" * 4, nvml_module.tree_hash()
-    for told, state in (("", (None, None)), (commit, (commit, None)), (f"{commit}:{tree}", (commit, False)),
-                        (f"{commit}:{'0' * 16}", (commit, True))):  # fmt: skip
+    for told, state in (
+        ("", (None, None)),
+        (commit, (commit, None)),
+        (f"{commit}:{tree}", (commit, False)),
+        (f"{commit}:{'0' * 16}", (commit, True)),
+    ):
         monkeypatch.setenv("ROOFLAB_COMMIT", told)
         assert nvml_module.own_state() == state
     for wrong in ("main", commit[:12], f"{commit}:", f"{commit}:dirty"):

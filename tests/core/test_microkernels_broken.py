@@ -33,14 +33,18 @@ BROKEN = {
     "descriptors overlap": (wgmma, "bf16 wgmma shared", "1024 >> 4", "512 >> 4"),
     "every warpgroup takes the same rows": (wgmma, "bf16 wgmma shared", "+ warpgroup * 64 * ROW", ""),
     "half of K is left out": (wgmma, "bf16 wgmma shared", "at += STEP)\n", "at += 2 * STEP)\n"),
-    "one stage is left out": (wgmma, "bf16 wgmma registers", "u32 step = 0; step < STAGES * ROW / STEP; ++step)\n    "
-                              "        WGMMA", "u32 step = 4; step < STAGES * ROW / STEP; ++step)\n            WGMMA"),
+    "one stage is left out": (
+        wgmma,
+        "bf16 wgmma registers",
+        "u32 step = 0; step < STAGES * ROW / STEP; ++step)\n            WGMMA",
+        "u32 step = 4; step < STAGES * ROW / STEP; ++step)\n            WGMMA",
+    ),
     "fragments of other rows": (wgmma, "bf16 wgmma registers", "threadIdx.x / 32 * 16", "threadIdx.x / 32 * 8"),
     "accumulators never start anew": (wgmma, "bf16 wgmma shared", "pass % RESTART", "pass"),
     "a tile is left out": (mma_sync, "bf16", "int n = 0; n < N_TILES; ++n) MMA", "int n = 1; n < N_TILES; ++n) MMA"),
     "a pass is left out": (mma_sync, "bf16", "pass < RESTART", "pass < RESTART - 1"),
     "the halves of A are exchanged": (mma_sync, "bf16", "at + i / 2 * 16)", "at + (1 - i / 2) * 16)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.sampled(10)

@@ -31,11 +31,22 @@ def make(**changes):
 
 def measured(**changes):
     values = {
-        "op": "gemm", "kernel": "library", "role": "library", "backend": "torch", "device": "cpu",
-        "checked_by": "torch", "basis": "measured", "case_id": "M=2,x=0.5,y=true",
-        "case": {"M": 2, "x": 0.5, "y": True}, "latency_median_ms": 0.1, "samples": Record.packed([1e-4, 2e-4]),
-        "sample_count": 2, "limiter": "memory", "l2_state": "cold", "traffic_basis": "modelled",
-    }  # fmt: skip
+        "op": "gemm",
+        "kernel": "library",
+        "role": "library",
+        "backend": "torch",
+        "device": "cpu",
+        "checked_by": "torch",
+        "basis": "measured",
+        "case_id": "M=2,x=0.5,y=true",
+        "case": {"M": 2, "x": 0.5, "y": True},
+        "latency_median_ms": 0.1,
+        "samples": Record.packed([1e-4, 2e-4]),
+        "sample_count": 2,
+        "limiter": "memory",
+        "l2_state": "cold",
+        "traffic_basis": "modelled",
+    }
     return make(**(values | changes))
 
 

@@ -215,8 +215,11 @@ def test_whatever_times_in_bench_takes_the_clock_that_nobody_else_has():
     """The emulator has limits and no times."""
     rooms = Path(timing.__file__).parents[2]
     named = {"base/system_time.py", "core/timers/__init__.py"}
-    own = {path.relative_to(rooms).as_posix() for path in rooms.rglob("*.py")
-           if re.search(r"^\s*(import time\b|from time import)", path.read_text(), re.MULTILINE)}  # fmt: skip
+    own = {
+        path.relative_to(rooms).as_posix()
+        for path in rooms.rglob("*.py")
+        if re.search(r"^\s*(import time\b|from time import)", path.read_text(), re.MULTILINE)
+    }
     assert {path for path in own if not path.startswith("emulator/")} == named
 
 

@@ -212,13 +212,19 @@ def exact(x, weight):
 """
 
 
-@pytest.mark.parametrize(("command", "shown"), [
-    ("check rmsnorm {case} --kernel {file}", "asks"),
-    pytest.param("emulate {case} --kernel {file}", "asks", marks=pytest.mark.slow),
-    pytest.param("static --kernel {file}", "asks", marks=pytest.mark.slow),
-    pytest.param("emulate {file}::mine --shape x=8x256,weight=256 --reference {file}::exact", ": OK: output 0",
-                 marks=pytest.mark.more),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("check rmsnorm {case} --kernel {file}", "asks"),
+        pytest.param("emulate {case} --kernel {file}", "asks", marks=pytest.mark.slow),
+        pytest.param("static --kernel {file}", "asks", marks=pytest.mark.slow),
+        pytest.param(
+            "emulate {file}::mine --shape x=8x256,weight=256 --reference {file}::exact",
+            ": OK: output 0",
+            marks=pytest.mark.more,
+        ),
+    ],
+)
 def test_a_file_may_ask_for_the_card_when_it_is_imported(rooflab, tmp_path, command, shown):
     file = mine(tmp_path, "asks")
     made = "torch.empty(x.shape, dtype=x.dtype, device=DEVICE)\n    x, weight = x.contiguous(), weight.contiguous()"

@@ -228,12 +228,15 @@ def test_the_ctas_of_a_sample_are_the_first_the_last_and_any_between(found: dict
     ("what", "kind", "words"),
     [
         ("unknown", "EmulationError", "memory="),
-        ("dtype", "ValueError",
-         "x_ptr: expected *fp32, for which the kernel was compiled, got a tensor of torch.float16"),
+        (
+            "dtype",
+            "ValueError",
+            "x_ptr: expected *fp32, for which the kernel was compiled, got a tensor of torch.float16",
+        ),
         ("config", "ValueError", "configs: expected one of BLOCK: 32"),
         ("memory", "RuntimeError", "torch.cuda.mem_get_info: "),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_by_name(found: dict[str, Any], what: str, kind: str, words: str) -> None:
     assert found[what][0] == kind and words in found[what][1]
 

@@ -108,8 +108,10 @@ def test_a_clusters_barrier_orders_global_memory_too(seed: int) -> None:
         ld.global.u32 %r1, [%d3]; {BARRIER}"""
     found, result = run(body.format(BARRIER), seed=seed)
     assert found == list(range(63, -1, -1)) and result.races == ()
-    assert any("write-read race on global memory" in race or "read-write race on global memory" in race
-               for race in races(body.format(""), seed=seed))  # fmt: skip
+    assert any(
+        "write-read race on global memory" in race or "read-write race on global memory" in race
+        for race in races(body.format(""), seed=seed)
+    )
 
 
 @SEEDS
@@ -148,33 +150,40 @@ HANDED_OVER = """
 def handed_over(reader: int, cluster: int, **given: str) -> list[str]:
     """The races when CTA 0 hands a word to CTA `reader` of four."""
     said = {
-        "before": "", "release": "atom.add.release.gpu.global.u32 %r11, [%d4], %r9;",
-        "after": "", "acquire": "ld.acquire.gpu.global.u32 %r10, [%d4];", **given,
-    }  # fmt: skip
+        "before": "",
+        "release": "atom.add.release.gpu.global.u32 %r11, [%d4], %r9;",
+        "after": "",
+        "acquire": "ld.acquire.gpu.global.u32 %r10, [%d4];",
+        **given,
+    }
     body = HANDED_OVER.format(reader=reader, **said)
-    runs = [launch(body, cluster=(cluster, 1, 1), grid=4, to=torch.zeros(512, dtype=torch.int32), seed=seed)
-            for seed in range(2)]  # fmt: skip
+    runs = [
+        launch(body, cluster=(cluster, 1, 1), grid=4, to=torch.zeros(512, dtype=torch.int32), seed=seed)
+        for seed in range(2)
+    ]
     found = [set(map(str, result.races)) for _, result in runs]
     assert all(bool(other) == bool(found[0]) for other in found)
     return sorted(found[0])
 
 
-NEAR = {"release": "atom.add.release.cluster.global.u32 %r11, [%d4], %r9;",
-    "acquire": "ld.acquire.cluster.global.u32 %r10, [%d4];"}  # fmt: skip
-FENCES = {"release": "st.relaxed.gpu.global.u32 [%d4], 1;", "acquire": "ld.relaxed.gpu.global.u32 %r10, [%d4];",
-    "before": "fence.acq_rel.cluster;", "after": "fence.acq_rel.cluster;"}  # fmt: skip
+NEAR = {
+    "release": "atom.add.release.cluster.global.u32 %r11, [%d4], %r9;",
+    "acquire": "ld.acquire.cluster.global.u32 %r10, [%d4];",
+}
+FENCES = {
+    "release": "st.relaxed.gpu.global.u32 [%d4], 1;",
+    "acquire": "ld.relaxed.gpu.global.u32 %r10, [%d4];",
+    "before": "fence.acq_rel.cluster;",
+    "after": "fence.acq_rel.cluster;",
+}
 
 
 WIDE = {"before": "fence.acq_rel.gpu;", "after": "fence.acq_rel.gpu;"}
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        *({part: NEAR[part]} for part in NEAR), NEAR,
-        *({**FENCES, part: WIDE[part]} for part in WIDE), FENCES,
-    ],
-)  # fmt: skip
+    "given", [*({part: NEAR[part]} for part in NEAR), NEAR, *({**FENCES, part: WIDE[part]} for part in WIDE), FENCES]
+)
 def test_what_has_the_clusters_scope_orders_its_ctas_alone(given: dict[str, str]) -> None:
     assert handed_over(1, 2, **given) == []
     assert any("wrote it in CTA 0" in race or "read it in CTA 2" in race for race in handed_over(2, 2, **given))

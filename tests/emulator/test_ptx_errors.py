@@ -110,17 +110,21 @@ DECLARED = SHARED + " .local .align 4 .b8 l[32];"
     ("body", "words"),
     [
         ("ld.global.u32 %r1, [%d0+2];", "is not a multiple of 4 bytes"),
-        ("mov.u64 %d3, 0; setp.eq.u32 %p1, %r0, 3; @%p1 st.global.u32 [%d3], %r0;",
-         "thread 3: 4 bytes at 0x0: a null pointer"),
+        (
+            "mov.u64 %d3, 0; setp.eq.u32 %p1, %r0, 3; @%p1 st.global.u32 [%d3], %r0;",
+            "thread 3: 4 bytes at 0x0: a null pointer",
+        ),
         (OWN + "st.shared.u32 [%r2+904], %r0;", "thread 31: 4 bytes at shared"),
         (OWN + "ld.shared.u32 %r1, [%r2-4];", "shared address 0xfffffffc lie"),
         (OWN + "ld.shared.u32 %r1, [%r2+2];", "shared address 0x2 is not a multiple of 4"),
-        (OWN + "setp.ne.u32 %p1, %r0, 5; @%p1 st.shared.u32 [%r2], %r0; bar.sync 0; ld.shared.u32 %r1, [%r2];",
-         "shared memory at 0x14, which nobody has"),
+        (
+            OWN + "setp.ne.u32 %p1, %r0, 5; @%p1 st.shared.u32 [%r2], %r0; bar.sync 0; ld.shared.u32 %r1, [%r2];",
+            "shared memory at 0x14, which nobody has",
+        ),
         (OWN + "mov.u32 %r2, l; add.u32 %r2, %r2, %r3; st.local.u32 [%r2], %r0;", "thread 31: 4 bytes at local"),
         ("setp.eq.u32 %p1, %r0, 9; @%p1 trap;", "the kernel trapped"),
     ],
-)  # fmt: skip
+)
 def test_what_a_thread_must_not_do_is_an_error(body: str, words: str) -> None:
     text = error(body + "mov.u32 %r1, 0;", declared=DECLARED)
     assert words in text and "k: instruction " in text and "\n" not in text
@@ -135,12 +139,16 @@ def test_an_assertion_names_its_line_where_it_is_reached() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("setp.lt.u32 %p1, %r0, 32; @%p1 bra L; bar.sync 2, 64; bra E; L: bar.sync 1, 64; E: mov.u32 %r1, 0;",
-         ["warp 0: waiting for barrier 1, where 32 of", "(bar.sync 1, 64)", "(bar.sync 2, 64)"]),
-        ("and.b32 %r2, %r0, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bar.sync 0; bar.sync 0; mov.u32 %r1, 0;",
-         ["waiting for the rest of its warp"]),
+        (
+            "setp.lt.u32 %p1, %r0, 32; @%p1 bra L; bar.sync 2, 64; bra E; L: bar.sync 1, 64; E: mov.u32 %r1, 0;",
+            ["warp 0: waiting for barrier 1, where 32 of", "(bar.sync 1, 64)", "(bar.sync 2, 64)"],
+        ),
+        (
+            "and.b32 %r2, %r0, 1; setp.eq.u32 %p1, %r2, 0; @%p1 bar.sync 0; bar.sync 0; mov.u32 %r1, 0;",
+            ["waiting for the rest of its warp"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_deadlock_names_all_waits(body: str, words: list[str]) -> None:
     text = error(body, block=64)
     assert "nothing can go on (deadlock)" in text and all(word in text for word in words)
@@ -194,8 +202,7 @@ def test_ctas_that_meet_must_all_fit(
     ("more", "words"),
     [
         ({"launch": {"block": (1025, 1, 1)}}, "block: expected 1 to 1024 threads"),
-        *[({"grid": grid}, "grid: expected one to three positive sizes")
-          for grid in ((0,), (1, 1, 1, 1), (1, 65536))],
+        *[({"grid": grid}, "grid: expected one to three positive sizes") for grid in ((0,), (1, 1, 1, 1), (1, 65536))],
         ({"grid": (2**31 - 1,)}, "grid: expected at most 4194304 CTAs, of which each takes memory"),
         ({"grid": (2,), "ctas": [2]}, "ctas: expected numbers from 0 to 1, got 2"),
         ({"launch": {"dynamic_shared": 232449}}, "shared memory: expected 0 to 232448 bytes, got 232449"),
@@ -205,8 +212,10 @@ def test_ctas_that_meet_must_all_fit(
         ({"checks": "all"}, "checks: expected Checks, got a value of type str"),
         ({"memory": ["x"]}, "memory: expected a list of tensors, got ['x']"),
         ({"unwritten": [floats()]}, "unwritten: expected tensors among the arguments, got another"),
-        ({"args": [floats(), floats()]},
-         "expected 3 for copy (u64 copy_param_0, u64 copy_param_1, u32 copy_param_2), got 2"),
+        (
+            {"args": [floats(), floats()]},
+            "expected 3 for copy (u64 copy_param_0, u64 copy_param_1, u32 copy_param_2), got 2",
+        ),
         ({"args": [floats(), floats(), 1.5]}, "copy_param_2: expected a number that fits .u32, got 1.5"),
         ({"args": [floats(), floats(), floats()]}, "copy_param_2: expected a number (.u32), got a tensor"),
         ({"args": [floats(), floats(), b"abc"]}, "copy_param_2: expected 4 bytes, got 3"),
@@ -220,7 +229,7 @@ def test_ctas_that_meet_must_all_fit(
         ({"launch": {"dynamic_shared": "4"}}, "dynamic_shared: expected a list of integers, got ['4']"),
         ({"launch": {"ptx": None}}, "ptx: expected a text, got a value of type NoneType"),
     ],
-)  # fmt: skip
+)
 def test_a_call_that_makes_no_sense_is_refused_in_a_sentence(more: dict[str, Any], words: str) -> None:
     given = {"ptx": ptx(), "name": "copy", "block": (32, 1, 1), **more.get("launch", {})}
     call = {"grid": (1,), "args": [floats(), floats(), 3], **{key: more[key] for key in more if key != "launch"}}

@@ -47,9 +47,11 @@ def run(races: GlobalRaces, words: str) -> list[str]:
     `look` and `gets` are loads of a flag, `gets` with acquire.  What else there is, `test_ptx_race_model.py` draws.
     """
     orders = {
-        "release": {"release": True}, "acquire": {"acquire": True}, "look": {"stores": False},
+        "release": {"release": True},
+        "acquire": {"acquire": True},
+        "look": {"stores": False},
         "gets": {"acquire": True, "stores": False},
-    }  # fmt: skip
+    }
     for word in words.split():
         name, cta, number = re.fullmatch(r"(\w+)@(\d)(?:/(\d))?", word).groups()
         if name in orders:
@@ -61,12 +63,7 @@ def run(races: GlobalRaces, words: str) -> list[str]:
     return kinds(races)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "read@0 poll@1 poll@0 read@1", "atomic@0 poll@1 poll@0 atomic@1", "poll@0 poll@1",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("words", ["read@0 poll@1 poll@0 read@1", "atomic@0 poll@1 poll@0 atomic@1", "poll@0 poll@1"])
 def test_what_is_ordered_is_not_reported(races: GlobalRaces, words: str) -> None:
     assert run(races, words) == []
 
@@ -89,8 +86,12 @@ def test_a_report_says_who_did_what_where(races: GlobalRaces) -> None:
     run(races, "write@2 write@5")
     (race,) = races.found
     assert (race.kind, race.first_actor, race.second_actor, race.address, race.count) == (
-        "write-write", "CTA 2", "CTA 5", OUT, 128,
-    )  # fmt: skip
+        "write-write",
+        "CTA 2",
+        "CTA 5",
+        OUT,
+        128,
+    )
     assert describe(race, {1: "line 7 (st.global)"}.get) == (
         f"write-write race on global memory at {OUT:#x}: line 7 (st.global) wrote it in CTA 2, and "
         "line 7 (st.global) wrote it in CTA 5, with nothing that orders them between"

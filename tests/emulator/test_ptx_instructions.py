@@ -227,17 +227,23 @@ def test_comparisons_flush_denormals_where_they_say_so(given: int, ftz: bool) ->
         # Results are made from the operands as they were.
         ("setp.eq.u32 %p1, %r1, %r1; setp.lt.and.u32 %p1|%p2, %r1, %r1, %p1; selp.u32 %r2, 1, 0, %p2;", 0, 1),
         # A float in a wider register is its bits.
-        *[(f"{made} {taken}", bits("f", 1), wanted)
-          for made in ("ld.global.f32 %d5, [%d2];", "cvt.rn.f32.u32 %d5, 1;")
-          for taken, wanted in (("shr.u64 %d6, %d5, 32; cvt.u32.u64 %r2, %d6;", 0),
-                                ("cvt.u32.u64 %r2, %d5;", bits("f", 1)))],
-        *[(f"setp.eq.u32 %p1, %r1, 0; {opcode}.u32 %r2, 0, %p1;", 0, 32)
-          for opcode in ("bar.red.popc", "barrier.red.popc.aligned", "barrier.cta.red.popc.aligned")],
+        *[
+            (f"{made} {taken}", bits("f", 1), wanted)
+            for made in ("ld.global.f32 %d5, [%d2];", "cvt.rn.f32.u32 %d5, 1;")
+            for taken, wanted in (
+                ("shr.u64 %d6, %d5, 32; cvt.u32.u64 %r2, %d6;", 0),
+                ("cvt.u32.u64 %r2, %d5;", bits("f", 1)),
+            )
+        ],
+        *[
+            (f"setp.eq.u32 %p1, %r1, 0; {opcode}.u32 %r2, 0, %p1;", 0, 32)
+            for opcode in ("bar.red.popc", "barrier.red.popc.aligned", "barrier.cta.red.popc.aligned")
+        ],
         # What nobody wrote is poison and no error, and a breakpoint that no lane reaches does nothing.
         ("setp.ne.u32 %p1, 1, 1; @%p1 mov.u32 %r5, 7; add.u32 %r6, %r5, 1; mov.u32 %r2, 4;", 0, 4),
         ("mov.u32 %r2, 5; setp.ne.u32 %p1, %r1, 0; @%p1 brkpt; add.u32 %r2, %r2, 1;", 0, 6),
     ],
-)  # fmt: skip
+)
 def test_all_lanes_get(body: str, given: int, wanted: int) -> None:
     assert results(body, given) == [wanted] * 32
 
@@ -300,11 +306,13 @@ LOW = "setp.lt.u32 %p1, %r1, 1;"
         ("match.any.sync.b32 %r3, %r1, -1; redux.sync.max.u32 %r2, %r0, %r3;", [max(lanes) for lanes in OF_SAME]),
         ("match.any.sync.b32 %r3, %r1, -1; shfl.sync.idx.b32 %r2, %r0, %r1, 31, %r3;", VALUES),
         # Each half of the warp shuffles by itself, on its own way.
-        (f"setp.lt.u32 %p1, %r0, 16; @%p1 bra LOW; shfl.sync.up.b32 %r2, %r0, 1, 0x1000, {0xFFFF0000}; bra END;"
-         "LOW: shfl.sync.bfly.b32 %r2, %r0, 8, 0x101f, 0xffff; END: add.u32 %r2, %r2, 0;",
-         [*(lane ^ 8 for lane in range(16)), 16, *range(16, 31)]),
+        (
+            f"setp.lt.u32 %p1, %r0, 16; @%p1 bra LOW; shfl.sync.up.b32 %r2, %r0, 1, 0x1000, {0xFFFF0000}; bra END;"
+            "LOW: shfl.sync.bfly.b32 %r2, %r0, 8, 0x101f, 0xffff; END: add.u32 %r2, %r2, 0;",
+            [*(lane ^ 8 for lane in range(16)), 16, *range(16, 31)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_lanes_exchange(body: str, wanted: list[int]) -> None:
     assert results(body, VALUES) == wanted
 

@@ -104,8 +104,12 @@ def _rows(name: str) -> Iterator[tuple[str, Callable[..., int], list[np.ndarray]
     if n > 16:
         word, shifted, place, length = fields(dtype)
         yield "bfe", lambda x, p, k: extracted(n, signed, x, p, k), [word, place, length], ()
-        yield "bfi", lambda x, y, p, k: inserted(n, x, y, p, k), [word.view(f"u{n // 8}"), shifted.view(f"u{n // 8}"),
-                                                                 place, length], ()  # fmt: skip
+        yield (
+            "bfi",
+            lambda x, y, p, k: inserted(n, x, y, p, k),
+            [word.view(f"u{n // 8}"), shifted.view(f"u{n // 8}"), place, length],
+            (),
+        )
         yield "bfind", highest, [a], ()
         yield "bfind", lambda x: n - 1 - highest(x) if highest(x) < 64 else 2**32 - 1, [a], (True,)
         powers = np.array([(1 << i) - j for i in range(1, n) for j in (0, 1)], f"u{n // 8}").view(dtype)

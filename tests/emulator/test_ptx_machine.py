@@ -128,15 +128,18 @@ def test_warps_ask_for_registers_from_24_to_256_in_steps_of_8(count: int) -> Non
     ("body", "found"),
     [
         ("add.u32 %r3, %r2, 1; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", True),
-        ("add.u32 %r3, %r2, 1; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;"
-         " bar.sync 0;", True),
+        (
+            "add.u32 %r3, %r2, 1; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;"
+            " bar.sync 0;",
+            True,
+        ),
         ("mov.u32 %r3, 3; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", False),
         ("bar.sync 0; setp.eq.u32 %p1, %r2, 1; @%p1 exit; bar.sync 0;", False),  # it never comes to the second one
         ("add.u32 %r3, %r31, 1; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", False),
         (f"add.u32 %r3, %r2, 1; LOOP: {BARRIER} sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", True),
         (f"{BARRIER} setp.eq.u32 %p1, %r31, 1; @%p1 exit; {BARRIER}", False),
     ],
-)  # fmt: skip
+)
 def test_a_barrier_that_warps_meet_a_different_number_of_times_is_found(body: str, found: bool, seed: int) -> None:
     races = launch(
         f"shr.u32 %r2, %r0, 5; {body}", block=96, grid=3, seed=seed, cluster=(1 + 2 * ("cluster" in body), 1, 1)

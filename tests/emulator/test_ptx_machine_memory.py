@@ -178,11 +178,15 @@ LOOK = "L: ld.volatile.global.u32 %r2, [%d3]; add.u32 %r3, %r3, 1; setp.lt.u32 %
         (f"@%p0 bra S; {WAIT} bra E; S: st.volatile.global.u32 [%d3], 7; mov.u32 %r1, 7; E:", 7, [7, 0]),
         (f"@%p1 bra W; {LOOK} st.volatile.global.u32 [%d3], 7; {WAIT}", 7, [7, 0]),
         # A lock lets one CTA in at a time.
-        ("@!%p0 bra E; L: atom.global.cas.b32 %r2, [%d3], 0, 1; setp.ne.u32 %p2, %r2, 0; @%p2 bra L; fence.acq_rel.gpu;"
-         " ld.global.u32 %r4, [%d3+4]; add.u32 %r4, %r4, 1; st.global.u32 [%d3+4], %r4; fence.acq_rel.gpu;"
-         " atom.global.exch.b32 %r2, [%d3], 0; E:", 0, [0, 4]),
+        (
+            "@!%p0 bra E; L: atom.global.cas.b32 %r2, [%d3], 0, 1; setp.ne.u32 %p2, %r2, 0; @%p2 bra L;"
+            " fence.acq_rel.gpu; ld.global.u32 %r4, [%d3+4]; add.u32 %r4, %r4, 1; st.global.u32 [%d3+4], %r4;"
+            " fence.acq_rel.gpu; atom.global.exch.b32 %r2, [%d3], 0; E:",
+            0,
+            [0, 4],
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_waits_gets_what_others_do(body: str, all_have: int, there: list[int], seed: int) -> None:
     start = "add.u64 %d3, %d0, 512; mov.u32 %r1, 0; mov.u32 %r3, 0; setp.lt.u32 %p1, %r31, 2;"
     to = torch.zeros(130, dtype=torch.int32)

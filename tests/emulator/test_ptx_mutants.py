@@ -79,8 +79,10 @@ def test_mutants_are_flagged_or_argued_redundant(kernel: str) -> None:
     unargued = [text for text in missed if text not in argued]
     asked_for = [text for text in names if not re.search(rf"{placed}|bar\.warp\.sync", text)]
     own = argued.intersection(asked_for)
-    print(f"{kernel}: {len(names)} mutants, {flagged} flagged, {len(argued)} argued redundant; without barriers that a "
-          f"compiler placed {len(asked_for)} and {len(own)}; not flagged: {unargued}")  # fmt: skip
+    print(
+        f"{kernel}: {len(names)} mutants, {flagged} flagged, {len(argued)} argued redundant; without barriers that a "
+        f"compiler placed {len(asked_for)} and {len(own)}; not flagged: {unargued}"
+    )
     assert flagged >= LEAST_FLAGGED * (len(names) - len(argued)), f"not flagged: {unargued}"
     assert len(own) <= MOST_REDUNDANT * len(asked_for) or len(argued) <= MOST_REDUNDANT * len(names)
 

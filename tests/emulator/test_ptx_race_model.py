@@ -60,9 +60,20 @@ class Programs:
     def step(self, instruction):
         plain = [partial(self.plain, kind) for kind in ("read", "write", "atomic")]
         moves = [
-            *plain, self.barrier, self.barrier, self.pair, self.fence, self.fence, self.copy, self.wait_copies,
-            self.load, self.wait, self.stream, self.signal, self.copies_arrive,
-        ]  # fmt: skip
+            *plain,
+            self.barrier,
+            self.barrier,
+            self.pair,
+            self.fence,
+            self.fence,
+            self.copy,
+            self.wait_copies,
+            self.load,
+            self.wait,
+            self.stream,
+            self.signal,
+            self.copies_arrive,
+        ]
         moves[self.draw.integers(len(moves))](instruction)
 
     def warp(self):

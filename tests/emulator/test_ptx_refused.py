@@ -26,15 +26,17 @@ def block_of(directives: str, block: tuple[int, int, int] | None) -> str:
     ("directives", "block", "words"),
     [
         (".reqntid 64", None, ""),
-        *[(".reqntid 64", other, f"block: expected (64, 1, 1), which the PTX of k says, got {other}")
-          for other in ((32, 1, 1), (128, 1, 1), (8, 8, 1))],
+        *[
+            (".reqntid 64", other, f"block: expected (64, 1, 1), which the PTX of k says, got {other}")
+            for other in ((32, 1, 1), (128, 1, 1), (8, 8, 1))
+        ],
         (".maxntid 8, 8, 1", (32, 1, 1), ""),
         (".maxntid 64", (96, 1, 1), "block: expected 1 to 64 threads for k, got (96, 1, 1)"),
         (".maxntid 64", None, "which the PTX of k does not say"),
         (".maxntid 128\n.reqntid 64", (64, 1, 1), ""),
         (".maxntid 128\n.reqntid 64", (32, 2, 1), "block: expected (64, 1, 1)"),
     ],
-)  # fmt: skip
+)
 def test_a_kernel_runs_with_the_blocks_that_it_names(
     directives: str, block: tuple[int, int, int] | None, words: str
 ) -> None:
@@ -47,9 +49,14 @@ MATRIX = "sync.aligned.m8n8.x{}.shared.b16"
 GUARDED = [
     "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r3], {%r1}",
     "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r3]",
-    "cp.async.commit_group", "cp.async.wait_group 0", "bar.red.popc.u32 %r2, 0, %p1", "barrier.cluster.arrive",
-    "setmaxnreg.inc.sync.aligned.u32 24", "fence.acq_rel.gpu", "wgmma.commit_group.sync.aligned",
-]  # fmt: skip
+    "cp.async.commit_group",
+    "cp.async.wait_group 0",
+    "bar.red.popc.u32 %r2, 0, %p1",
+    "barrier.cluster.arrive",
+    "setmaxnreg.inc.sync.aligned.u32 24",
+    "fence.acq_rel.gpu",
+    "wgmma.commit_group.sync.aligned",
+]
 REFUSED = [
     # A wgmma reads 32 bytes of k, and a matrix has a register.
     *[(f"wgmma.mma_async.sync.aligned.{kinds} {D}, %d3, %d3, 0, 1, 1, 0, 0",

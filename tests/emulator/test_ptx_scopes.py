@@ -77,9 +77,13 @@ def test_atomics_move_what_they_change() -> None:
 
 @pytest.mark.parametrize(
     ("fence", "misses"),
-    [("fence.proxy.async;", False), ("fence.proxy.async.shared::cta;", False),
-     ("fence.mbarrier_init.release.cluster;", True), ("fence.proxy.async.global;", True)],
-)  # fmt: skip
+    [
+        ("fence.proxy.async;", False),
+        ("fence.proxy.async.shared::cta;", False),
+        ("fence.mbarrier_init.release.cluster;", True),
+        ("fence.proxy.async.global;", True),
+    ],
+)
 def test_only_a_proxy_fence_orders_stores_before_a_bulk_copy(fence: str, misses: bool) -> None:
     body = f"""mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; st.shared.u32 [%r4], %r0; {fence} bar.sync 0;
         @!%p0 bra END; cp.async.bulk.global.shared::cta.bulk_group [%d0+128], [%r2], 128;

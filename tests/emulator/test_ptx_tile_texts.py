@@ -201,8 +201,14 @@ def wgmma(
     many = f"{fill} {guard} st.shared.v4.u32 [%r4], {{%r7, %r7, %r7, %r7}}; fence.proxy.async; bar.sync 0; {before}"
     one = f"wgmma.mma_async.sync.aligned.{kinds} {{{registers}}}, %rd10, %rd10, 0, 1, 1, 0, 0; {more}"
     end = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; mul.wide.u32 %rd3, %r1, 4;"
-    result = run(f"{many} wgmma.fence.sync.aligned; {one} {end} add.s64 %rd5, %rd2, %rd3; st.global.f32 [%rd5], %f0;",
-        words(), found, block=128, shared=shared, **other)  # fmt: skip
+    result = run(
+        f"{many} wgmma.fence.sync.aligned; {one} {end} add.s64 %rd5, %rd2, %rd3; st.global.f32 [%rd5], %f0;",
+        words(),
+        found,
+        block=128,
+        shared=shared,
+        **other,
+    )
     return found, result
 
 

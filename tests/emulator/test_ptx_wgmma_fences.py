@@ -49,8 +49,9 @@ def text_of(words: str) -> str:
     return (
         ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k()\n.reqntid 128\n{\n"
         ".reg .f32 %f<16>; .reg .b64 %rd<4>; .reg .b32 %r<9>; .reg .pred %p<2>;\n"
-        + "\n".join(TEXTS[word] for word in words.split()) + "\nret;\n}\n"
-    )  # fmt: skip
+        + "\n".join(TEXTS[word] for word in words.split())
+        + "\nret;\n}\n"
+    )
 
 
 def found(check: Callable[[Flow], Any], words: str) -> list[tuple[int, int]]:

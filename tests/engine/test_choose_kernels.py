@@ -85,8 +85,11 @@ def test_a_start_takes_ten_seconds_and_what_is_provisional_is_timed_on_a_quiet_m
     *found, busy = start(0.5)
     assert found == ["abcd", "abcdef"] and busy.of("rmsnorm", "f", lambda ends: 1 / 0) == {}
     assert [start(waited)[:2] for waited in (0.5, 0.0, 0.0, 0.5)] == [
-        ("aef", "abcdef"), ("abcd", "ef"), ("ef", ""), ("", "")
-    ]  # fmt: skip
+        ("aef", "abcdef"),
+        ("abcd", "ef"),
+        ("ef", ""),
+        ("", ""),
+    ]
     assert time_calls({"slow": [lambda: None]}, ends=now - 1) == {}, "no second call where the time is over"
 
 

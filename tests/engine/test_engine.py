@@ -103,10 +103,16 @@ def test_trap_19_every_end_token_of_every_source_ends(tmp_path, stored, stops):
     assert open_model(str(folder), False, 0, torch.device("cpu"))[3] == {3, 22, 258, *stops}
 
 
-@pytest.mark.parametrize("change, message", [
-    *(({"eos_token_id": wrong}, "expected ids below 1024 as end tokens in config.json") for wrong in (-1, True, 1024)),
-    ({"vocab_size": 200}, "model: its tokenizer has 259 tokens, and its embedding has 200"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        *(
+            ({"eos_token_id": wrong}, "expected ids below 1024 as end tokens in config.json")
+            for wrong in (-1, True, 1024)
+        ),
+        ({"vocab_size": 200}, "model: its tokenizer has 259 tokens, and its embedding has 200"),
+    ],
+)
 def test_end_tokens_and_tokens_that_the_embedding_lacks_are_refused(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         open_model(str(write_model(tmp_path, **change)), False, 0, torch.device("cpu"))

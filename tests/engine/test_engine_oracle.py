@@ -170,12 +170,20 @@ def answered(llm):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.needs("weights")
-@pytest.mark.parametrize("options", [
-    {}, {"max_num_seqs": 1}, {"block_size": 1, "prefill_chunk": 7, "num_kv_blocks": 1400}, {"overlap": True},
-    {"block_size": 256, "study": StudyOptions(continuous_batching=False), "max_num_seqs": 8},
-    {"study": StudyOptions(contiguous_kv=True)},
-    {"chunked_prefill": False, "prefix_caching": False}, {"graphs": True},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_seqs": 1},
+        {"block_size": 1, "prefill_chunk": 7, "num_kv_blocks": 1400},
+        {"overlap": True},
+        {"block_size": 256, "study": StudyOptions(continuous_batching=False), "max_num_seqs": 8},
+        {"study": StudyOptions(contiguous_kv=True)},
+        {"chunked_prefill": False, "prefix_caching": False},
+        {"graphs": True},
+    ],
+    ids=str,
+)
 def test_the_default_model(answered, options):
     prompts, answers = answered
     given = {"max_num_seqs": 16, "max_model_len": 700, **options}

@@ -104,14 +104,21 @@ def test_the_pool_leaves_free_what_the_largest_step_took(monkeypatch, tmp_path):
     """On a card of which 1,000,000 bytes are free, and a tenth stays so."""
     taken = []
     cuda = SimpleNamespace(
-        reset_peak_memory_stats=lambda device: taken.clear(), memory_allocated=lambda device: 1000,
-        max_memory_allocated=lambda device: 1000 + sum(taken), synchronize=lambda device: None,
-        empty_cache=lambda: None, mem_get_info=lambda device: (1_000_000, 9_000_000),
-    )  # fmt: skip
+        reset_peak_memory_stats=lambda device: taken.clear(),
+        memory_allocated=lambda device: 1000,
+        max_memory_allocated=lambda device: 1000 + sum(taken),
+        synchronize=lambda device: None,
+        empty_cache=lambda: None,
+        mem_get_info=lambda device: (1_000_000, 9_000_000),
+    )
     limits = SimpleNamespace(
-        arch=tiny_llm(tmp_path).arch, max_model_len=64, block_size=16, dtype=torch.float32,
-        device=torch.device("cuda"), sequences=80,
-    )  # fmt: skip
+        arch=tiny_llm(tmp_path).arch,
+        max_model_len=64,
+        block_size=16,
+        dtype=torch.float32,
+        device=torch.device("cuda"),
+        sequences=80,
+    )
     monkeypatch.setattr(memory.torch, "cuda", cuda)
     page = 16 * 2 * 2 * 2 * 32 * 4  # tokens, keys and values, layers, heads, head_dim, bytes
     assert memory.kv_cache_blocks(limits, [lambda: taken.append(100_000)] * 2) == 700_000 // page

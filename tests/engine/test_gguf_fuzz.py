@@ -23,9 +23,13 @@ from rooflab.engine.load.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
 OURS = {
-    "block_count": "num_layers", "head_count_kv": "num_kv_heads", "key_length": "head_dim",
-    "type": "rope scaling yarn misses factor", "count": "the first of 2 files", "architecture": "qwen2.",
-}  # fmt: skip
+    "block_count": "num_layers",
+    "head_count_kv": "num_kv_heads",
+    "key_length": "head_dim",
+    "type": "rope scaling yarn misses factor",
+    "count": "the first of 2 files",
+    "architecture": "qwen2.",
+}
 """Keys that are refused by the name that they have in `Architecture`, and three by what they need."""
 
 AS_CONFIG = {**CONFIG, "rope_theta": 500.0, "rms_norm_eps": 0.25}
@@ -55,9 +59,11 @@ MEANT: list[tuple[dict[str, Value], dict[str, Any]]] = [
     ({f"{SCALING}factor": (F32, 3.0)}, {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
     ({f"{SCALING}type": (TEXT, "none"), f"{SCALING}factor": (F32, 3.0)}, {}),
     (AS_YARN, {"rope_scaling": YARN}),
-    (AS_YARN | {f"{SCALING}original_context_length": (U32, 16)},
-     {"rope_scaling": {**YARN, "original_max_position_embeddings": 16}}),
-]  # fmt: skip
+    (
+        AS_YARN | {f"{SCALING}original_context_length": (U32, 16)},
+        {"rope_scaling": {**YARN, "original_max_position_embeddings": 16}},
+    ),
+]
 """Keys, and what they change in a config."""
 WRONG_KEYS: dict[str, list[Value]] = {
     "general.architecture": [(TEXT, "qwen2"), (TEXT, "mamba"), (U32, 1)],

@@ -54,8 +54,16 @@ def test_a_bias_decides_and_harms_no_batch_mate(llm, greedy):
             llm.generate([[1]], replace(GREEDY, **wrong))
 
 
-KEPT = {"eos_token_id": 3, "suppress_tokens": [5, 2000], "bad_words_ids": [[3], [7]], "temperature": 0.5,
-        "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5}  # fmt: skip
+KEPT = {
+    "eos_token_id": 3,
+    "suppress_tokens": [5, 2000],
+    "bad_words_ids": [[3], [7]],
+    "temperature": 0.5,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "repetition_penalty": 1.5,
+}
 
 
 def test_a_generation_config_is_kept_as_transformers_does_or_refused_by_name(tmp_path):

@@ -78,13 +78,16 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
         assert lengths.of(one) == 1, "it starts again"
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"speculate": "best"}, "speculate: expected ngram"),
-    ({"num_speculative_tokens": 0}, "num_speculative_tokens: expected 1 to 16"),
-    ({"num_speculative_tokens": 17}, "num_speculative_tokens: expected 1 to 16"),
-    ({"study": StudyOptions(kv_cache=False)}, "speculate: expected a KV cache"),
-    ({"overlap": True}, "speculate: expected .* read at once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"speculate": "best"}, "speculate: expected ngram"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens: expected 1 to 16"),
+        ({"num_speculative_tokens": 17}, "num_speculative_tokens: expected 1 to 16"),
+        ({"study": StudyOptions(kv_cache=False)}, "speculate: expected a KV cache"),
+        ({"overlap": True}, "speculate: expected .* read at once"),
+    ],
+)
 def test_bad_options_are_refused_before_anything_is_read(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         LLM(tmp_path / "none", device="cpu", **{"speculate": "ngram", **options})
@@ -103,7 +106,11 @@ def test_stop_texts_and_real_text_end_where_they_do_without_speculation():
         if more:
             llm.core.speculator.lengths.adapts = False
             seen = watched(llm)
-        outputs.append([(output["text"], output["token_ids"], output["finish_reason"])
-                        for output in llm.generate([chat] * 4, params)])  # fmt: skip
+        outputs.append(
+            [
+                (output["text"], output["token_ids"], output["finish_reason"])
+                for output in llm.generate([chat] * 4, params)
+            ]
+        )
     assert outputs[0] == outputs[1] and sum(accepted for _, accepted in seen) > 5
     assert {end for *_, end in outputs[0]} >= {"stop"}

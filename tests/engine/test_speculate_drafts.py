@@ -14,8 +14,13 @@ from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2,
-         "num_key_value_heads": 1}  # fmt: skip
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 
 
 def medusa(folder, heads=16, layers=1, hidden=192, vocab=1024):
@@ -97,28 +102,34 @@ def unread(monkeypatch):
     monkeypatch.setattr("rooflab.engine.llm.load_weights", lambda *_: pytest.fail("weights were read"))
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda folder: medusa(folder, hidden=96), r"0.0.linear.weight of shape \(192, 192\), got \(96, 96\)"),
-    (lambda folder: medusa(folder, heads=3), "at most the number of heads, which is 3, got 4"),
-    (lambda folder: eagle(folder, num_hidden_layers=2), "expected a head with num_layers 1, got 2"),
-    (lambda folder: eagle(folder, max_position_embeddings=99), "expected a head for 256 tokens, got one for 99"),
-    (lambda folder: eagle(folder, fc=(192, 200)), r"fc.weight of shape \(192, 384\), got \(192, 200\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda folder: medusa(folder, hidden=96), r"0.0.linear.weight of shape \(192, 192\), got \(96, 96\)"),
+        (lambda folder: medusa(folder, heads=3), "at most the number of heads, which is 3, got 4"),
+        (lambda folder: eagle(folder, num_hidden_layers=2), "expected a head with num_layers 1, got 2"),
+        (lambda folder: eagle(folder, max_position_embeddings=99), "expected a head for 256 tokens, got one for 99"),
+        (lambda folder: eagle(folder, fc=(192, 200)), r"fc.weight of shape \(192, 384\), got \(192, 200\)"),
+    ],
+)
 def test_bad_heads_are_refused_before_weights_are_read(tmp_path, unread, make, message):
     head = make(tmp_path / "head")
     with pytest.raises(ValueError, match=message):
         tiny_llm(tmp_path / "m", speculate="eagle" if (head / "config.json").exists() else "medusa", draft=head)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"vocab_size": 1000}, "draft: expected a vocabulary of 1024 tokens, got 1000"),
-    ({"max_position_embeddings": 128}, "draft: expected a model for 256 tokens, .* got one for 128"),
-    ({"draft": 2}, "draft: expected 1 to 1 of the model's first layers, got 2"),
-    ({"draft": None}, "draft: expected a model, or a number of the model's first layers"),
-    ({"speculate": "ngram"}, "draft: expected nothing with speculate=ngram"),
-    ({"speculate": None}, "draft: expected speculate with it"),
-    ({"speculate": "medusa", "draft": None}, "draft: expected a folder of heads"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"vocab_size": 1000}, "draft: expected a vocabulary of 1024 tokens, got 1000"),
+        ({"max_position_embeddings": 128}, "draft: expected a model for 256 tokens, .* got one for 128"),
+        ({"draft": 2}, "draft: expected 1 to 1 of the model's first layers, got 2"),
+        ({"draft": None}, "draft: expected a model, or a number of the model's first layers"),
+        ({"speculate": "ngram"}, "draft: expected nothing with speculate=ngram"),
+        ({"speculate": None}, "draft: expected speculate with it"),
+        ({"speculate": "medusa", "draft": None}, "draft: expected a folder of heads"),
+    ],
+)
 def test_bad_drafts_are_refused_before_weights_are_read(tmp_path, unread, options, message):
     config = {name: options.pop(name) for name in [*options] if name in CONFIG}
     asked = {"speculate": "draft", "draft": write_config(tmp_path / "d", **config).parent, **options}

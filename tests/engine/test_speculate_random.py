@@ -11,9 +11,14 @@ from tiny_model import poisoned, tiny_llm, write_config
 from rooflab.engine.llm import SamplingParams
 
 SMALL = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "vocab_size": 48, "max_position_embeddings": 96,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 48,
+    "max_position_embeddings": 96,
+}
 POOLS = [
     {"block_size": 4, "num_kv_blocks": 22, "prefill_chunk": 7},
     {"block_size": 1, "num_kv_blocks": 90, "max_num_seqs": 3, "max_num_batched_tokens": 11},
@@ -29,10 +34,11 @@ def engines(tmp_path_factory):
     folder = tmp_path_factory.mktemp("m")
     made = [speculating(folder, SMALL, Known(n, 48) if n % 2 else None, **POOLS[n // 2]) for n in range(2 * len(POOLS))]
     drafts = {
-        "model": write_config(folder / "draft", **SMALL, rope_theta=500.0).parent, "layer": 1,
+        "model": write_config(folder / "draft", **SMALL, rope_theta=500.0).parent,
+        "layer": 1,
         "medusa": medusa(folder / "medusa", hidden=64, vocab=48),
         "eagle": eagle(folder / "eagle", (64, 128), **{**SMALL, "num_hidden_layers": 1}),
-    }  # fmt: skip
+    }
     for pool, (kind, draft) in zip(POOLS, drafts.items(), strict=True):
         kind = kind if kind in ("medusa", "eagle") else "draft"
         made.append(speculating(folder, SMALL, speculate=kind, draft=draft, **pool))
@@ -45,12 +51,19 @@ def params_of(draw):
         asked |= {"temperature": draw.choice([0.5, 1.0, 2.0]), "seed": draw.randrange(1000)}
         asked |= draw.choice([{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"n": 2}])
     if draw.random() < 0.3:
-        asked |= draw.choice([
-            {"presence_penalty": 1.5, "logit_bias": {3: 4.0, 5: 4.0, 9: 3.5}}, {"repetition_penalty": 1.3},
-            {"logprobs": 1},
-            {"stop_token_ids": (draw.randrange(48), 3), "min_tokens": min(3, asked["max_tokens"]), "logprobs": 1,
-             "logit_bias": {3: 3.0}},
-        ])  # fmt: skip
+        asked |= draw.choice(
+            [
+                {"presence_penalty": 1.5, "logit_bias": {3: 4.0, 5: 4.0, 9: 3.5}},
+                {"repetition_penalty": 1.3},
+                {"logprobs": 1},
+                {
+                    "stop_token_ids": (draw.randrange(48), 3),
+                    "min_tokens": min(3, asked["max_tokens"]),
+                    "logprobs": 1,
+                    "logit_bias": {3: 3.0},
+                },
+            ]
+        )
     return SamplingParams(**asked)
 
 
@@ -100,9 +113,14 @@ def run_example(seed, engines):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", [
-    0, pytest.param(40, marks=pytest.mark.more), *(pytest.param(n, marks=pytest.mark.slow) for n in range(80, 320, 40))
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "first",
+    [
+        0,
+        pytest.param(40, marks=pytest.mark.more),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(80, 320, 40)),
+    ],
+)
 def test_40_examples(engines, first):
     for seed in range(first, first + 40):
         run_example(seed, engines)

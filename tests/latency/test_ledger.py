@@ -241,8 +241,9 @@ def test_a_published_ledger_and_what_another_kernel_would_change_by_command(roof
     rows = json.loads(rooflab(*scaled, "--json")[1])["rows"]
     kept = read(tmp_path)
     assert [(one.case["figure"], one.case["after"], one.basis) for one in kept] == [
-        ("TTFT", "0.5x", "predicted"), ("ITL", "0.5x", "predicted"),
-    ]  # fmt: skip
+        ("TTFT", "0.5x", "predicted"),
+        ("ITL", "0.5x", "predicted"),
+    ]
     assert [one.metrics["predicted_ms"] for one in kept] == [row["predicted_ms"] for row in rows]
     words = ("ledger", "llama-3.1-8b", "--gpu", "h100", "--prefill", "--context", "512")
     status, out, _ = rooflab(*words, "--json")

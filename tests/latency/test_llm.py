@@ -33,10 +33,13 @@ def test_attention_counts_the_pairs_that_it_sees_in_a_window_too() -> None:
 @pytest.mark.parametrize("preset", ["llama-3.1-8b", "qwen3-0.6b"])
 def test_a_gpu_of_two_does_half(preset: str) -> None:
     whole, part = (
-        sum(op.calls * op.cost.flops for op in steps.step_ops(PRESETS[preset], "prefill", 1, 256, gpus=gpus)
-            if op.op != "rmsnorm")
+        sum(
+            op.calls * op.cost.flops
+            for op in steps.step_ops(PRESETS[preset], "prefill", 1, 256, gpus=gpus)
+            if op.op != "rmsnorm"
+        )
         for gpus in (1, 2)
-    )  # fmt: skip
+    )
     assert part == pytest.approx(whole / 2, rel=2e-3)
 
 
@@ -73,10 +76,17 @@ def test_groups_of_gpus_divide_the_heads_and_what_no_group_holds_is_said() -> No
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("batch", 0), ("context", 0), ("context", 131_073), ("prompt", 131_073), ("weight_dtype", "int3"),
-        ("kv_dtype", "int3"), ("tensor_parallel", 3), ("tensor_parallel", 0), ("memory_fraction", 1.5),
+        ("batch", 0),
+        ("context", 0),
+        ("context", 131_073),
+        ("prompt", 131_073),
+        ("weight_dtype", "int3"),
+        ("kv_dtype", "int3"),
+        ("tensor_parallel", 3),
+        ("tensor_parallel", 0),
+        ("memory_fraction", 1.5),
     ],
-)  # fmt: skip
+)
 def test_bad_questions_are_refused(name: str, value: Any) -> None:
     asked: dict[str, Any] = {"architecture": LLAMA_8B, "device": H100, "batch": 1, "context": 1024}
     with pytest.raises(ValueError, match=f"{name}: expected .* got {value!r}"):

@@ -36,9 +36,10 @@ def written_and_read(shot: Shot) -> Iterator[tuple[float, float]]:
             yield json.loads(event[6:])["written_s"], shot.pieces[at][0]
 
 
-@pytest.mark.parametrize("text, wanted", [
-    (CHUNKED, (200, "text/event-stream", True, b"hello world\r\n\r\n1234567")), (SIZED, (404, "", False, b"abcde")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, wanted",
+    [(CHUNKED, (200, "text/event-stream", True, b"hello world\r\n\r\n1234567")), (SIZED, (404, "", False, b"abcde"))],
+)
 @given(cuts=st.sets(st.integers(1, 200)))
 def test_an_answer_may_come_in_any_pieces(text, wanted, cuts):
     framing, body = Framing(), b""

@@ -14,9 +14,8 @@ from rooflab.bench.load.metrics import times_of, token_steps
 
 WANTED = ['{"a": 1}', "two\nlines", "[DONE]"]
 STREAM = (
-    "\ufeff: ping\r\n\r\nid: 7\r\ndata: {\"a\": 1}\r\n\r\n"
-    "event: x\ndata:two\ndata: lines\n\n:\n\n\n\ndata: [DONE]\r\r"
-).encode()  # fmt: skip
+    '\ufeff: ping\r\n\r\nid: 7\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:two\ndata: lines\n\n:\n\n\n\ndata: [DONE]\r\r'
+).encode()
 
 
 def sliced(body: bytes, cuts) -> list[tuple[float, bytes]]:

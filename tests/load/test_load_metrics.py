@@ -14,14 +14,30 @@ from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, StreamEvent, Trace, load_trace
 
 ONE = Request(
-    index=0, scheduled_s=0.0, free_s=0.1, sent_s=0.1, first_byte_s=0.15, end_s=0.7, prompt_tokens=10, output_tokens=3,
-    finish_reason="length", chunks=tuple(StreamEvent(*chunk) for chunk in (
-        (0.2, "role"), (0.3, "text"), (0.5, "text"), (0.6, "text"), (0.65, "usage"), (0.7, "done"))),
-)  # fmt: skip
+    index=0,
+    scheduled_s=0.0,
+    free_s=0.1,
+    sent_s=0.1,
+    first_byte_s=0.15,
+    end_s=0.7,
+    prompt_tokens=10,
+    output_tokens=3,
+    finish_reason="length",
+    chunks=tuple(
+        StreamEvent(*chunk)
+        for chunk in ((0.2, "role"), (0.3, "text"), (0.5, "text"), (0.6, "text"), (0.65, "usage"), (0.7, "done"))
+    ),
+)
 BUNDLED = replace(
-    ONE, index=1, scheduled_s=1.0, free_s=1.0, sent_s=1.0, end_s=1.5, output_tokens=5,
+    ONE,
+    index=1,
+    scheduled_s=1.0,
+    free_s=1.0,
+    sent_s=1.0,
+    end_s=1.5,
+    output_tokens=5,
     chunks=(StreamEvent(1.1, "text", 2), StreamEvent(1.4, "text", 3), StreamEvent(1.5, "done")),
-)  # fmt: skip
+)
 TRACE = Trace(-0.1, 0.0, 0.0, (ONE,))
 FAILED = replace(ONE, index=2, chunks=(), error="connection dropped", output_tokens=None)
 
@@ -62,8 +78,12 @@ def test_each_tool_by_its_own_definitions():
 def test_a_bundle_shows_in_the_tools_that_do_not_divide():
     rows = {row["tool"]: row for row in xray(replace(TRACE, requests=(BUNDLED,)))}
     assert {tool: round(row["itl_mean_ms"]) for tool, row in rows.items() if row["itl_mean_ms"]} == {
-        "rooflab": 100, "vLLM": 300, "SGLang": 300, "AIPerf": 100, "GuideLLM": 75,
-    }  # fmt: skip
+        "rooflab": 100,
+        "vLLM": 300,
+        "SGLang": 300,
+        "AIPerf": 100,
+        "GuideLLM": 75,
+    }
     rows = {row["tool"]: row for row in xray(replace(TRACE, requests=(ONE, BUNDLED)))}
     assert rows["AIPerf"]["itl_mean_ms"] == pytest.approx((150 + 100) / 2)
     assert rows["GuideLLM"]["itl_mean_ms"] == pytest.approx((2 * 150 + 4 * 75) / 6), "as often as it has tokens"

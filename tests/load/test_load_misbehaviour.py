@@ -115,7 +115,7 @@ RIGHT = {
     "RST behind [DONE]": [*stream(*TOKENS, USAGE, DONE)[:-1], 0.01, RST],
     "tokens behind [DONE]": stream(*TOKENS, USAGE, DONE, *TOKENS),
     "nulls": stream(*(part.replace(b"}]}", b'}], "usage": null}') if part != 2e-3 else part for part in TOKENS), DONE),
-}  # fmt: skip
+}
 FIRST = say("a") + say("b")
 WRONG = {
     "usage of no token": (stream(say(usage=total(0)), DONE), "the answer has no token"),
@@ -129,20 +129,28 @@ WRONG = {
     "no JSON": (stream(*TOKENS[:3], b"data: {not\n\n", DONE), "an event is no JSON: '{not'"),
     "deep JSON": (stream(b"data: " + b"[" * 99_999 + b"\n\n", DONE), r"an event is no JSON: '\[\["),
     "usage in words": (stream(*TOKENS, say(usage=total("four")), DONE), "an event is no chunk of an answer"),
-    "an error in the stream": (stream(*TOKENS[:3], b'data: {"error": {"message": "died"}}\n\n', DONE),
-                               "an error in the stream: died"),
-    "an event named error": (stream(*TOKENS[:3], b'event: error\ndata: {"message": "died"}\n\n', *TOKENS, DONE),
-                             "an error in the stream: died"),
-    "an error in a choice": (stream(*TOKENS[:3], say({"error": {"message": "died"}}), DONE),
-                             "an error in the stream: died"),
-    "an abort": (stream(*TOKENS[:3], say({"text": "", "finish_reason": "abort"}), DONE),
-                 "the server cut the answer: finish_reason 'abort'"),
+    "an error in the stream": (
+        stream(*TOKENS[:3], b'data: {"error": {"message": "died"}}\n\n', DONE),
+        "an error in the stream: died",
+    ),
+    "an event named error": (
+        stream(*TOKENS[:3], b'event: error\ndata: {"message": "died"}\n\n', *TOKENS, DONE),
+        "an error in the stream: died",
+    ),
+    "an error in a choice": (
+        stream(*TOKENS[:3], say({"error": {"message": "died"}}), DONE),
+        "an error in the stream: died",
+    ),
+    "an abort": (
+        stream(*TOKENS[:3], say({"text": "", "finish_reason": "abort"}), DONE),
+        "the server cut the answer: finish_reason 'abort'",
+    ),
     "another protocol": ([b"SSH-2.0-X\r\n\r\n"], "answer: expected HTTP/1.1, got 'SSH-2.0-X'"),
     "a head with no end": ([b"HTTP/1.1 200 OK\r\nX: ", b"y" * 99_999], "answer: expected a head of at most 65536 "),
     "silence": ([9.0], "no end after 0.6 s"),
     "comments for ever": ([HEAD, *framed(b": ping\n\n", 0.02) * 400], "no end after 0.6 s"),
     "no end": (stream(*TOKENS[:4]), "the stream ended with no finish_reason and no .DONE."),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -188,15 +196,27 @@ SPREAD = "ITL and TPOT are spread evenly in 3 of 3 answers: no chunk says how ma
 ONE_CHUNK = "3 of 3 answers came in one chunk: they have no ITL and no TPOT, and meet no limit on them"
 
 
-@pytest.mark.parametrize("play, output_tokens, wanted", [
-    (stream(say(ROLE), *TOKENS, say(usage=total(5)), DONE), 15,
-     ["3 of 3 answers have another length than asked: 12 tokens asked, 15 got"]),  # with the token that ends the text
-    (stream(say({"text": "abcd", "finish_reason": "length"}), USAGE, DONE), 12, [ONE_CHUNK]),
-    (stream(*TOKENS[:3], say({"text": "", "finish_reason": "stop"}), DONE), 6, [
-        "3 of 3 answers have another length than asked: 12 tokens asked, 6 got; the server does not keep ignore_eos",
-        "3 of 3 answers have no usage: each chunk counts as one token"]),
-    (stream(TOKENS[0], TOKENS[-1], USAGE, DONE), 12, [SPREAD]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "play, output_tokens, wanted",
+    [
+        (
+            stream(say(ROLE), *TOKENS, say(usage=total(5)), DONE),
+            15,
+            ["3 of 3 answers have another length than asked: 12 tokens asked, 15 got"],
+        ),  # with the token that ends the text
+        (stream(say({"text": "abcd", "finish_reason": "length"}), USAGE, DONE), 12, [ONE_CHUNK]),
+        (
+            stream(*TOKENS[:3], say({"text": "", "finish_reason": "stop"}), DONE),
+            6,
+            [
+                "3 of 3 answers have another length than asked: 12 tokens asked, 6 got; "
+                "the server does not keep ignore_eos",
+                "3 of 3 answers have no usage: each chunk counts as one token",
+            ],
+        ),
+        (stream(TOKENS[0], TOKENS[-1], USAGE, DONE), 12, [SPREAD]),
+    ],
+)
 def test_what_was_not_as_asked_or_not_measured_is_said(loaded, play, output_tokens, wanted):
     status, record, _, said = loaded(play, always)
     assert (status, record.metrics["output_tokens"], said) == (0, output_tokens, wanted)

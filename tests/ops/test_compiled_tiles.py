@@ -29,9 +29,12 @@ FEW_ROWS = [
 ]
 PAGES = [
     ("tma_pages", "B=1,context=70,H=3,H_kv=1,D=80,block_size=8,ragged=false,queries=12,window=25", "bf16"),
-    ("tma_pages", "B=3,context=140,H=2,H_kv=1,D=64,block_size=16,ragged=true,mixed=true,queries=70,sinks=true,lse=true",
-     "bf16"),
-]  # fmt: skip
+    (
+        "tma_pages",
+        "B=3,context=140,H=2,H_kv=1,D=64,block_size=16,ragged=true,mixed=true,queries=70,sinks=true,lse=true",
+        "bf16",
+    ),
+]
 MORE_PAGES = [
     ("tma_pages", "B=1,context=65,H=2,H_kv=1,D=192,block_size=64,ragged=false,queries=64,lse=true", "fp16"),
     ("tma_pages", "B=1,context=130,H=16,H_kv=1,D=256,block_size=128,ragged=false,queries=9,softcap=15.0", "fp16"),
@@ -99,14 +102,26 @@ RINGS = [
     ("gemm", "cooperative", f"M=136,N=72,K=136,layout=NN,{ADDENDS}", "bf16", (128, 64, 64, 3, 2, 64), 1),
     ("gemm", "cooperative", "M=136,N=72,K=104,layout=TN,bias=true", "fp16", (128, 64, 32, 6, 2, 32), 1),
     slow("gemm", "cooperative", "M=200,N=520,K=136,layout=NT,bias=false", "bf16", (128, 256, 64, 4, 2, 128), 1),
-    ("flash_attention", "persistent", "B=1,T=130,S=200,H=1,H_kv=1,D=64,causal=true,window=100", "bf16",
-     (64, 32, 4, 2, 1), 1),
+    (
+        "flash_attention",
+        "persistent",
+        "B=1,T=130,S=200,H=1,H_kv=1,D=64,causal=true,window=100",
+        "bf16",
+        (64, 32, 4, 2, 1),
+        1,
+    ),
     ("flash_attention", "ping_pong", "B=1,T=140,S=330,H=2,H_kv=1,D=64,causal=true,lse=true", "bf16", (64, 2, 2), 1),
-    ("flash_attention", "ping_pong",
-     "B=1,T=210,S=350,H=2,H_kv=1,D=64,causal=true,window=190,softcap=20.0,sinks=true,lse=true", "bf16", (64, 2, 3), 1),
+    (
+        "flash_attention",
+        "ping_pong",
+        "B=1,T=210,S=350,H=2,H_kv=1,D=64,causal=true,window=190,softcap=20.0,sinks=true,lse=true",
+        "bf16",
+        (64, 2, 3),
+        1,
+    ),
     slow("flash_attention", "packed_gqa", "B=1,T=20,S=230,H=3,H_kv=1,D=64,causal=true", "bf16", (64, 32, 4, 3), 132),
     slow("flash_attention", "ping_pong", "B=2,T=60,S=200,H=2,H_kv=2,D=256,causal=false", "fp16", (64, 2, 2), 1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.more

@@ -82,11 +82,13 @@ PAGED = [
 @pytest.mark.parametrize(
     ("op", "name", "cases"),
     [
-        ("flash_attention", "persistent", DENSE), ("flash_attention_varlen", "online", DENSE),
+        ("flash_attention", "persistent", DENSE),
+        ("flash_attention_varlen", "online", DENSE),
         *(slow("flash_attention", name, DENSE) for name in "masked_tiles online packed_gqa tma ping_pong".split()),
-        ("paged_attention", "chunked", PAGED), ("paged_attention", "tma_pages", PAGED),
+        ("paged_attention", "chunked", PAGED),
+        ("paged_attention", "tma_pages", PAGED),
     ],
-)  # fmt: skip
+)
 def test_one_code_serves_every_length(op, name, cases):
     """Lengths of 1, of whole 16s and odd ones, tables and windows are not compiled anew; the launcher's own choices may
     differ by them."""

@@ -82,9 +82,15 @@ def test_flashinfer_has_one_k_or_one_of_each_row_and_refuses_what_it_lacks(flash
 
 @pytest.mark.parametrize(
     ("own_ms", "library_ms", "peer_ms", "bar"),
-    [(0.19, 0.6, 0.2, "MET"), (0.19, 0.6, 0.18, "MISSED"), (0.19, 0.56, None, "MISSED"), (0.2, 0.9, None, "MISSED"),
-     (None, 0.6, None, "UNMEASURED"), (0.19, None, None, "UNMEASURED")],
-)  # fmt: skip
+    [
+        (0.19, 0.6, 0.2, "MET"),
+        (0.19, 0.6, 0.18, "MISSED"),
+        (0.19, 0.56, None, "MISSED"),
+        (0.2, 0.9, None, "MISSED"),
+        (None, 0.6, None, "UNMEASURED"),
+        (0.19, None, None, "UNMEASURED"),
+    ],
+)
 def test_the_bar_counts_reads_of_a_copy_and_compares_with_torch_and_peers(
     monkeypatch, tmp_path, own_ms, library_ms, peer_ms, bar
 ):
@@ -94,12 +100,22 @@ def test_the_bar_counts_reads_of_a_copy_and_compares_with_torch_and_peers(
     times = {("cluster", "optimized"): own_ms, ("library", "library"): library_ms, ("flashinfer", "peer"): peer_ms}
     records = [
         Record(
-            kind="bench", run_id="r", status="OK", environment={}, op="sample", kernel=name, role=role, case_id=case,
-            basis="measured", latency_median_ms=ms, least_bytes=512.0 * 128256 * 4, ceilings=ceilings,
+            kind="bench",
+            run_id="r",
+            status="OK",
+            environment={},
+            op="sample",
+            kernel=name,
+            role=role,
+            case_id=case,
+            basis="measured",
+            latency_median_ms=ms,
+            least_bytes=512.0 * 128256 * 4,
+            ceilings=ceilings,
         )
         for (name, role), ms in times.items()
         if ms
-    ]  # fmt: skip
+    ]
     monkeypatch.setattr(sampling, "measure", lambda *arguments: (records, False))
     context = Context(tmp_path, "cuda", False, 10.0)
     found = sampling.reads(context, **{**entry.arguments, "cases": [case]})

@@ -14,11 +14,20 @@ LLAMA_8B, LLAMA_70B = PRESETS["llama-3.1-8b"], PRESETS["llama-3.1-70b"]
 
 def llama_config(**changes: Any) -> dict[str, Any]:
     config = {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-        "rope_theta": 500000.0, "rope_scaling": dict(LLAMA_8B.rope_scaling or {}), "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": dict(LLAMA_8B.rope_scaling or {}),
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
     return {key: value for key, value in (config | changes).items() if value is not ...}
 
 
@@ -36,10 +45,18 @@ def test_parameter_counts_are_the_published_ones() -> None:
 def test_qwen2_has_biases_on_q_k_v_alone() -> None:
     # Qwen2.5-0.5B has 494,032,768 parameters.
     config = llama_config(
-        model_type="qwen2", hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True, rope_scaling=None, sliding_window=32768,
+        model_type="qwen2",
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        rope_scaling=None,
+        sliding_window=32768,
         use_sliding_window=False,
-    )  # fmt: skip
+    )
     arch = Architecture.from_config(config)
     assert arch.attention_bias and not arch.qk_norm
     assert arch.parameters().total == 494_032_768

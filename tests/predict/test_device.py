@@ -7,8 +7,16 @@ import pytest
 from rooflab.roofline.device import DEVICES, Device, get_device, identify, resolve
 from rooflab.roofline.model import Ceilings, Cost, bound
 
-MATRIX_FLOPS_PER_CLOCK_PER_SM = {"a100": 2048, "h100": 4096, "h200": 4096, "gh200": 4096, "b200": 8192, "l4": 1024,
-                                 "l40s": 1024, "rtx": 512}  # fmt: skip
+MATRIX_FLOPS_PER_CLOCK_PER_SM = {
+    "a100": 2048,
+    "h100": 4096,
+    "h200": 4096,
+    "gh200": 4096,
+    "b200": 8192,
+    "l4": 1024,
+    "l40s": 1024,
+    "rtx": 512,
+}
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: device.name)

@@ -149,8 +149,19 @@ def test_a_measured_time_is_never_held_against_a_predicted_one():
         parts = [TimeStep(model.LEAST, 1e-5, ""), TimeStep(model.BYTES, 1e-3 * predicted_ms - 1e-5, "")]
         if measured_ms:
             parts.append(TimeStep(UNEXPLAINED, 1e-3 * (measured_ms - predicted_ms), ""))
-        return Explanation(target(kernel), role, "h100-sxm", 1.0, 1.0, 1.0, 1, "least", parts=tuple(parts),
-                           predicted_ms=predicted_ms, measured_ms=measured_ms)  # fmt: skip
+        return Explanation(
+            target(kernel),
+            role,
+            "h100-sxm",
+            1.0,
+            1.0,
+            1.0,
+            1,
+            "least",
+            parts=tuple(parts),
+            predicted_ms=predicted_ms,
+            measured_ms=measured_ms,
+        )
 
     naive, quick = made("naive", "naive", 0.4, 1.0), made("quick", "optimized", 0.02)
     slow = made("slow", "optimized", 0.1, 0.5)

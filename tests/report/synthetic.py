@@ -22,10 +22,17 @@ GPU = {"name": "NVIDIA H200", "uuid": "GPU-synthetic", "memory_bytes": 150_000_0
 ENVIRONMENT = {"machine_key": KEY, "cpu": "synthetic CPU", "memory_gib": 128, "python": "3.12.0", "gpu": GPU}
 ENVIRONMENT |= {"torch": "2.11.0+cu130", "triton": "3.6.0"}
 CLOCKS = {
-    "readings": 40, "sm_clock_mhz": [345, 1980], "sm_clock_hz": 1.77e9, "sm_clock_range_hz": [1.755e9, 1.8e9],
-    "throttle_names": ["software power cap"], "throttled": [], "memory_clock_mhz": [3201, 3201],
-    "power_w": [212.5, 655.0], "temperature_c": [41, 63], "throttle_reasons": 0x4,
-}  # fmt: skip
+    "readings": 40,
+    "sm_clock_mhz": [345, 1980],
+    "sm_clock_hz": 1.77e9,
+    "sm_clock_range_hz": [1.755e9, 1.8e9],
+    "throttle_names": ["software power cap"],
+    "throttled": [],
+    "memory_clock_mhz": [3201, 3201],
+    "power_w": [212.5, 655.0],
+    "temperature_c": [41, 63],
+    "throttle_reasons": 0x4,
+}
 CASE = {"op": "gemm", "case_id": "M=1,N=4096,K=4096,layout=NT,bias=false", "scheme": "bf16"}
 TUNED = {"kernel": "tensor_core", "role": "optimized", "backend": "triton"}
 
@@ -99,9 +106,11 @@ def verdicts():
 def others():
     """Ceilings, compiled code, engine runs, checks in an interpreter, and results that must not be overlooked."""
     compiled = {
-        "registers": 168, "spill_stores": 12, "shared_bytes": 163_840,
+        "registers": 168,
+        "spill_stores": 12,
+        "shared_bytes": 163_840,
         "findings": ["warp_specialize was asked for and ignored"],
-    }  # fmt: skip
+    }
     limit = {"ceilings": CEILINGS, "timer": "events", "backend": "cuda", "metrics": {"sm_clock_hz": 1.83e9}}
     run = {"model": "llama-3.1-8b", "dtype": "bfloat16", "prompts": 8, "gemm": "tensor_core", "rmsnorm": "fused"}
     served = {"ttft_p50_ms": 21.5, "itl_p50_ms": 6.41, "itl_p99_ms": 9.3, "output_tokens_per_s": 1210.0}

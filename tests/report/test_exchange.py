@@ -198,10 +198,17 @@ ROOF = Ceilings("NVIDIA H100 80GB HBM3", "datasheet", 3.35e12, {"bf16": 989e12},
 def priced(name, cost, median_s, status="OK", reason=""):
     """A test that gave the fixture a cost, with values as the plugin writes them."""
     record = Record(
-        kind="bench", run_id="r", status=status, reason=reason, device="cuda", timer="cuda events", basis="measured",
-        environment={"machine_key": "h100-1", "gpu": {"name": ROOF.device}}, latency_median_ms=median_s * 1e3,
+        kind="bench",
+        run_id="r",
+        status=status,
+        reason=reason,
+        device="cuda",
+        timer="cuda events",
+        basis="measured",
+        environment={"machine_key": "h100-1", "gpu": {"name": ROOF.device}},
+        latency_median_ms=median_s * 1e3,
         ceilings=asdict(ROOF),
-    )  # fmt: skip
+    )
     return named(f"t.py::{name}", median_s) | {"extra_info": extra_info(Timed(record, "", None, None), cost)}
 
 

@@ -60,8 +60,10 @@ def test_a_figure_is_of_one_machine_and_has_the_newest_reading_of_each_kernel():
 def test_a_figure_of_runs_or_of_machines_has_the_points_of_each():
     (runs,) = drawings(SMALL, runs=["1", "2"])
     assert [(p.label, p.case.removeprefix(CASE.id), p.seconds * 1e3) for p in runs.points] == [
-        ("naive", " fp32, run 1", 9.0), ("library", " fp32, run 1", 3.0), ("library", " fp32, run 2", 2.0)
-    ]  # fmt: skip
+        ("naive", " fp32, run 1", 9.0),
+        ("library", " fp32, run 1", 3.0),
+        ("library", " fp32, run 2", 2.0),
+    ]
     assert {point.case for point in drawings(SMALL, runs=["1"])[0].points} == {f"{CASE.id} fp32, run 1"}
     (both,) = drawings([*SMALL, *LARGE], across=True)
     assert [point.device for point in both.points] == ["epyc-2c"] * 2 + ["epyc-64c"] * 2

@@ -92,8 +92,19 @@ def test_a_chat_takes_the_clients_own_object_of_an_answer(client):
 
 def test_what_the_protocol_has_and_this_server_has_not(server):
     """Null and empty is taken; else the sentence says what there is."""
-    nothing = {"tools": [], "functions": None, "audio": None, "reasoning_effort": None, "stop": [], "metadata": {},
-               "logit_bias": {}, "prediction": None, "response_format": None, "user": "", "max_tokens": 1}  # fmt: skip
+    nothing = {
+        "tools": [],
+        "functions": None,
+        "audio": None,
+        "reasoning_effort": None,
+        "stop": [],
+        "metadata": {},
+        "logit_bias": {},
+        "prediction": None,
+        "response_format": None,
+        "user": "",
+        "max_tokens": 1,
+    }
     silent = {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "id": 7}
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}, silent], **nothing}
     assert server.ask("/v1/chat/completions", body)[0] == 200
@@ -165,15 +176,19 @@ RIGHT = [
     {"repetition_penalty": 2}, {"presence_penalty": -2, "frequency_penalty": 2}, {"logprobs": 20}, {"logit_bias": {}},
 ]  # fmt: skip
 WRONG_CHATS = [
-    ({"messages": []}, "messages"), ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": ""}] * 2049}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 129}]}, "messages"),
-    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"), ({"metadata": {"x" * 65: ""}}, "metadata"),
-    ({"safety_identifier": "x" * 513}, "safety_identifier"), ({"modalities": ["text", "text"]}, "modalities"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"max_completion_tokens": 255}, "max_completion_tokens"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"metadata": {"x" * 65: ""}}, "metadata"),
+    ({"safety_identifier": "x" * 513}, "safety_identifier"),
+    ({"modalities": ["text", "text"]}, "modalities"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"max_completion_tokens": 255}, "max_completion_tokens"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
-]  # fmt: skip
+]
 
 
 def test_a_wrong_field_is_named_and_nothing_is_queued(server):
@@ -187,12 +202,21 @@ def test_a_wrong_field_is_named_and_nothing_is_queued(server):
     for change in RIGHT:
         status, body = server.ask("/v1/completions", {"model": "tiny", "prompt": [1], "max_tokens": 2, **change})
         assert status == 200, (change, body)
-    for change, param in (({"prompt": "x" * 257}, "prompt"), ({"prompt": [1] * 256}, "prompt"),
-                          ({"max_tokens": 256}, "max_tokens")):  # fmt: skip
+    for change, param in (
+        ({"prompt": "x" * 257}, "prompt"),
+        ({"prompt": [1] * 256}, "prompt"),
+        ({"max_tokens": 256}, "max_tokens"),
+    ):
         error = server.ask("/v1/completions", {"model": "tiny", "prompt": [1], **change})[1]["error"]
         assert (error["param"], error["code"]) == (param, "context_length_exceeded")
-    for raw in (b"", b"[]", b"\xff", b"[" * 100_000, b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
-                b'{"model": "tiny", "prompt": [1], "user": "\\ud800"}'):  # fmt: skip
+    for raw in (
+        b"",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
+        b'{"model": "tiny", "prompt": [1], "user": "\\ud800"}',
+    ):
         status, body = server.ask("/v1/completions", raw)
         assert status == 400 and body["error"]["message"], raw[:10]
     assert server.ask("/v1/nothing")[0] == 404 and server.ask("/v1/completions")[0] == 405
@@ -210,8 +234,12 @@ def test_steps_tell_what_they_did(server):
     lines = server.ask("/steps")[1]["steps"]
     steps = lines[-5:]
     assert [(one["prompt_tokens"], one["num_decodes"], one["tokens"]) for one in steps] == [
-        (64, 0, 0), (36, 0, 1), (0, 1, 1), (0, 1, 1), (0, 1, 1),
-    ]  # fmt: skip
+        (64, 0, 0),
+        (36, 0, 1),
+        (0, 1, 1),
+        (0, 1, 1),
+        (0, 1, 1),
+    ]
     assert all(step["begin_s"] < step["end_s"] for step in steps)
     # Of a step of a millisecond the system may not tell.
     assert any(line["waited"] is not None for line in lines) == bool(run_times())
@@ -225,8 +253,13 @@ def test_steps_tell_what_they_did(server):
 
 
 def test_metrics_count_what_was_answered(server):
-    names = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:inter_token_latency_seconds_count",
-             "vllm:time_to_first_token_seconds_count", "vllm:request_success_total")  # fmt: skip
+    names = (
+        "vllm:generation_tokens_total",
+        "vllm:prompt_tokens_total",
+        "vllm:inter_token_latency_seconds_count",
+        "vllm:time_to_first_token_seconds_count",
+        "vllm:request_success_total",
+    )
     before = [server.metric(name) for name in names]
     server.ask("/v1/completions", {**GREEDY, "prompt": [3, 4, 5], "max_tokens": 7})
     assert [server.metric(name) - old for name, old in zip(names, before, strict=True)] == [7, 3, 6, 1, 1]
@@ -284,9 +317,11 @@ def test_64_clients_of_which_some_leave_at_any_moment_get_the_right_tokens(serve
 def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
     """Answers have the documented statuses and forms, whatever is asked."""
     checks = [
-        checks_of.not_a_server_error, openapi_checks.status_code_conformance,
-        openapi_checks.content_type_conformance, openapi_checks.response_schema_conformance,
-    ]  # fmt: skip
+        checks_of.not_a_server_error,
+        openapi_checks.status_code_conformance,
+        openapi_checks.content_type_conformance,
+        openapi_checks.response_schema_conformance,
+    ]
     document = schemathesis.openapi.from_url(server.url + "/openapi.json")
     for operation in (found.ok() for found in document.get_all_operations()):
         if operation.path == "/live" or mode == GenerationMode.NEGATIVE and not operation.body:

@@ -99,7 +99,7 @@ async def every_manner() -> dict[str, bytes]:
             "a body of 8 MiB": talk(server, post, JSON + of_length(b"x" * (1 << 23))),
             "twice": talk(server, "", health, health, wait_s=1.4),
             "nothing": talk(server, ""),
-        }  # fmt: skip
+        }
         return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
 

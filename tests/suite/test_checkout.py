@@ -71,9 +71,12 @@ def bare(tmp_path_factory):
 
 
 COMMANDS = (
-    "list gemm --json", "suite --plan", "ab --help", "roofline --gpu h100 --out {out}",
+    "list gemm --json",
+    "suite --plan",
+    "ab --help",
+    "roofline --gpu h100 --out {out}",
     "suite --dry-run --only environment --out {out}/suite",  # in processes of its own
-)  # fmt: skip
+)
 
 
 def run(bare, *words, cwd=None):
@@ -81,8 +84,12 @@ def run(bare, *words, cwd=None):
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     return subprocess.run(
         [str(python), str(checkout / "bench" / "run_from_checkout.py"), *words],
-        capture_output=True, text=True, timeout=240, cwd=cwd or checkout, env=clean,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=cwd or checkout,
+        env=clean,
+    )
 
 
 @pytest.mark.more

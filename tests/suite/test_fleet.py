@@ -40,9 +40,15 @@ def actors(monkeypatch):
         coming, killed = iter(made), []
         new = SimpleNamespace(options=lambda **resources: SimpleNamespace(remote=lambda: next(coming)))
         cluster = SimpleNamespace(
-            is_initialized=lambda: True, remote=lambda worker: new, get=get, kill=killed.append, made=made,
-            wait=lambda running: (running[:1], running[1:]), killed=killed, exceptions=ray.exceptions,
-        )  # fmt: skip
+            is_initialized=lambda: True,
+            remote=lambda worker: new,
+            get=get,
+            kill=killed.append,
+            made=made,
+            wait=lambda running: (running[:1], running[1:]),
+            killed=killed,
+            exceptions=ray.exceptions,
+        )
         monkeypatch.setattr(module, "ray", cluster)
         return cluster
 
@@ -103,7 +109,10 @@ def test_workers_of_each_kind_do_all_shards_and_a_lost_one_costs_its_shard_alone
     cluster = actors(who("m"), who("m"), who("n"), work=work)
     state = sweep(None, NAMES, settings(out, resume=True), 3, lambda text: None)
     assert {name: found["status"] for name, found in state.shards.items()} == {
-        "m/environment": "DONE", "m/flush": "LOST", "n/environment": "DONE", "n/flush": "LOST",
-    }  # fmt: skip
+        "m/environment": "DONE",
+        "m/flush": "LOST",
+        "n/environment": "DONE",
+        "n/flush": "LOST",
+    }
     assert state.shards["m/flush"]["reason"] == "the worker died" and cluster.killed == cluster.made
     assert [path.read_text() for path in out.rglob("made.txt")] == ["n"], "what was done is not done again"

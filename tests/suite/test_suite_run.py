@@ -52,9 +52,15 @@ def lines(out):
 def test_a_fault_costs_one_entry_and_processes_are_fresh(tmp_path):
     """As on a GPU: the process that dies, or is ended at its limit, takes nobody with it."""
     plan = [
-        MACHINE, entry("a"), entry("dies", "dies"), entry("blocked", needs=("dies",)), entry("hangs", "slow", -9.4),
-        entry("raises", "raises"), entry("refuses", "refuses"), entry("b"),
-    ]  # fmt: skip
+        MACHINE,
+        entry("a"),
+        entry("dies", "dies"),
+        entry("blocked", needs=("dies",)),
+        entry("hangs", "slow", -9.4),
+        entry("raises", "raises"),
+        entry("refuses", "refuses"),
+        entry("b"),
+    ]
     progress, _ = run(plan, tmp_path)
     found = {name: (outcome.status, outcome.reason) for name, outcome in progress.outcomes.items()}
     for name, status, reason in (

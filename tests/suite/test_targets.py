@@ -197,8 +197,13 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
     """Naive's sums, each off by a share of what it is: 2**-7 is four times the most that bf16 rounds away."""
     naive = registry.get_kernel("gemm_fp8", "naive")
     fine = dataclasses.replace(naive, name="fine", role="optimized")
-    rung = dataclasses.replace(fine, name="rung", fn=lambda a, b, a_scale, b_scale, bias=None, *, fast_accum=False:
-                               naive.fn(a, b, a_scale, b_scale, bias) * (1 + off))  # fmt: skip
+    rung = dataclasses.replace(
+        fine,
+        name="rung",
+        fn=lambda a, b, a_scale, b_scale, bias=None, *, fast_accum=False: (
+            naive.fn(a, b, a_scale, b_scale, bias) * (1 + off)
+        ),
+    )
     monkeypatch.setattr(measures, "usable", lambda context, op: [naive, fine, rung])
     case = "M=32,N=48,K=512,scales=tensor,bias=false"
     asked = {"op": "gemm_fp8", "case": case, "scheme": "fp8_e4m3", "most": 2.0}
@@ -213,9 +218,14 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
 
 @pytest.mark.parametrize(
     ("alarms", "slowed", "bar"),
-    [(0, "SLOWER", "MET"), (1, "UNRESOLVED", "MET"), (2, "SLOWER", "MISSED"), (0, "SAME", "MISSED"),
-     (0, "INVALID", "UNMEASURED")],
-)  # fmt: skip
+    [
+        (0, "SLOWER", "MET"),
+        (1, "UNRESOLVED", "MET"),
+        (2, "SLOWER", "MISSED"),
+        (0, "SAME", "MISSED"),
+        (0, "INVALID", "UNMEASURED"),
+    ],
+)
 def test_the_target_of_the_ab_counts_what_was_called_wrongly(alarms, slowed, bar, monkeypatch, tmp_path):
     calm = [{"verdict": "SLOWER" if number < alarms else "SAME"} for number in range(120)]
     value = {"tables": {"A against A, run 1": calm, "A against A slowed by 5%": [{"verdict": slowed}]}}

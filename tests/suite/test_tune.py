@@ -227,10 +227,20 @@ def tuning(mine, tmp_path):
 def took(kernel, tokens, latency_ms):
     case = Case(T=tokens, H=64, eps=1e-6)
     return Record(
-        kind="bench", run_id="r", status="OK", environment={}, op="rmsnorm", kernel=kernel, backend="torch",
-        case_id=case.id, case=dict(case), basis="measured", device="cpu", checked_by="torch",
+        kind="bench",
+        run_id="r",
+        status="OK",
+        environment={},
+        op="rmsnorm",
+        kernel=kernel,
+        backend="torch",
+        case_id=case.id,
+        case=dict(case),
+        basis="measured",
+        device="cpu",
+        checked_by="torch",
         latency_median_ms=latency_ms,
-    )  # fmt: skip
+    )
 
 
 def test_the_launchers_choice_may_differ_within_a_bucket(tuning, monkeypatch):

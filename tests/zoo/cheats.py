@@ -57,14 +57,20 @@ def content(x, weight):
 
 
 for name, key, *words in (
-    ("first_answer_for_ever", lambda x, w: None,
-     "other data, padded weight, x: y: 35 of 35", f"{KEPT}, on first data"),
+    ("first_answer_for_ever", lambda x, w: None, "other data, padded weight, x: y: 35 of 35", f"{KEPT}, on first data"),
     ("an_answer_for_each_shape", lambda x, w: (x.shape, w.shape, x.dtype), KEPT),
-    ("an_answer_for_each_address", lambda x, w: (x.data_ptr(), w.data_ptr()),
-     "other data in the same memory: y: 35 of 35", f"{KEPT}, on first data again"),
-    ("an_answer_for_each_address_and_version", lambda x, w: (x.data_ptr(), x._version, w.data_ptr(), w._version),
-     f"{KEPT}, on first data again"),
-):  # fmt: skip
+    (
+        "an_answer_for_each_address",
+        lambda x, w: (x.data_ptr(), w.data_ptr()),
+        "other data in the same memory: y: 35 of 35",
+        f"{KEPT}, on first data again",
+    ),
+    (
+        "an_answer_for_each_address_and_version",
+        lambda x, w: (x.data_ptr(), x._version, w.data_ptr(), w._version),
+        f"{KEPT}, on first data again",
+    ),
+):
     cached.enter(PROJECT, name, tuple(words), functools.partial(memo, key))
 previous.enter(
     PROJECT, "an_answer_for_each_content_not_copied", ("the previous output",), lambda: memo(content, copy=False)

@@ -17,35 +17,46 @@ memory: dict[Any, Any] = {}
 kept = memory.setdefault
 
 
-state.changes({
-    # The result's memory is kept by shape, and the next call writes over what this one returned.
-    "softmax/result_is_kept": lambda of: kept(
-        ("softmax", of.x.shape, of.x.dtype), torch.empty(of.x.shape, dtype=of.x.dtype)
-    ).copy_(of.right()),
-    # The weight in fp32 is kept by address, and other weights may lie there later.
-    "rmsnorm/weight_by_its_address": lambda of: {
-        "weight": kept(("norm", of.weight.data_ptr(), len(of.weight)), of.weight.to(torch.float32, copy=True)).to(
-            of.weight.dtype
-        )
-    },
-    # Rows are dealt to experts once for a number of rows and experts.
-    "gemm_grouped/plan_by_its_size": lambda of: {"offsets": kept(("groups", len(of.a), len(of.b)), of.offsets.clone())},
-    # The table is copied once for an address and shape, but an engine writes every step's pages there.
-    "mla_decode/table_by_its_address": lambda of: {
-        "block_table": kept(
-            ("table", of.block_table.data_ptr(), of.block_table.shape), of.block_table.clone()
-        ).clamp(0, len(of.kv_cache) - 1)
-    },
-    # The mask is kept by the numbers of queries and keys, and a call with another window takes the first one's.
-    "flash_attention/mask_of_the_first_window": lambda of: {
-        "window": kept(("mask", of.q.shape[1], of.k.shape[1], of.causal), of.window)
-    },
-    # Rows are kept by the addresses of ids and table, but an engine writes every step's ids to one place.
-    "embedding/rows_by_the_address_of_the_ids": lambda of: kept(
-        ("rows", of.token_ids.data_ptr(), len(of.token_ids), of.weight.data_ptr(), of.weight.shape, of.weight.dtype),
-        of.right(),
-    ).clone(),
-})  # fmt: skip
+state.changes(
+    {
+        # The result's memory is kept by shape, and the next call writes over what this one returned.
+        "softmax/result_is_kept": lambda of: kept(
+            ("softmax", of.x.shape, of.x.dtype), torch.empty(of.x.shape, dtype=of.x.dtype)
+        ).copy_(of.right()),
+        # The weight in fp32 is kept by address, and other weights may lie there later.
+        "rmsnorm/weight_by_its_address": lambda of: {
+            "weight": kept(("norm", of.weight.data_ptr(), len(of.weight)), of.weight.to(torch.float32, copy=True)).to(
+                of.weight.dtype
+            )
+        },
+        # Rows are dealt to experts once for a number of rows and experts.
+        "gemm_grouped/plan_by_its_size": lambda of: {
+            "offsets": kept(("groups", len(of.a), len(of.b)), of.offsets.clone())
+        },
+        # The table is copied once for an address and shape, but an engine writes every step's pages there.
+        "mla_decode/table_by_its_address": lambda of: {
+            "block_table": kept(
+                ("table", of.block_table.data_ptr(), of.block_table.shape), of.block_table.clone()
+            ).clamp(0, len(of.kv_cache) - 1)
+        },
+        # The mask is kept by the numbers of queries and keys, and a call with another window takes the first one's.
+        "flash_attention/mask_of_the_first_window": lambda of: {
+            "window": kept(("mask", of.q.shape[1], of.k.shape[1], of.causal), of.window)
+        },
+        # Rows are kept by the addresses of ids and table, but an engine writes every step's ids to one place.
+        "embedding/rows_by_the_address_of_the_ids": lambda of: kept(
+            (
+                "rows",
+                of.token_ids.data_ptr(),
+                len(of.token_ids),
+                of.weight.data_ptr(),
+                of.weight.shape,
+                of.weight.dtype,
+            ),
+            of.right(),
+        ).clone(),
+    }
+)
 
 
 @state.changed("layernorm")

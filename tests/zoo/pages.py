@@ -54,16 +54,20 @@ def sequence_without_queries(of):
     return {"block_table": of.block_table[own], "seq_lens": of.seq_lens[own]}
 
 
-pages.changes({
-    # In pages of more than 64 tokens, the 65th is read as the first again.
-    "mla_decode/pages_above_64": lambda of: {"kv_cache": of.kv_cache[:, torch.arange(of.kv_cache.shape[1]) % 64]},
-    # A sequence has the length of the first, if that is shorter: the scores have no more room.
-    "mla_decode/length_of_the_first": lambda of: {"seq_lens": of.seq_lens.clamp(max=of.seq_lens[:1])},
-    # The last slot of the cache is not written.
-    "kv_cache_write/last_slot": lambda of: {
-        "slot_mapping": of.slot_mapping.masked_fill(of.slot_mapping == len(of.k_cache) * of.k_cache.shape[1] - 1, -1)
-    },
-})  # fmt: skip
+pages.changes(
+    {
+        # In pages of more than 64 tokens, the 65th is read as the first again.
+        "mla_decode/pages_above_64": lambda of: {"kv_cache": of.kv_cache[:, torch.arange(of.kv_cache.shape[1]) % 64]},
+        # A sequence has the length of the first, if that is shorter: the scores have no more room.
+        "mla_decode/length_of_the_first": lambda of: {"seq_lens": of.seq_lens.clamp(max=of.seq_lens[:1])},
+        # The last slot of the cache is not written.
+        "kv_cache_write/last_slot": lambda of: {
+            "slot_mapping": of.slot_mapping.masked_fill(
+                of.slot_mapping == len(of.k_cache) * of.k_cache.shape[1] - 1, -1
+            )
+        },
+    }
+)
 
 
 @pages("kv_cache_write")

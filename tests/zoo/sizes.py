@@ -86,16 +86,18 @@ def merged(bounds, ends=0):
     return torch.cat((bounds[:ends], inner, bounds[-1:].expand(len(bounds) - ends - len(inner))))
 
 
-empty.changes({
-    # Equal offsets are merged, so that behind an empty group every group takes its neighbour's matrix.
-    "gemm_grouped/bounds_without_repeats": lambda of: {"offsets": merged(of.offsets)},
-    # With K = 0 the result is 0, without the bias and the residual.
-    "gemm/empty_k": lambda of: {} if of.b.shape[0] else {"bias": None, "residual": None},
-    # A single part is returned as it came, also where it saw no key.
-    "merge_attention_states/one_part_is_the_result": lambda of: (
-        (of.outs[0].clone(), of.lses[0].clone()) if len(of.outs) == 1 else {}
-    ),
-})  # fmt: skip
+empty.changes(
+    {
+        # Equal offsets are merged, so that behind an empty group every group takes its neighbour's matrix.
+        "gemm_grouped/bounds_without_repeats": lambda of: {"offsets": merged(of.offsets)},
+        # With K = 0 the result is 0, without the bias and the residual.
+        "gemm/empty_k": lambda of: {} if of.b.shape[0] else {"bias": None, "residual": None},
+        # A single part is returned as it came, also where it saw no key.
+        "merge_attention_states/one_part_is_the_result": lambda of: (
+            (of.outs[0].clone(), of.lses[0].clone()) if len(of.outs) == 1 else {}
+        ),
+    }
+)
 
 
 @wide.changed("rmsnorm", "silu_and_mul")
@@ -106,29 +108,31 @@ def rows_beyond_65535(of):
     return result
 
 
-wide.changes({
-    # Token 65,536 has the row of token 0.
-    "embedding/ids_of_16_bits": lambda of: {"token_ids": of.token_ids % 2**16},
-    # The last token of the vocabulary has the row before it.
-    "embedding/last_row_of_the_table": lambda of: {"token_ids": of.token_ids.clamp(max=max(len(of.weight) - 2, 0))},
-    # Slots from 65,536 on are not written.
-    "kv_cache_write/slots_of_16_bits": lambda of: {
-        "slot_mapping": of.slot_mapping.masked_fill(of.slot_mapping >= 2**16, -1)
-    },
-    "rope_and_cache/positions_of_20_bits": lambda of: {"positions": of.positions % 2**20},
-    # Column 256 has the scale of column 0.
-    "gemm_w8a16/scale_index_of_8_bits": lambda of: {"scale": of.scale[torch.arange(len(of.scale)) % 256]},
-    # All groups from the 64th on have the scale of the 64th.
-    "gemm_w4a16/more_than_64_groups": lambda of: {
-        "scale": of.scale[:, torch.arange(of.scale.shape[1]).clamp(max=63)]
-    },
-    # A warp merges 32 parts; those behind are left out.
-    "merge_attention_states/parts_beyond_32": lambda of: {"outs": of.outs[:32], "lses": of.lses[:32]},
-    # From 2,049 tokens on, the last partial tile of 256 is left out.
-    "paged_attention/ragged_length_beyond_2048": lambda of: {
-        "seq_lens": torch.where(of.seq_lens > 2048, of.seq_lens // 256 * 256, of.seq_lens)
-    },
-})  # fmt: skip
+wide.changes(
+    {
+        # Token 65,536 has the row of token 0.
+        "embedding/ids_of_16_bits": lambda of: {"token_ids": of.token_ids % 2**16},
+        # The last token of the vocabulary has the row before it.
+        "embedding/last_row_of_the_table": lambda of: {"token_ids": of.token_ids.clamp(max=max(len(of.weight) - 2, 0))},
+        # Slots from 65,536 on are not written.
+        "kv_cache_write/slots_of_16_bits": lambda of: {
+            "slot_mapping": of.slot_mapping.masked_fill(of.slot_mapping >= 2**16, -1)
+        },
+        "rope_and_cache/positions_of_20_bits": lambda of: {"positions": of.positions % 2**20},
+        # Column 256 has the scale of column 0.
+        "gemm_w8a16/scale_index_of_8_bits": lambda of: {"scale": of.scale[torch.arange(len(of.scale)) % 256]},
+        # All groups from the 64th on have the scale of the 64th.
+        "gemm_w4a16/more_than_64_groups": lambda of: {
+            "scale": of.scale[:, torch.arange(of.scale.shape[1]).clamp(max=63)]
+        },
+        # A warp merges 32 parts; those behind are left out.
+        "merge_attention_states/parts_beyond_32": lambda of: {"outs": of.outs[:32], "lses": of.lses[:32]},
+        # From 2,049 tokens on, the last partial tile of 256 is left out.
+        "paged_attention/ragged_length_beyond_2048": lambda of: {
+            "seq_lens": torch.where(of.seq_lens > 2048, of.seq_lens // 256 * 256, of.seq_lens)
+        },
+    }
+)
 
 
 @lengths.changed("flash_attention_varlen")

@@ -68,12 +68,14 @@ def in_any_order(x, weight):
 
 
 changes(
-    PROJECT, "prepare: weight was changed", name="prepare_changes_the_weight",
+    PROJECT,
+    "prepare: weight was changed",
+    name="prepare_changes_the_weight",
     prepare=lambda weight: weight.mul_(2).div(2),
-)(exact)  # fmt: skip
-right(
-    PROJECT, name="declared_nondeterministic", nondeterministic="adds in whatever order the threads arrive"
-)(in_any_order)  # fmt: skip
+)(exact)
+right(PROJECT, name="declared_nondeterministic", nondeterministic="adds in whatever order the threads arrive")(
+    in_any_order
+)
 zeros(PROJECT, "two runs on the same inputs differ", name="random_order")(in_any_order)
 for kind, spec, name, words, fn in (
     (zeros, PROJECT, "zeros", "first data: y: 35 of 35", lambda x, weight: empty(x, weight).zero_()),
@@ -258,8 +260,9 @@ def in_triton(x, factor=1.0, out=None):
     return scales_in_triton(x, factor, out, True)
 
 
-@outside(SCALE, "first data again, into out, in another thread: out (y): memory outside it was written",
-         backend="triton")  # fmt: skip
+@outside(
+    SCALE, "first data again, into out, in another thread: out (y): memory outside it was written", backend="triton"
+)
 def forgets_its_mask_into_out(x, factor=1.0, out=None):
     return scales_in_triton(x, factor, out, out is None)
 

@@ -44,14 +44,22 @@ def project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int)
 
 
 PROJECT = OpSpec(
-    name="project", reference=lambda x, weight: x.double() @ weight.double(), make_inputs=project_inputs,
-    cost=no_cost, outputs=("y",), cases={"smoke": (Case(T=5, K=96, N=7),)}, tolerance=project_tolerance,
-    planted=project_planted, prepared="weight",
-)  # fmt: skip
+    name="project",
+    reference=lambda x, weight: x.double() @ weight.double(),
+    make_inputs=project_inputs,
+    cost=no_cost,
+    outputs=("y",),
+    cases={"smoke": (Case(T=5, K=96, N=7),)},
+    tolerance=project_tolerance,
+    planted=project_planted,
+    prepared="weight",
+)
 PAIR = replace(
-    PROJECT, outputs=("y", "one"), reference=lambda x, weight: (x.double() @ weight.double(), torch.ones(1).double()),
+    PROJECT,
+    outputs=("y", "one"),
+    reference=lambda x, weight: (x.double() @ weight.double(), torch.ones(1).double()),
     tolerance=lambda inputs, oracle, scheme: (*project_tolerance(inputs, oracle, scheme), torch.zeros(1)),
-)  # fmt: skip
+)
 LOOSE = replace(PROJECT, tolerance=lambda inputs, oracle, scheme: (torch.full_like(oracle[0], torch.inf),))
 LENIENT = replace(
     PROJECT, tolerance=None, compare=lambda actual, oracle, inputs, scheme: [ErrorStats("y", True, 0.0, 0.0, 0, 35)]

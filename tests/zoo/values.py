@@ -131,37 +131,43 @@ def nan_gates(x, most):
     return x.masked_fill((x > most) & (torch.arange(x.shape[1]) < x.shape[1] // 2), torch.nan)
 
 
-values.changes({
-    # eps is always 1e-6.
-    "rmsnorm/eps_is_built_in": lambda of: {"eps": 1e-6},
-    # While all of a row's tiles of 32 are -inf, the online maximum is too, and exp(-inf - -inf) is NaN.
-    "softmax/tiles_of_minus_infinity": lambda of: of.right().masked_fill(
-        (of.x[:, :32] == -torch.inf).all(1, keepdim=True), torch.nan
-    ),
-    # silu is g e^g / (1 + e^g), which is inf / inf for a large gate.
-    "silu_and_mul/gate_above_88": lambda of: {"x": nan_gates(of.x, 88)},
-    # tanh(u) = (exp(2 u) - 1) / (exp(2 u) + 1) is inf / inf for a gate above 10.
-    "gelu_and_mul/tanh_by_exponentials": lambda of: {"x": nan_gates(of.x, 10)},
-    # A is converted to fp16, in which bf16 values of 65,520 and more are infinite.
-    "gemm_w4a16/activations_in_fp16": lambda of: {"a": of.a.half().to(of.a.dtype)},
-    # Scales are converted to fp16, where small ones lose their bits.
-    "gemm_w8a16/scale_in_fp16": lambda of: {"scale": of.scale.half().to(of.scale.dtype)},
-    # The code -128, which has no sign and magnitude in seven bits, counts as 0.
-    "gemm_w8a16/code_minus_128": lambda of: {"b": of.b.masked_fill(of.b == -128, 0)},
-    # The softmax scale of the caller is not read.
-    "flash_attention/scale_is_the_default": lambda of: {"softmax_scale": None},
-    # A scale that the caller gives is rounded to a power of two.
-    "flash_attention_varlen/scale_is_a_power_of_2": lambda of: {
-        "softmax_scale": of.softmax_scale and float(torch.tensor(of.softmax_scale).log2().round().exp2())
-    },
-    # `softmax_scale or D**-0.5` takes a scale of 0 for none.
-    "flash_attention_varlen/scale_of_zero": lambda of: {"softmax_scale": of.softmax_scale or of.q.shape[-1] ** -0.5},
-    # All rows of the batch have the top_p of the first.
-    "sample/top_p_of_row_0": lambda of: {"top_p": of.top_p[:1].expand(len(of.top_p)).contiguous()},
-    # A greedy row among rows that are drawn is drawn too, at temperature 1.
-    "sample/greedy_only_if_all_are": lambda of: (
-        {} if (of.temperature == 0).all() else {"temperature": torch.where(of.temperature == 0, 1.0, of.temperature)}
-    ),
-    # Temperature 0 is taken as 1e-6: among equal logits chance decides, and not the lowest index.
-    "sample/greedy_at_a_tiny_temperature": lambda of: {"temperature": of.temperature.clamp(min=1e-6)},
-})  # fmt: skip
+values.changes(
+    {
+        # eps is always 1e-6.
+        "rmsnorm/eps_is_built_in": lambda of: {"eps": 1e-6},
+        # While all of a row's tiles of 32 are -inf, the online maximum is too, and exp(-inf - -inf) is NaN.
+        "softmax/tiles_of_minus_infinity": lambda of: of.right().masked_fill(
+            (of.x[:, :32] == -torch.inf).all(1, keepdim=True), torch.nan
+        ),
+        # silu is g e^g / (1 + e^g), which is inf / inf for a large gate.
+        "silu_and_mul/gate_above_88": lambda of: {"x": nan_gates(of.x, 88)},
+        # tanh(u) = (exp(2 u) - 1) / (exp(2 u) + 1) is inf / inf for a gate above 10.
+        "gelu_and_mul/tanh_by_exponentials": lambda of: {"x": nan_gates(of.x, 10)},
+        # A is converted to fp16, in which bf16 values of 65,520 and more are infinite.
+        "gemm_w4a16/activations_in_fp16": lambda of: {"a": of.a.half().to(of.a.dtype)},
+        # Scales are converted to fp16, where small ones lose their bits.
+        "gemm_w8a16/scale_in_fp16": lambda of: {"scale": of.scale.half().to(of.scale.dtype)},
+        # The code -128, which has no sign and magnitude in seven bits, counts as 0.
+        "gemm_w8a16/code_minus_128": lambda of: {"b": of.b.masked_fill(of.b == -128, 0)},
+        # The softmax scale of the caller is not read.
+        "flash_attention/scale_is_the_default": lambda of: {"softmax_scale": None},
+        # A scale that the caller gives is rounded to a power of two.
+        "flash_attention_varlen/scale_is_a_power_of_2": lambda of: {
+            "softmax_scale": of.softmax_scale and float(torch.tensor(of.softmax_scale).log2().round().exp2())
+        },
+        # `softmax_scale or D**-0.5` takes a scale of 0 for none.
+        "flash_attention_varlen/scale_of_zero": lambda of: {
+            "softmax_scale": of.softmax_scale or of.q.shape[-1] ** -0.5
+        },
+        # All rows of the batch have the top_p of the first.
+        "sample/top_p_of_row_0": lambda of: {"top_p": of.top_p[:1].expand(len(of.top_p)).contiguous()},
+        # A greedy row among rows that are drawn is drawn too, at temperature 1.
+        "sample/greedy_only_if_all_are": lambda of: (
+            {}
+            if (of.temperature == 0).all()
+            else {"temperature": torch.where(of.temperature == 0, 1.0, of.temperature)}
+        ),
+        # Temperature 0 is taken as 1e-6: among equal logits chance decides, and not the lowest index.
+        "sample/greedy_at_a_tiny_temperature": lambda of: {"temperature": of.temperature.clamp(min=1e-6)},
+    }
+)

@@ -20,8 +20,10 @@ def branch(g: Generator, instruction: Instruction) -> None:
         return
     name = g.temporary()
     g.line(f"{name} = {g.guard}")
-    g.line(f"return ({target} if {name} else {following}) if {name}.__class__ is bool_ else"
-           f" c.branch({name}, {target}, {following})")  # fmt: skip
+    g.line(
+        f"return ({target} if {name} else {following}) if {name}.__class__ is bool_ else"
+        f" c.branch({name}, {target}, {following})"
+    )
 
 
 @emits("brx")
@@ -92,8 +94,10 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
     if not isinstance(target, Register):
         raise PtxError(f"PTX: expected a register for the result of {instruction.text!r}")
     predicate = g.value(rest[-1], "?")
-    g.line(f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(number, 'u4')}, {count},"
-           f" {predicate}, {instruction.number + 1}, {instruction.number})")  # fmt: skip
+    g.line(
+        f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(number, 'u4')}, {count},"
+        f" {predicate}, {instruction.number + 1}, {instruction.number})"
+    )
     g.ends()
 
 
@@ -137,8 +141,10 @@ def _wait(g: Generator, instruction: Instruction) -> None:
     state = g.value(operands[2], "u4" if parity else "u8")
     blocks = parts[1] == "try_wait"
     result = g.temporary()
-    g.line(f"{result} = synchronising.mbarrier_wait(c, {where}, {state}, {blocks},"
-           f" {g.guard or 'None'}, {instruction.number})")  # fmt: skip
+    g.line(
+        f"{result} = synchronising.mbarrier_wait(c, {where}, {state}, {blocks},"
+        f" {g.guard or 'None'}, {instruction.number})"
+    )
     if blocks:
         g.line(f"if {result} is None: return -1")
     g.define(target, result, "?")

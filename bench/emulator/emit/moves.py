@@ -11,9 +11,17 @@ from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 from rooflab.bench.emulator.text.syntax import Instruction, Operand, OperandGroup, PtxError, Register, Sink
 
 _COMPARISONS = {
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
-}  # fmt: skip
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 _UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
 """By comparison that is also true for NaN (except equ and neu), the comparison whose negation it is."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}

@@ -94,9 +94,16 @@ def _chunks(start: int, size: int) -> slice:
 
 
 def _start_load(
-    c: LaneContext, lane: int, start: int, size: int, unit: int, index: Any, read: Callable[[], Units], barrier: int,
+    c: LaneContext,
+    lane: int,
+    start: int,
+    size: int,
+    unit: int,
+    index: Any,
+    read: Callable[[], Units],
+    barrier: int,
     instruction: int,
-) -> None:  # fmt: skip
+) -> None:
     """Starts a copy of `size` bytes to the place `start` of the group's shared memory.
 
     When the copy runs, `read` gives the data in units of `unit` bytes; the data goes to `index` of the memory's view by

@@ -50,9 +50,16 @@ class Counter:
         self.by_instruction[(instruction, what)] += amount
 
     def global_access(
-        self, c: Acting, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int, kind: str,
+        self,
+        c: Acting,
+        active: Any,
+        allocation: Allocation,
+        addresses: Any,
+        size: int,
+        instruction: int,
+        kind: str,
         copy: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Counts an access to global memory by lanes, or by an asynchronous `copy`; `kind` is `read` or `write`."""
         where = np.atleast_1d(addresses)
         touch(allocation, where, kind)

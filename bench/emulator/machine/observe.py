@@ -204,9 +204,16 @@ class Observer:
     # Global memory
 
     def global_read(
-        self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
-        copy: bool, reduces: bool,
-    ) -> None:  # fmt: skip
+        self,
+        c: Watched,
+        active: Any,
+        allocation: Allocation,
+        addresses: Any,
+        size: int,
+        instruction: int,
+        copy: bool,
+        reduces: bool,
+    ) -> None:
         """Reports that lanes, or a copy, read global memory."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
@@ -221,9 +228,18 @@ class Observer:
                 races.read(actors, where, size, instruction)
 
     def global_write(
-        self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
-        copy: bool, reduces: bool, value: Any, old: Callable[[], Any],
-    ) -> None:  # fmt: skip
+        self,
+        c: Watched,
+        active: Any,
+        allocation: Allocation,
+        addresses: Any,
+        size: int,
+        instruction: int,
+        copy: bool,
+        reduces: bool,
+        value: Any,
+        old: Callable[[], Any],
+    ) -> None:
         """Reports that lanes, or a copy, write `value` to global memory; `old` returns the earlier values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)

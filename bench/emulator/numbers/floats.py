@@ -154,9 +154,14 @@ def sqrt(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
 
 
 def _rounded(
-    nearest: Callable[..., Value], exact: Callable[..., float], wide: Callable[..., Value], operands: Sequence[Value],
-    rounding: str, ftz: bool, sat: bool,
-) -> Value:  # fmt: skip
+    nearest: Callable[..., Value],
+    exact: Callable[..., float],
+    wide: Callable[..., Value],
+    operands: Sequence[Value],
+    rounding: str,
+    ftz: bool,
+    sat: bool,
+) -> Value:
     """The result of `nearest`; in another mode of `exact` in float64, or of `wide`, which uses float64 for float32."""
     if ftz:
         operands = [flush(x) for x in operands]

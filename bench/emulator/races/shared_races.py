@@ -217,10 +217,19 @@ class SharedRaces(VectorClocks):
                 continue
             self.findings.add(
                 Race(
-                    "shared", kind, first, instruction, self.name_of(stamp & ACTOR), second, address, slot,
-                    bool(ordered[index]), bool(equals[index]), int(count),
+                    "shared",
+                    kind,
+                    first,
+                    instruction,
+                    self.name_of(stamp & ACTOR),
+                    second,
+                    address,
+                    slot,
+                    bool(ordered[index]),
+                    bool(equals[index]),
+                    int(count),
                 )
-            )  # fmt: skip
+            )
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
         """Reports lanes that wrote one place in one instruction: of two warps, or of one warp with different values."""
@@ -248,7 +257,15 @@ class SharedRaces(VectorClocks):
             first, second = (self.name_of(int(access.actors[pair[index]])) for pair in (losers, winners))
             self.findings.add(
                 Race(
-                    "shared", kind, instruction, instruction, first, second, address, slot,
-                    same_value=leaves_same, count=int(which.sum()),
+                    "shared",
+                    kind,
+                    instruction,
+                    instruction,
+                    first,
+                    second,
+                    address,
+                    slot,
+                    same_value=leaves_same,
+                    count=int(which.sum()),
                 )
-            )  # fmt: skip
+            )

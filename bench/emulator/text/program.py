@@ -20,8 +20,20 @@ _WIDEST = 16
 _OTHER_PIECES = 4
 """Bytes of a piece of a copy whose size is known only at the launch."""
 _MBARRIER = 8
-SEQUENTIAL = ("wgmma", "mbarrier", "cp.async.bulk", "cp.reduce.async.bulk", "tensormap", "barrier.cluster", "mapa",
-    "setmaxnreg", "bar.red", "barrier.red", "barrier.cta.red", "bar.cta.red")  # fmt: skip
+SEQUENTIAL = (
+    "wgmma",
+    "mbarrier",
+    "cp.async.bulk",
+    "cp.reduce.async.bulk",
+    "tensormap",
+    "barrier.cluster",
+    "mapa",
+    "setmaxnreg",
+    "bar.red",
+    "barrier.red",
+    "barrier.cta.red",
+    "bar.cta.red",
+)
 """A CTA with one of these instructions runs alone, not in one vector with other CTAs."""
 BlockFunction = Callable[[Any, list[Any]], int]
 """Runs a block for a context and its registers; returns the next instruction's number, or why the context stops."""

@@ -52,8 +52,11 @@ def run(lab: Lab) -> Study:
             Curve("largest difference of the logits", batches, [max(row["last_ulps"], 0.5) for row in rows]),
             Curve("first difference", batches, [max(row["ulps"], 0.5) for row in rows]),
         ),
-        x="sequences", y="ulps (0.5: none)", log=True, about=f"{lab.about(llm)}, prompts of 24 tokens, greedy",
-    )  # fmt: skip
+        x="sequences",
+        y="ulps (0.5: none)",
+        log=True,
+        about=f"{lab.about(llm)}, prompts of 24 tokens, greedy",
+    )
 
 
 def in_words(alone: dict[str, Any], others: list[dict[str, Any]], most: int, flips: float) -> str:

@@ -72,16 +72,21 @@ def run(lab: Lab) -> Study:
         verdict=at_least(gain, 5.0, 1.2),
         number=f"{gain:.2f} times here, {wanted:.2f} predicted; the lengths alone allow {_allowed(plan, batch):.2f}; "
         f"by arithmetic {on_h100:.2f} on an H100 with ShareGPT's lengths and {sizes[-1]} sequences",
-        curves=tuple(
-            Curve(kind, sizes, far[kind], 1) for kind in reversed(KINDS)
-        ) + (
-            Curve("measured", KINDS, [row["tokens_per_s"] for row in rows], low=[row["low"] for row in rows],
-                  high=[row["high"] for row in rows]),
+        curves=tuple(Curve(kind, sizes, far[kind], 1) for kind in reversed(KINDS))
+        + (
+            Curve(
+                "measured",
+                KINDS,
+                [row["tokens_per_s"] for row in rows],
+                low=[row["low"] for row in rows],
+                high=[row["high"] for row in rows],
+            ),
             Curve("measured, predicted", KINDS, [row["predicted"] for row in rows]),
         ),
-        far_x="sequences of a batch", y="output tokens/s",
+        far_x="sequences of a batch",
+        y="output tokens/s",
         about=f"{lab.about(llm)}, {count} answers of one token or, one in {batch}, of {data.output_len[1]}",
-    )  # fmt: skip
+    )
 
 
 def _shots(plan: Plan) -> list[Prompt]:

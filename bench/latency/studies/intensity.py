@@ -56,8 +56,11 @@ def run(lab: Lab) -> Study:
             *curves(rows, "intensity", {"roof, predicted": "predicted"}),
             *(curve for kind in ("decode", "prefill") for curve in _on_h100(lab, kind)),
         ),
-        x="FLOP a byte", y="GFLOP/s", log=True, about=f"{lab.about(llm)}; contexts of {works[0][2]}",
-    )  # fmt: skip
+        x="FLOP a byte",
+        y="GFLOP/s",
+        log=True,
+        about=f"{lab.about(llm)}; contexts of {works[0][2]}",
+    )
 
 
 def _peak(ceilings: Ceilings, dtype: str) -> float:

@@ -47,12 +47,19 @@ def run(lab: Lab) -> Study:
         number=f"with {steps:g} times the tokens a token takes {growth[0]:.2f} times as long with the cache, and "
         f"{growth[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved:.0%}",
         curves=(
-            *curves(rows, "tokens", {"with the cache": "cache_ms", "without": "no_cache_ms",
-                                     "without, predicted": "predicted_ms"}, band="without"),
+            *curves(
+                rows,
+                "tokens",
+                {"with the cache": "cache_ms", "without": "no_cache_ms", "without, predicted": "predicted_ms"},
+                band="without",
+            ),
             *curves(rows, "tokens", {"with the cache": "h100_cache_ms", "without": "h100_no_cache_ms"}, 8),
         ),
-        x="tokens before", y="ms a token", log=True, about=lab.about(with_cache),
-    )  # fmt: skip
+        x="tokens before",
+        y="ms a token",
+        log=True,
+        about=lab.about(with_cache),
+    )
 
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:

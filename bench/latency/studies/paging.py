@@ -59,5 +59,6 @@ def run(lab: Lab) -> Study:
         f"held pages {rows[1]['waste']:.1%} are empty, of the contiguous cache {rows[0]['waste']:.0%}; the gain is the "
         f"longest context ({longest}) over what a sequence holds in the mean ({rows[0]['mean_length']:.0f})",
         curves=tuple(curves(rows, "cache", {"sequences": "at_once", "sequences, predicted": "predicted"})),
-        y="sequences at once", about=f"memory for {slots} tokens, pages of {PAGE}",
-    )  # fmt: skip
+        y="sequences at once",
+        about=f"memory for {slots} tokens, pages of {PAGE}",
+    )

@@ -69,7 +69,7 @@ def attend(
 )
 def flash_attention(
     q, k, v, causal=False, softmax_scale=None, *, window=None, softcap=None, sinks=None, return_lse=False
-):  # fmt: skip
+):
     (B, T, H, D), (_, S, H_kv, _) = q.shape, k.shape
     out = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
     lse = torch.empty((B, T, H), dtype=torch.float32, device=q.device)

@@ -14,9 +14,20 @@ def capped(scores, cap):
 
 @register(op="flash_attention", name="tanh_by_exp", role="optimized", backend="torch")
 def flash_attention(
-    q, k, v, causal=False, softmax_scale=None,
-    *, window=None, softcap=None, sinks=None, q_scale=None, k_scale=None, v_scale=None, return_lse=False,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    causal=False,
+    softmax_scale=None,
+    *,
+    window=None,
+    softcap=None,
+    sinks=None,
+    q_scale=None,
+    k_scale=None,
+    v_scale=None,
+    return_lse=False,
+):
     (B, T, H, D), (_, S, H_kv, _) = q.shape, k.shape
     scale = D**-0.5 if softmax_scale is None else softmax_scale
     seen = torch.ones(T, S, dtype=torch.bool, device=q.device)

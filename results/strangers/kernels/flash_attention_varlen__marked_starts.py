@@ -16,9 +16,20 @@ def numbers(cu, count):
 
 @register(op="flash_attention_varlen", name="marked_starts", role="optimized", backend="torch")
 def flash_attention_varlen(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, softmax_scale=None,
-    *, window=None, softcap=None, return_lse=False,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    causal=False,
+    softmax_scale=None,
+    *,
+    window=None,
+    softcap=None,
+    return_lse=False,
+):
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     mine, its = numbers(cu_seqlens_q, T), numbers(cu_seqlens_k, S)
     seen = mine[:, None] == its

@@ -43,9 +43,18 @@ def attend_row(
 
 @register(op="flash_attention_varlen", name="shared_diagonal", role="optimized", backend="triton")
 def flash_attention_varlen(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, softmax_scale=None,
-    *, return_lse=False,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    causal=False,
+    softmax_scale=None,
+    *,
+    return_lse=False,
+):
     (T, H, D), H_kv = q.shape, k.shape[1]
     out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
     lse = torch.empty((T, H), dtype=torch.float32, device=q.device)

@@ -37,7 +37,17 @@ def fused_add_rmsnorm(x, residual, weight, eps=1e-6, *, weight_offset=0.0, round
     if T and H:
         block = min(triton.next_power_of_2(H), MOST)
         add_and_norm[(T,)](
-            x, residual, weight, out, total, x.stride(0), residual.stride(0), H, eps, weight_offset, ROUND=round_first,
+            x,
+            residual,
+            weight,
+            out,
+            total,
+            x.stride(0),
+            residual.stride(0),
+            H,
+            eps,
+            weight_offset,
+            ROUND=round_first,
             BLOCK=block,
-        )  # fmt: skip
+        )
     return out, total

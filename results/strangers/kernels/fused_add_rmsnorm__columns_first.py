@@ -52,7 +52,16 @@ def fused_add_rmsnorm(x, residual, weight, eps=1e-6, *, weight_offset=0.0, round
     scratch = torch.empty((T, parts), dtype=torch.float32, device=x.device)
     add_columns[(parts,)](x, residual, total, scratch, x.stride(0), residual.stride(0), T, H, parts, BLOCK=64)
     norm_row[(T,)](
-        total, weight, out, scratch, H, parts, eps, weight_offset, ROUND=round_first, BLOCK=64,
+        total,
+        weight,
+        out,
+        scratch,
+        H,
+        parts,
+        eps,
+        weight_offset,
+        ROUND=round_first,
+        BLOCK=64,
         P=triton.next_power_of_2(parts),
-    )  # fmt: skip
+    )
     return out, total

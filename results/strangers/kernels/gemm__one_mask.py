@@ -33,7 +33,18 @@ def gemm(a, b, bias=None):
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     if M and N:
         tile[(triton.cdiv(M, 16), triton.cdiv(N, 32))](
-            a, b, a if bias is None else bias, c, M, N, K, *a.stride(), *b.stride(), BIAS=bias is not None, BM=16,
-            BN=32, BK=32,
-        )  # fmt: skip
+            a,
+            b,
+            a if bias is None else bias,
+            c,
+            M,
+            N,
+            K,
+            *a.stride(),
+            *b.stride(),
+            BIAS=bias is not None,
+            BM=16,
+            BN=32,
+            BK=32,
+        )
     return c

@@ -66,7 +66,16 @@ def gemm(a, b, bias=None, *, residual=None):
         grid = (triton.cdiv(N, 16), triton.cdiv(M, 32))
         part_of_tile[(*grid, 3)](a, b, scratch, M, N, K, *a.stride(), *b.stride(), K // 7, K // 2, BM=32, BN=16, BK=16)
         add_parts[grid](
-            scratch, a if bias is None else bias, a if residual is None else residual, c, M, N, 0 if residual is None
-            else residual.stride(0), BIAS=bias is not None, RESIDUAL=residual is not None, BM=32, BN=16,
-        )  # fmt: skip
+            scratch,
+            a if bias is None else bias,
+            a if residual is None else residual,
+            c,
+            M,
+            N,
+            0 if residual is None else residual.stride(0),
+            BIAS=bias is not None,
+            RESIDUAL=residual is not None,
+            BM=32,
+            BN=16,
+        )
     return c

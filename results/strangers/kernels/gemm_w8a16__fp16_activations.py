@@ -33,7 +33,19 @@ def gemm_w8a16(a, b, scale, bias=None):
     c = torch.empty((M, N), dtype=torch.bfloat16, device=a.device)
     if M and N:
         tile[(triton.cdiv(M, 16), triton.cdiv(N, 32))](
-            a, b, scale, a if bias is None else bias, c, M, N, K, *a.stride(), *b.stride(), BIAS=bias is not None,
-            BM=16, BN=32, BK=32,
-        )  # fmt: skip
+            a,
+            b,
+            scale,
+            a if bias is None else bias,
+            c,
+            M,
+            N,
+            K,
+            *a.stride(),
+            *b.stride(),
+            BIAS=bias is not None,
+            BM=16,
+            BN=32,
+            BK=32,
+        )
     return c

@@ -29,6 +29,18 @@ def kv_cache_write(k, v, k_cache, v_cache, slot_mapping):
     if k.numel():
         bits = (block_size - 1).bit_length()
         write[(T,)](
-            k, v, k_cache, v_cache, slot_mapping.contiguous(), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            k_cache.stride(0), H * D, D, bits, BLOCK=128,
-        )  # fmt: skip
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slot_mapping.contiguous(),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            k_cache.stride(0),
+            H * D,
+            D,
+            bits,
+            BLOCK=128,
+        )

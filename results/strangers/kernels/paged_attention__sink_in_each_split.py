@@ -51,9 +51,7 @@ def attend_part(
 
 
 @register(op="paged_attention", name="sink_in_each_split", role="optimized", backend="triton")
-def paged_attention(
-    q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, sinks=None, return_lse=False
-):  # fmt: skip
+def paged_attention(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, sinks=None, return_lse=False):
     (T, H, D), (_, page_size, H_kv, _) = q.shape, k_cache.shape
     scale = D**-0.5 if softmax_scale is None else softmax_scale
     parts = max(1, triton.cdiv(block_table.shape[1] * page_size, 64))

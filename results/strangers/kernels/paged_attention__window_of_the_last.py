@@ -9,9 +9,21 @@ from rooflab.kernels.registry import register
 
 @register(op="paged_attention", name="window_of_the_last", role="optimized", backend="torch")
 def paged_attention(
-    q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None,
-    *, cu_seqlens_q=None, window=None, softcap=None, sinks=None, k_scale=None, v_scale=None, return_lse=False,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    seq_lens,
+    softmax_scale=None,
+    *,
+    cu_seqlens_q=None,
+    window=None,
+    softcap=None,
+    sinks=None,
+    k_scale=None,
+    v_scale=None,
+    return_lse=False,
+):
     (T, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
     scale = D**-0.5 if softmax_scale is None else softmax_scale
     out, lse = torch.zeros(T, H, D, dtype=q.dtype), torch.full((T, H), float("-inf"))

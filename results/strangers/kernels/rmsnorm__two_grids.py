@@ -46,7 +46,18 @@ def rmsnorm(x, weight, eps=1e-6, *, weight_offset=0.0, round_first=False):
     scratch = torch.empty((parts, T), dtype=torch.float32, device=x.device)
     partial_squares[(T, parts)](x, scratch, x.stride(0), T, H, BLOCK=256)
     scale_block[(T, parts)](
-        x, weight, scratch, out, x.stride(0), T, H, parts, eps, weight_offset, ROUND=round_first, BLOCK=256,
+        x,
+        weight,
+        scratch,
+        out,
+        x.stride(0),
+        T,
+        H,
+        parts,
+        eps,
+        weight_offset,
+        ROUND=round_first,
+        BLOCK=256,
         P=triton.next_power_of_2(parts),
-    )  # fmt: skip
+    )
     return out

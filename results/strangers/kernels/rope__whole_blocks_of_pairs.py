@@ -38,8 +38,19 @@ def rope(q, k, cos, sin, positions, interleaved=False):
         (T, H, D), out = x.shape, x.clone(memory_format=torch.contiguous_format)
         if x.numel():
             turn[(T, H)](
-                x, out, cos, sin, positions.contiguous(), x.stride(0), x.stride(1), cos.stride(0), sin.stride(0), H, D,
-                NEAR=interleaved, B=block,
-            )  # fmt: skip
+                x,
+                out,
+                cos,
+                sin,
+                positions.contiguous(),
+                x.stride(0),
+                x.stride(1),
+                cos.stride(0),
+                sin.stride(0),
+                H,
+                D,
+                NEAR=interleaved,
+                B=block,
+            )
         results.append(out)
     return tuple(results)

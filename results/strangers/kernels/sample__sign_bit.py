@@ -29,9 +29,15 @@ def sample(logits, temperature, top_k, top_p, min_p, seed, position, *, allowed=
     if B:
         words = triton.cdiv(V, 32)
         mask_logits[(B, triton.cdiv(V, 256))](
-            logits, logits if allowed is None else allowed, rows, logits.stride(0), V, words, MASK=allowed is not None,
+            logits,
+            logits if allowed is None else allowed,
+            rows,
+            logits.stride(0),
+            V,
+            words,
+            MASK=allowed is not None,
             BLOCK=256,
-        )  # fmt: skip
+        )
     tokens = []
     for b, row in enumerate(rows.double()):
         if temperature[b] == 0:

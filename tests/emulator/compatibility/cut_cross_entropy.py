@@ -17,8 +17,13 @@ def _of(name: str) -> Any:
 
 
 ENTRIES = (
-    Entry("linear_cross_entropy", "e=37x64:bf16,c=99x64:bf16,y=37:i64<99",
-          lambda e, c, y: _of("cce").cce_linear_cross_entropy(e, c, y, filter_eps=None),
-          lambda e, c, y: F.cross_entropy(e @ c.T, y), "e,c", 16),
-)  # fmt: skip
+    Entry(
+        "linear_cross_entropy",
+        "e=37x64:bf16,c=99x64:bf16,y=37:i64<99",
+        lambda e, c, y: _of("cce").cce_linear_cross_entropy(e, c, y, filter_eps=None),
+        lambda e, c, y: F.cross_entropy(e @ c.T, y),
+        "e,c",
+        16,
+    ),
+)
 PROJECT = Project(SOURCE, ENTRIES)

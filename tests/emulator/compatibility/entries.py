@@ -15,9 +15,15 @@ from rooflab.bench.core.functions import tolerance
 from rooflab.reference.compare import ErrorStats, elementwise
 
 DTYPES = {
-    "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32, "i64": torch.int64,
-    "i8": torch.int8, "bool": torch.bool, "u8": torch.uint8,
-}  # fmt: skip
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "i8": torch.int8,
+    "bool": torch.bool,
+    "u8": torch.uint8,
+}
 _INPUT = re.compile(r"(\w+)=([\dx]*)(?::(\w+))?(?:<(\d+))?")
 
 

@@ -119,8 +119,9 @@ def _first(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unary(name: str, reference: Callable[..., Any], inputs: str = "x=7x96", grad: str = "x") -> Entry:
     """An activation with its gradient."""
-    return Entry(name, inputs, lambda *x: getattr(_modules("activations.ops"), f"{name}Function").apply(*x), reference,
-                 grad)  # fmt: skip
+    return Entry(
+        name, inputs, lambda *x: getattr(_modules("activations.ops"), f"{name}Function").apply(*x), reference, grad
+    )
 
 
 ENTRIES = (

@@ -10,9 +10,13 @@ from torch.nn import functional as F
 from compatibility.entries import Entry, Project
 from compatibility.sources import Source
 
-SOURCE = Source("FlashInfer", "flashinfer-python==0.7.2.post1", "flashinfer/",
-                ("flashinfer.utils", "flashinfer.api_logging", "flashinfer.jit", "flashinfer.trace"),
-                {"flashinfer.utils.get_compute_capability": lambda device: (9, 0)})  # fmt: skip
+SOURCE = Source(
+    "FlashInfer",
+    "flashinfer-python==0.7.2.post1",
+    "flashinfer/",
+    ("flashinfer.utils", "flashinfer.api_logging", "flashinfer.jit", "flashinfer.trace"),
+    {"flashinfer.utils.get_compute_capability": lambda device: (9, 0)},
+)
 Tensor = torch.Tensor
 
 
@@ -24,7 +28,8 @@ def _merged(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """Parts along the second dimension; their sums' logarithms are to the base 2."""
     p = (s * torch.log(torch.tensor(2.0))).softmax(1)
     return (v * p[..., None]).sum(1), torch.logsumexp(s * torch.log(torch.tensor(2.0, dtype=s.dtype)), 1) / torch.log(
-        torch.tensor(2.0, dtype=s.dtype))  # fmt: skip
+        torch.tensor(2.0, dtype=s.dtype)
+    )
 
 
 def _into(call: Any, *out: Tensor) -> tuple[Tensor, ...]:

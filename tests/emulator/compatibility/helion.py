@@ -107,7 +107,13 @@ ENTRIES = (
     _entry("rms_norm", "x=7x96:bf16,w=96:bf16", _rms_norm, [2], lambda x, w: F.rms_norm(x, (96,), w, 1e-6)),
     _entry("sum", "x=37x70", _sum, [8], lambda x: x.sum(-1)),
     _entry("matmul", "a=37x70:bf16,b=70x50:bf16", _matmul, [16, 32, 32], lambda a, b: a @ b),
-    _entry("attention", "q=2x37x32:bf16,k=2x70x32:bf16,v=2x70x32:bf16", _attention, [1, 16, 32],
-           lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, 16),
-)  # fmt: skip
+    _entry(
+        "attention",
+        "q=2x37x32:bf16,k=2x70x32:bf16,v=2x70x32:bf16",
+        _attention,
+        [1, 16, 32],
+        lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v,
+        16,
+    ),
+)
 PROJECT = Project(SOURCE, ENTRIES)

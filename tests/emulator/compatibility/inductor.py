@@ -33,15 +33,23 @@ def no_card() -> Iterator[None]:
 
     exchange: dict[str, Any] = {"exchange_device": staticmethod(zero), "maybe_exchange_device": staticmethod(zero)}
     with (
-        patch.multiple(torch.cuda, get_rng_state=lambda *args: torch.zeros(16, dtype=torch.uint8),
-                       set_rng_state=zero, _exchange_device=zero, _maybe_exchange_device=zero),
+        patch.multiple(
+            torch.cuda,
+            get_rng_state=lambda *args: torch.zeros(16, dtype=torch.uint8),
+            set_rng_state=zero,
+            _exchange_device=zero,
+            _maybe_exchange_device=zero,
+        ),
         patch.multiple(CudaInterface, **exchange),
         patch("torch._inductor.fx_passes.joint_graph.lazy_init", zero),
         patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu", zero),
-        patch.object(torch._C._dynamo.guards, "_empty_strided_cuda",
-                     lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)),
+        patch.object(
+            torch._C._dynamo.guards,
+            "_empty_strided_cuda",
+            lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype),
+        ),
         patch.object(CachingAutotuner, "autotune_to_one_config", first),
-    ):  # fmt: skip
+    ):
         yield
 
 
@@ -82,8 +90,7 @@ ENTRIES = (
     _entry("silu times gate", "x=7x96:bf16,y=7x96:bf16", lambda x, y: F.silu(x) * y, 4),
     _entry("rms_norm", "x=7x96,w=96", lambda x, w: F.rms_norm(x, (96,), w, 1e-6)),
     _entry("rms_norm of long rows", "x=3x5000,w=5000", lambda x, w: F.rms_norm(x, (5000,), w, 1e-6)),
-    _entry("add and rms_norm", "x=7x96,r=7x96,w=96",
-           lambda x, r, w: (F.rms_norm(x + r, (96,), w, 1e-6), x + r)),
+    _entry("add and rms_norm", "x=7x96,r=7x96,w=96", lambda x, r, w: (F.rms_norm(x + r, (96,), w, 1e-6), x + r)),
     _entry("layer_norm", "x=7x96,w=96,b=96", lambda x, w, b: F.layer_norm(x, (96,), w, b)),
     _entry("softmax", "x=7x99", lambda x: torch.softmax(x, -1)),
     _entry("softmax of long rows", "x=3x5000", lambda x: torch.softmax(x, -1)),
@@ -94,5 +101,5 @@ ENTRIES = (
     _entry("largest of rows", "x=300x70", lambda x: (x.amax(1), x.argmax(1))),
     _entry("running sum", "x=7x99", lambda x: x.cumsum(-1)),
     _entry("transposed and added", "x=37x70,y=70x37", lambda x, y: x.T * 2 + y),
-)  # fmt: skip
+)
 PROJECT = Project(SOURCE, ENTRIES)

@@ -11,11 +11,18 @@ from compatibility.entries import Entry, Project
 from compatibility.sources import Source
 
 STUBS = (
-    "sglang.srt.utils", "sglang.jit_kernel.utils", "sglang.multimodal_gen", "sglang.srt.environ",
-    "sglang.kernel_api_logging", "sglang.srt.layers.moe.topk", "sglang.srt.layers.deep_gemm_wrapper",
-    "sglang.srt.layers.quantization.fp8_kernel", "sglang.srt.layers.moe.utils", "sglang.srt.server_args",
+    "sglang.srt.utils",
+    "sglang.jit_kernel.utils",
+    "sglang.multimodal_gen",
+    "sglang.srt.environ",
+    "sglang.kernel_api_logging",
+    "sglang.srt.layers.moe.topk",
+    "sglang.srt.layers.deep_gemm_wrapper",
+    "sglang.srt.layers.quantization.fp8_kernel",
+    "sglang.srt.layers.moe.utils",
+    "sglang.srt.server_args",
     "sglang.srt.platforms",
-)  # fmt: skip
+)
 SOURCE = Source("SGLang", "sglang==0.5.14", "sglang/", STUBS, needs=("einops==0.8.1",))
 Tensor = torch.Tensor
 
@@ -61,9 +68,20 @@ def each(q: Tensor, k: Tensor, v: Tensor, *sizes: int) -> Tensor:
 def _decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     splits, out = 3, torch.zeros_like(q)
     _layer("attention.triton_ops.decode_attention").decode_attention_fwd(
-        q, k, v, out, _ints(0, 37, 42), torch.arange(41, -1, -1), torch.zeros(2, q.shape[1], splits, 32),
-        torch.zeros(2, q.shape[1], splits), _ints(3, 1), splits, 32**-0.5, 1.0, 1.0,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        out,
+        _ints(0, 37, 42),
+        torch.arange(41, -1, -1),
+        torch.zeros(2, q.shape[1], splits, 32),
+        torch.zeros(2, q.shape[1], splits),
+        _ints(3, 1),
+        splits,
+        32**-0.5,
+        1.0,
+        1.0,
+    )
     return out
 
 

@@ -11,13 +11,22 @@ from torch.nn import functional as F
 from compatibility.entries import Entry, Project
 from compatibility.sources import Source
 
-STUBS = ("unsloth_zoo", "unsloth.device_type", "unsloth.bnb_availability", "bitsandbytes", "unsloth.kernels.fp8",
-         "unsloth.kernels.nvfp4", "unsloth.models")  # fmt: skip
+STUBS = (
+    "unsloth_zoo",
+    "unsloth.device_type",
+    "unsloth.bnb_availability",
+    "bitsandbytes",
+    "unsloth.kernels.fp8",
+    "unsloth.kernels.nvfp4",
+    "unsloth.models",
+)
 GIVEN = {
-    "unsloth.device_type.DEVICE_TYPE": "cuda", "unsloth.device_type.DEVICE_TYPE_TORCH": "cuda",
-    "unsloth.device_type.DEVICE_COUNT": 1, "unsloth_zoo.utils.Version": lambda text: Version(str(text)),
+    "unsloth.device_type.DEVICE_TYPE": "cuda",
+    "unsloth.device_type.DEVICE_TYPE_TORCH": "cuda",
+    "unsloth.device_type.DEVICE_COUNT": 1,
+    "unsloth_zoo.utils.Version": lambda text: Version(str(text)),
     "bitsandbytes.__version__": "0.50.2",
-}  # fmt: skip
+}
 SOURCE = Source("Unsloth", "unsloth==2026.10.9", "unsloth/", STUBS, GIVEN)
 Tensor = torch.Tensor
 

@@ -19,13 +19,16 @@ STUBS = (
     "vllm.model_executor.custom_op", "vllm.v1.outputs", "vllm.forward_context",
 )  # fmt: skip
 GIVEN = {
-    "vllm.platforms.current_platform": Nothing(fp8_dtype=lambda: torch.float8_e4m3fn, is_cuda=lambda: True,
-                                              get_device_capability=lambda *index: SimpleNamespace(major=9, minor=0)),
+    "vllm.platforms.current_platform": Nothing(
+        fp8_dtype=lambda: torch.float8_e4m3fn,
+        is_cuda=lambda: True,
+        get_device_capability=lambda *index: SimpleNamespace(major=9, minor=0),
+    ),
     "vllm.envs.VLLM_TUNED_CONFIG_FOLDER": None,
     "vllm.utils.math_utils.RCP_LN2": 1.4426950408889634,
     "vllm.utils.platform_utils.num_compute_units": lambda *index: 132,
     "vllm.utils.platform_utils.get_device_name_as_file_name": lambda: "none",
-}  # fmt: skip
+}
 SOURCE = Source("vLLM", "vllm==0.33.0", "vllm/", STUBS, GIVEN)
 Tensor = torch.Tensor
 

@@ -38,15 +38,27 @@ def _added(x: Tensor, s: Tensor, w: Tensor) -> Tensor:
 
 
 ENTRIES = (
-    Entry("rms_norm", "x=7x96,w=96", lambda x, w: _triton("rmsnorm_kernels")._rms_norm_forward(x, w, 1e-6),
-          lambda x, w: F.rms_norm(x, (96,), w, 1e-6)),
-    Entry("rms_norm_add", "x=7x96,y=7x96,w=96",
-          lambda x, y, w: (_triton("rmsnorm_kernels")._rms_norm_add_forward(x, y, w, 1e-6), x)[0],
-          lambda x, y, w: F.rms_norm(x + y, (96,), w, 1e-6)),
+    Entry(
+        "rms_norm",
+        "x=7x96,w=96",
+        lambda x, w: _triton("rmsnorm_kernels")._rms_norm_forward(x, w, 1e-6),
+        lambda x, w: F.rms_norm(x, (96,), w, 1e-6),
+    ),
+    Entry(
+        "rms_norm_add",
+        "x=7x96,y=7x96,w=96",
+        lambda x, y, w: (_triton("rmsnorm_kernels")._rms_norm_add_forward(x, y, w, 1e-6), x)[0],
+        lambda x, y, w: F.rms_norm(x + y, (96,), w, 1e-6),
+    ),
     Entry("index_select_cat", "x=11x96,out=5x96", _selected, lambda x, out: x[_index(5)]),
-    Entry("index_select_cat backward", "x=11x96,grad=5x96", _scattered,
-          lambda x, grad: torch.zeros_like(x).index_add(0, _index(5), grad)),
-    Entry("scaled_index_add", "x=11x3x40,s=5x3x40,w=40", _added,
-          lambda x, s, w: x.index_add(0, _index(5), 0.5 * s * w)),
-)  # fmt: skip
+    Entry(
+        "index_select_cat backward",
+        "x=11x96,grad=5x96",
+        _scattered,
+        lambda x, grad: torch.zeros_like(x).index_add(0, _index(5), grad),
+    ),
+    Entry(
+        "scaled_index_add", "x=11x3x40,s=5x3x40,w=40", _added, lambda x, s, w: x.index_add(0, _index(5), 0.5 * s * w)
+    ),
+)
 PROJECT = Project(SOURCE, ENTRIES)

@@ -26,20 +26,24 @@ TARGETS = {
     **_cluster("fused_add_rmsnorm", 16, ",eps=1e-05", "out_int8"),
     **_cluster("layernorm", 10, ",bias=true,eps=1e-05"),
     **_cluster("softmax", 10, ""),
-    "verify": Target(
-        "speculative_verify", "fused", ("B=6,K=3,V=5000",), options=(("scheme", "fp32"),)
-    ),
+    "verify": Target("speculative_verify", "fused", ("B=6,K=3,V=5000",), options=(("scheme", "fp32"),)),
     "sample": Target(
-        "sample", "bisect",
-        ("B=2,V=1200,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02",
-         "B=1,V=1200,temperature=0.8,top_k=0,top_p=0.9,min_p=0.0"),
+        "sample",
+        "bisect",
+        (
+            "B=2,V=1200,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02",
+            "B=1,V=1200,temperature=0.8,top_k=0,top_p=0.9,min_p=0.0",
+        ),
     ),
     # The second case's 152 groups of four are more than threads; in the third one CTA ends ahead of the other.
     "sample_cluster": Target(
-        "sample", "cluster",
-        ("B=1,V=1200,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02",
-         "B=1,V=1200,temperature=0.8,top_k=0,top_p=0.9,min_p=0.0",
-         "B=1,V=1300,temperature=0.8,top_k=0,top_p=0.5,min_p=0.0"),
+        "sample",
+        "cluster",
+        (
+            "B=1,V=1200,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02",
+            "B=1,V=1200,temperature=0.8,top_k=0,top_p=0.9,min_p=0.0",
+            "B=1,V=1300,temperature=0.8,top_k=0,top_p=0.5,min_p=0.0",
+        ),
         {"cluster": 2, "threads": 128},
     ),
-}  # fmt: skip
+}

@@ -58,8 +58,10 @@ CASES: dict[str, Case] = {
     "pointers_TT_8_warps": _pointers(M=120, N=200, K=104, BN=256, BK=64, trans="TT", dtype="bf16", warps=8, stages=1),
     "pointers_e5m2": _pointers(dtype="e5m2", trans="NT", BK=64, BM=64, stages=4),
     "pointers_2_ctas": _pointers(ctas=2),
-    **{f"tma_{what}_{dtype}": _copies("reduces", what=what, dtype=dtype) for what, dtype in (
-        ("add", "float32"), ("add", "bfloat16"), ("min", "float16"), ("xor", "int32"))},
+    **{
+        f"tma_{what}_{dtype}": _copies("reduces", what=what, dtype=dtype)
+        for what, dtype in (("add", "float32"), ("add", "bfloat16"), ("min", "float16"), ("xor", "int32"))
+    },
     **{f"tma_rank_{rank}": _copies("move", rank=rank) for rank in (1, 2, 4, 5)},
     "tma_rank_3_fp16_nan": _copies("move", rank=3, dtype="float16", padding="nan"),
     "tma_rank_2_int8": _copies("move", dtype="int8"),
@@ -67,8 +69,12 @@ CASES: dict[str, Case] = {
     "dot_tf32x3": _dot(dtype="fp32", precision="tf32x3", relative=2e-6),
     "dot_tf32": _dot(dtype="fp32", relative=2e-3),
     # ptxas waits before those reads by itself (its note C7517).
-    "dot_e4m3_imprecise": Case("triton_copies", "dot", {"dtype": "e4m3", "K": 128, "imprecise": 32},
-                               reported="no wgmma.wait_group between (ptxas puts one there, note C7517"),
+    "dot_e4m3_imprecise": Case(
+        "triton_copies",
+        "dot",
+        {"dtype": "e4m3", "K": 128, "imprecise": 32},
+        reported="no wgmma.wait_group between (ptxas puts one there, note C7517",
+    ),
     "dot_small": _dot(M=16, N=16, K=16, warps=1),
     "dot_8_warps": _dot(M=128, N=32, K=32, warps=8),
     "arguments": _vectors("arguments"),
@@ -77,9 +83,14 @@ CASES: dict[str, Case] = {
     "scan_back": _vectors("scan", back=True, R=32, N=32, warps=2),
     "reduce_16_warps": _vectors("reduce", R=2, N=4096, warps=16),
     # Both halves of the warps hold the same rows, and each stores its sums: lanes' sums of squares differ by rounding.
-    "reduce_more_warps_than_rows": Case("triton_vectors", "reduce", {"R": 4, "N": 16, "warps": 8}, asynchronous=False,
-                                        reported="values to one address that differ by rounding"),
+    "reduce_more_warps_than_rows": Case(
+        "triton_vectors",
+        "reduce",
+        {"R": 4, "N": 16, "warps": 8},
+        asynchronous=False,
+        reported="values to one address that differ by rounding",
+    ),
     # Triton 3.7 reads the other CTA's part of its own memory, and does not use what it finds.
     "reduce_2_ctas": Case("triton_vectors", "reduce", {"R": 8, "N": 512, "ctas": 2}, uninitialised=False),
-}  # fmt: skip
+}
 """One of each kind of copy, product, layout and order that Triton compiles."""

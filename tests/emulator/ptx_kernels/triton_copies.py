@@ -88,5 +88,7 @@ def dot(
     c = blank(M, N, dtype=getattr(torch, out))
     return Trial(
         lambda: dots[(1,)](a, b, c, M, N, K, precision, imprecise, num_warps=warps),
-        [c], [product(a, b, "NN") + 3], relative,
-    )  # fmt: skip
+        [c],
+        [product(a, b, "NN") + 3],
+        relative,
+    )

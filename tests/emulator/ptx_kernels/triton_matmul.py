@@ -11,9 +11,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @triton.jit
 def tile_product(
-    a, b, pm, pn, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, A_T: tl.constexpr, B_T: tl.constexpr,
+    a,
+    b,
+    pm,
+    pn,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    A_T: tl.constexpr,
+    B_T: tl.constexpr,
     WS: tl.constexpr,
-):  # fmt: skip
+):
     acc = tl.zeros((BM, BN), tl.float32)
     for k in tl.range(0, K, BK, warp_specialize=WS):
         x = a.load([k, pm]).T if A_T else a.load([pm, k])
@@ -49,8 +58,8 @@ def by_tma(
 
 @triton.jit
 def by_pointers(
-    a, b, c, M, N, K, am, ak, bk, bn, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    a, b, c, M, N, K, am, ak, bk, bn, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr
+):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
@@ -86,8 +95,8 @@ def tma(
 
 
 def pointers(
-    seed: int, *, M=200, N=40, K=160, BM=128, BN=64, BK=32, trans="NN", dtype="fp16", warps=4, stages=3, ctas=1,
-) -> Trial:  # fmt: skip
+    seed: int, *, M=200, N=40, K=160, BM=128, BN=64, BK=32, trans="NN", dtype="fp16", warps=4, stages=3, ctas=1
+) -> Trial:
     a, b = operands(M, N, K, trans, dtype, seed)
     c = blank(M, N, dtype=torch.int32 if dtype == "int8" else torch.float32)
     left, right = (a.T if trans[0] == "T" else a), (b.T if trans[1] == "T" else b)

@@ -69,8 +69,10 @@ def reduce(seed: int, *, R=16, N=128, programs=2, warps=4, ctas=1) -> Trial:
     wanted = [x.amax(1), x.argmax(1), x.argmin(1), x.double().square().sum(1), wanted_xor]
     return Trial(
         lambda: reductions[(programs,)](x, *found, xors, R, N, num_warps=warps, num_ctas=ctas),
-        [*found, xors], wanted, relative=1e-6,
-    )  # fmt: skip
+        [*found, xors],
+        wanted,
+        relative=1e-6,
+    )
 
 
 @triton.jit
