@@ -24,8 +24,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.compile.cases import Query
-from rooflab.bench.compile.flow import Loop, hot_loop
 from rooflab.bench.compile.sass import FAMILIES, parse
+from rooflab.bench.compile.sass_flow import Loop, hot_loop
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels
 from rooflab.kernels.registry import Kernel, get_kernel, ops
 from rooflab.reference.spec import SCHEMES, Case

@@ -21,9 +21,9 @@ from typing import Any
 import cloudpickle
 import torch
 
+from rooflab.bench.ab.ab_run import AbResult, run
 from rooflab.bench.ab.output import power
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.run import AbResult, run
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Target
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.core import FunctionOp, Verdict

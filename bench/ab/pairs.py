@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rooflab.bench.ab.records import CONFIRMS, fault_of
+from rooflab.bench.ab.evidence import CONFIRMS, fault_of
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Wanted
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.base.plain import plain
@@ -122,7 +122,7 @@ def run_pairs(
     return batch
 
 
-WORKER = "rooflab.bench.ab.worker"
+WORKER = "rooflab.bench.ab.ab_worker"
 CHECK_S = 300.0
 """Time limit for the check of one kernel, in seconds."""
 MEASURE_S = 60.0

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rooflab.bench.ab.ab_run import AbResult, run
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.run import AbResult, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import effects_of, floor_of, remember_floors
 from rooflab.bench.core import git_state

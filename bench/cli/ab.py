@@ -12,7 +12,7 @@ from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, terminated_as_exception
 
 if TYPE_CHECKING:
-    from rooflab.bench.ab.commands import AbReport
+    from rooflab.bench.ab.modes import AbReport
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
 
@@ -69,7 +69,7 @@ def ab(
     json: option.Json = False,
 ) -> None:
     """The command; `HELP` is its text."""
-    from rooflab.bench.ab import commands
+    from rooflab.bench.ab import modes
     from rooflab.bench.ab.pairs import AbSettings
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
@@ -81,21 +81,21 @@ def ab(
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
-    modes = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
-    if len(modes) > 1:
-        raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")
+    named = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
+    if len(named) > 1:
+        raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(named)}")
     if not base and (head or changed):
         raise ValueError("head: expected --base with --head and --changed")
     held = held_card(pick_device(device), show.note if wait_for_gpu else None)
     with held, show.waiting("comparing"), terminated_as_exception():
         if records:
-            report = commands.of_records(records, settings.rules, wanted)
+            report = modes.of_records(records, settings.rules, wanted)
         elif self_test:
-            report = commands.of_self_test(wanted, settings, repeats, inject, out, show.note)
+            report = modes.of_self_test(wanted, settings, repeats, inject, out, show.note)
         elif base:
-            report = commands.of_revisions(base, head, changed, wanted, settings, out, show.note)
+            report = modes.of_revisions(base, head, changed, wanted, settings, out, show.note)
         else:
-            report = commands.of_kernels(wanted, settings, out, show.note)
+            report = modes.of_kernels(wanted, settings, out, show.note)
     status = report.exit_status(strict)
     report.write(junit, markdown, strict)
     show.result(report.as_mapping() | {"exit_status": status})

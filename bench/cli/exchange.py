@@ -47,19 +47,19 @@ def import_results(
 
     Published kernel times are kept as tables with their sources, the form of results/published.
     """
-    from rooflab.bench.exchange import commands
+    from rooflab.bench.exchange import convert
     from rooflab.bench.exchange.files import write_records
 
     if tool == "published":
         _import_published(paths or [], out, whole)
         return
-    found = commands.read(tool, paths or [], op, column or ())
+    found = convert.read(tool, paths or [], op, column or ())
     files = write_records(found.records, out) if out is not None else []
-    show.result(commands.summary(found) | {"written": files})
+    show.result(convert.summary(found) | {"written": files})
     if found.definitions:
         show.table(found.definitions, DEFINED)
     if found.records:
-        show.bench_table(commands.rows(found))
+        show.bench_table(convert.rows(found))
     for skipped in found.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
     left = len(found.skipped)
@@ -107,10 +107,10 @@ def export_records(
     json: option.Json = False,
 ) -> None:
     """Write records in the form of another tool.  Lists the records that the form has no place for."""
-    from rooflab.bench.exchange import commands
+    from rooflab.bench.exchange import convert
     from rooflab.bench.report.trends.points import RecordFilter
 
-    written, skipped = commands.export(
+    written, skipped = convert.export(
         form, records, to, RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
     show.result({"file": to, "records": written, "left_out": [vars(each) for each in skipped]})

@@ -21,7 +21,7 @@ from rooflab.roofline.numbers import digits
 if TYPE_CHECKING:
     from rooflab.bench.load.arrivals import Arrivals
     from rooflab.bench.load.client import Endpoint
-    from rooflab.bench.load.run import Plan
+    from rooflab.bench.load.load_run import Plan
     from rooflab.bench.load.trace import Trace
 
 LOAD = (
@@ -87,8 +87,8 @@ def load(
     """Load a server and say how long its users wait: TTFT, ITL, throughput, goodput; every chunk's time is kept."""
     from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.data import Data
+    from rooflab.bench.load.load_run import PATHS, Plan, first_model
     from rooflab.bench.load.metrics import check_limits
-    from rooflab.bench.load.run import PATHS, Plan, first_model
 
     limits = check_limits(goodput or [])
     ids = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
@@ -112,11 +112,11 @@ def load(
 
 def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: Left) -> None:
     from rooflab.bench.core import RunWriter, result_folder
-    from rooflab.bench.load import results
+    from rooflab.bench.load import load_record
     from rooflab.bench.load.causes import LONG, spikes
     from rooflab.bench.load.definitions import xray as xray_of
+    from rooflab.bench.load.load_run import run_load
     from rooflab.bench.load.metrics import answers, failures, remarks
-    from rooflab.bench.load.run import run_load
     from rooflab.kernels._files import write_whole
 
     folder = left.out or result_folder()
@@ -125,13 +125,13 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: L
         name = name_of(plan) if len(plans) > 1 else ""
         with show.waiting(f"load {name_of(plan)}"):
             trace = run_load(target, plan)
-        record = results.record_of(trace, limits, writer.run_id)
+        record = load_record.record_of(trace, limits, writer.run_id)
         writer.write(record)
-        files.append(trace.save(results.trace_file(folder, name)))
+        files.append(trace.save(load_record.trace_file(folder, name)))
         traces.append(trace)
         rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
     if left.vllm_json:
-        keys = results.vllm_json(traces[0], plans[0], limits)
+        keys = load_record.vllm_json(traces[0], plans[0], limits)
         files.append(write_whole(left.vllm_json, json_text.dumps(keys, allow_nan=False)))
     plots = left.plots and any(row["requests"] > row["failed"] for row in rows)
     failed, said = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
@@ -155,21 +155,21 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: L
     summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failed}
     show.result({**summary, "remarks": said, **({"xray": tools} if left.xray else {})})
     show.note(f"records, traces and figures: {folder}")
-    exit_for({results.exit_status(trace) for trace in traces})
+    exit_for({load_record.exit_status(trace) for trace in traces})
 
 
 def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) -> list[Path]:
     """Writes the figures of a load: of one run a waterfall; of a sweep also its rates and its frontier."""
-    from rooflab.bench.load import figures
+    from rooflab.bench.load import load_pictures
 
     case = plans[0].case()
     about = f"{case['model']}, {case['data']} data, {case['arrivals']} arrivals, seed {plans[0].seed}."
     if len(plans) == 1:
-        return [figures.draw_waterfall(traces[0], folder, about)]
+        return [load_pictures.draw_waterfall(traces[0], folder, about)]
     points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
-    files = [figures.draw_rates(points, folder, about, frontier) for frontier in (False, True)]
+    files = [load_pictures.draw_rates(points, folder, about, frontier) for frontier in (False, True)]
     return files + [
-        figures.draw_waterfall(trace, folder, about, f"waterfall-{name_of(plan)}")
+        load_pictures.draw_waterfall(trace, folder, about, f"waterfall-{name_of(plan)}")
         for plan, trace in zip(plans, traces, strict=True)
     ]
 

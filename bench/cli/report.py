@@ -17,7 +17,7 @@ from rooflab.bench.cli.app import app
 from rooflab.roofline.numbers import counted
 
 if TYPE_CHECKING:
-    from rooflab.bench.report.pictures.schedule import TileSchedule
+    from rooflab.bench.report.pictures.tile_schedule import TileSchedule
 
 
 Records = Annotated[
@@ -159,7 +159,7 @@ def bytes_(
     of torch's calls are counted.  Writes a PNG and the records behind it.
     """
     from rooflab.bench.core import RunWriter, result_folder
-    from rooflab.bench.report.pictures.figures import draw_levels
+    from rooflab.bench.report.pictures.canvas import draw_levels
     from rooflab.bench.report.pictures.levels import move
 
     with show.waiting(f"{op} {case}"):
@@ -188,7 +188,7 @@ def published(
 ) -> None:
     """What others' kernels reach of the bound: products over tokens, attention over context.  Writes a PNG."""
     from rooflab.bench.core import result_folder
-    from rooflab.bench.report.pictures.published import curves, draw_published
+    from rooflab.bench.report.pictures.published_times import curves, draw_published
     from rooflab.roofline.device import get_device
 
     name = get_device(gpu).name
@@ -215,9 +215,9 @@ def schedule(
     The chart is drawn from the order in which the kernel deals its tiles.  Writes a PNG and its numbers in JSON.
     """
     from rooflab.bench.core import Environment, result_folder
-    from rooflab.bench.predict.cases import choose_cases, choose_scheme
-    from rooflab.bench.report.pictures import schedule as schedules
-    from rooflab.bench.report.pictures.figures import draw_schedules
+    from rooflab.bench.predict.predictions import choose_cases, choose_scheme
+    from rooflab.bench.report.pictures import tile_schedule as schedules
+    from rooflab.bench.report.pictures.canvas import draw_schedules
     from rooflab.kernels._device import HOPPER_SMS
     from rooflab.kernels._files import write_whole
     from rooflab.kernels.registry import get_op
@@ -238,7 +238,7 @@ def schedule(
 
 
 def _summary(found: TileSchedule) -> dict[str, Json]:
-    from rooflab.bench.report.pictures.schedule import UNIT
+    from rooflab.bench.report.pictures.tile_schedule import UNIT
 
     return {
         "kernel": found.kernel,

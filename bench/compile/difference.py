@@ -11,8 +11,8 @@ from typing import Any, Literal
 from rooflab.bench.base.plain import Marked, markdown_cell, markdown_code, markdown_table
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.compile.cases import Query
+from rooflab.bench.compile.compiled_sides import CompiledTree, Item
 from rooflab.bench.compile.sass import TENSOR_CORES
-from rooflab.bench.compile.sides import CompiledTree, Item
 from rooflab.bench.compile.static import CompileFailure, compile_in
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import Summary, summarize

@@ -1,7 +1,7 @@
 """Compiles Triton, Gluon and CUDA C++ kernels with no GPU, and reads the result: registers, spills, wgmma, TMA.
 
 The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` reads the cubin.  Separate processes
-(`worker.py`) do the work, because a process under Triton's interpreter cannot compile.
+(`compile_worker.py`) do the work, because a process under Triton's interpreter cannot compile.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.cases import KernelCase, can_keep, check_backend
-from rooflab.bench.compile.flow import Loop, find_loops
+from rooflab.bench.compile.sass_flow import Loop, find_loops
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.core import ChildFailed, Pool
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 
-WORKER = "rooflab.bench.compile.worker"
+WORKER = "rooflab.bench.compile.compile_worker"
 TIMEOUT_S = 300.0
 """Time limit of one compilation, which normally takes about half a second."""
 

@@ -32,7 +32,7 @@ UNUSED_S = 30 * 24 * 3600.0
 """Seconds without a read after which an entry is deleted."""
 LAYERS = ("kernels", "reference", "roofline")
 """Packages of this tree that a kernel may import (the house rule of one-way imports)."""
-_READERS = ("worker.py", "capture.py", "sass.py", "cases.py")
+_READERS = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
 
 
 class Store:

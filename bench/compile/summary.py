@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rooflab.bench.compile.flow import Loop, feeding_loop, hot_loop
 from rooflab.bench.compile.sass import TENSOR_CORES, WARPGROUP, widths
+from rooflab.bench.compile.sass_flow import Loop, feeding_loop, hot_loop
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import occupancy, waves

@@ -22,7 +22,7 @@ RUN_S = 1800.0
 def emulators() -> Pool:
     """The processes that emulate kernels, one thread each; they stay to the end and interpret no Triton kernels."""
     environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
-    return Pool("rooflab.bench.emulate.worker", environment=environment, limit_s=RUN_S)
+    return Pool("rooflab.bench.emulate.emulate_worker", environment=environment, limit_s=RUN_S)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,8 @@ import torch
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import ChildFailed, Environment, RunWriter, Status, choose_kernels
 from rooflab.bench.emulate import emulators
-from rooflab.bench.predict.cases import (
+from rooflab.bench.predict.chip import chip_of
+from rooflab.bench.predict.predictions import (
     DEFAULT_GPU,
     Predicted,
     choose_scheme,
@@ -21,7 +22,6 @@ from rooflab.bench.predict.cases import (
     predict_all,
     predict_launcher,
 )
-from rooflab.bench.predict.chip import chip_of
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme

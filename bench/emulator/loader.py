@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.emulator.emit import arithmetic, control, matrix, memory, moves
+from rooflab.bench.emulator.emit import arithmetic, control, matrix, memory_access, moves
 from rooflab.bench.emulator.emit.generator import Generator
 from rooflab.bench.emulator.execute import atomics, bulk, copying, matrices, synchronising, tensor_maps, warps
 from rooflab.bench.emulator.machine import access
@@ -17,7 +17,7 @@ from rooflab.bench.emulator.text.parse import parse
 from rooflab.bench.emulator.text.program import Program
 from rooflab.bench.emulator.text.syntax import PtxError
 
-EMITTERS = (arithmetic, control, matrix, memory, moves)
+EMITTERS = (arithmetic, control, matrix, memory_access, moves)
 """Importing these modules registers the instructions that they emit."""
 
 

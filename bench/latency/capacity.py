@@ -13,8 +13,8 @@ import numpy as np
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.load.arrivals import Arrivals
+from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import times_of
-from rooflab.bench.load.run import Plan
 from rooflab.roofline.llm import PREFILL_CHUNK_TOKENS, activation_bytes, kv_bytes_per_token, weight_bytes
 
 MEMORY_FRACTION = 0.9

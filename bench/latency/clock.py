@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from rooflab.bench.latency.step_model import StepModel, StepWork
 from rooflab.bench.load.data import Prompt
+from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import summarize
-from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, StreamEvent, Trace, phased
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.core import Core

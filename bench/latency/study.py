@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.bench.report.pictures.figures import INK, LOST, READ, WIDTH_IN, WRITTEN, new_figure, note, save
+from rooflab.bench.report.pictures.canvas import INK, LOST, READ, WIDTH_IN, WRITTEN, new_figure, note, save
 from rooflab.engine.llm import LLM
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device

@@ -279,7 +279,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     ) -> Any:
         from rooflab.bench.base.plain import plain
         from rooflab.bench.core import Checked
-        from rooflab.bench.plugin import timing as plugin_timing
+        from rooflab.bench.plugin import fixture_time as plugin_timing
         from rooflab.roofline.model import Cost
 
         if benchmark._mode:

@@ -1,6 +1,6 @@
 """Predicts times from compiled code and the roofline alone, without a GPU and without measurements.
 
 `chip.py` has Hopper's rates and latencies and walks a role through its code, `work.py` says what a launch does,
-`model.py` adds up the parts of a time, `cases.py` predicts registered kernels, `explain.py` shows the parts, and
+`model.py` adds up the parts of a time, `predictions.py` predicts registered kernels, `explain.py` shows the parts, and
 `calibration.py` fits the predictor to measured records.  `ncu.py` runs Nsight Compute over one call.
 """

@@ -19,8 +19,8 @@ from typing import Any
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Record, read
 from rooflab.bench.predict import public
-from rooflab.bench.predict.cases import in_config, predict_all, timed_on
 from rooflab.bench.predict.model import Prediction
+from rooflab.bench.predict.predictions import in_config, predict_all, timed_on
 from rooflab.bench.predict.public import Kind
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole

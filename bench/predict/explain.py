@@ -10,8 +10,8 @@ from typing import Any
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict import model
 from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated, kind_of
-from rooflab.bench.predict.cases import Predicted, predict_all
 from rooflab.bench.predict.model import TimeStep
+from rooflab.bench.predict.predictions import Predicted, predict_all
 from rooflab.bench.predict.work import LaunchWork
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic

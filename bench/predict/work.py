@@ -31,8 +31,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rooflab.bench.compile.flow import Loop, find_loops
 from rooflab.bench.compile.sass import TMA_STORES, WARPGROUP, SassFunction, SassInstruction, parse_code
+from rooflab.bench.compile.sass_flow import Loop, find_loops
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import Chip, Pipe, bytes_in_flight, span_cycles, steady_cycles
 from rooflab.roofline.device import Device

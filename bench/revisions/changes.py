@@ -13,7 +13,7 @@ from rooflab.bench.revisions.trees import git
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
 DECIDES = (
-    "bench/ab/worker.py",
+    "bench/ab/ab_worker.py",
     "bench/core/call.py",
     "bench/core/measure.py",
     "bench/core/timed.py",

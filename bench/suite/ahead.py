@@ -22,7 +22,7 @@ from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.compile.worker import FAILURES, CaseRefused, launches_of
+from rooflab.bench.compile.compile_worker import FAILURES, CaseRefused, launches_of
 from rooflab.bench.core import MachineLimits, Pool, default_scheme
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry

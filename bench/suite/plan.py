@@ -145,7 +145,7 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
     # Calls of torch itself neither hang nor write out of bounds.
     safe = registry.CPU_BACKENDS
     risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe]
-    card, first = ("-m", "rooflab.bench.suite.card"), ("-m", "rooflab.bench.suite.first", *ops)
+    card, first = ("-m", "rooflab.bench.suite.card_answers"), ("-m", "rooflab.bench.suite.first", *ops)
     trusted = ("--trust", str(trust)) if trust else ()
     return [
         Entry("environment", "the machine, its software, and whether the device answers", told(card),

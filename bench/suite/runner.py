@@ -21,8 +21,8 @@ ATTEMPTS = 4
 """The most times that an entry is started; each new attempt excludes the kernel that broke the previous process."""
 IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
 """The modules that each process imports before it is told its command: torch and Triton take seconds."""
-WORKER = "rooflab.bench.suite.worker"
-PROBE = ("-m", "rooflab.bench.suite.card", "--probe")
+WORKER = "rooflab.bench.suite.suite_worker"
+PROBE = ("-m", "rooflab.bench.suite.card_answers", "--probe")
 HOPPER = (9, 0)
 """The compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0

@@ -37,7 +37,7 @@ from rooflab.bench.predict import public
 from rooflab.bench.predict.calibration import kind_of
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
-from rooflab.bench.report.pictures.figures import WIDTH_IN
+from rooflab.bench.report.pictures.canvas import WIDTH_IN
 from rooflab.bench.suite.passed import CODE
 from rooflab.bench.suite.state import folder_of
 from rooflab.kernels import registry

@@ -4,8 +4,8 @@ import pytest
 from junitparser import JUnitXml
 
 from rooflab.bench.ab import output
+from rooflab.bench.ab.ab_run import AbResult
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.run import AbResult
 from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, remember_floors

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import wilcoxon
 
 from rooflab.bench.ab.estimate import adjusted, estimate, p_above
-from rooflab.bench.ab.records import drift
+from rooflab.bench.ab.evidence import drift
 from rooflab.bench.ab.verdict import BEYOND_DRIFT, Evidence, Rules, judge, wants_confirmation
 
 RULES = Rules()

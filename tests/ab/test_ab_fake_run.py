@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rooflab.bench.ab import commands, pairs, self_test
+from rooflab.bench.ab import modes, pairs, self_test
+from rooflab.bench.ab.ab_run import run, save
+from rooflab.bench.ab.evidence import compare_files
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.records import compare_files
-from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.sides import Comparison, Side, Target, Wanted
 from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
 from rooflab.bench.core.record import Record
@@ -63,7 +63,7 @@ def timed_in(seconds):
 def fake(monkeypatch):
     """The processes of the runs of a test."""
     processes = Fake()
-    monkeypatch.setattr(importlib.import_module("rooflab.bench.ab.run"), "JobRunner", processes)
+    monkeypatch.setattr(importlib.import_module("rooflab.bench.ab.ab_run"), "JobRunner", processes)
     return processes
 
 
@@ -165,7 +165,7 @@ def test_a_self_test_judges_times_alone_and_keeps_nothing_that_was_slowed(fake, 
 
     def tested(pairs, out=None):
         wanted = Wanted(("rmsnorm",), ("naive",))
-        return commands.of_self_test(wanted, AbSettings(pairs=pairs), 1, None, out, lambda text: None)
+        return modes.of_self_test(wanted, AbSettings(pairs=pairs), 1, None, out, lambda text: None)
 
     fake.more |= {(side, "naive"): {"activity_hash": "one"} for side in "AB"}
     monkeypatch.setattr(self_test, "remember_floors", lambda *arguments: None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from test_targets import record
 
-from rooflab.bench.ab.records import compare_files, only_in
+from rooflab.bench.ab.evidence import compare_files, only_in
 from rooflab.bench.ab.verdict import Rules, exit_status
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import write

@@ -10,11 +10,11 @@ from commands_in_process import run_command
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.ab import compare, pairs
+from rooflab.bench.ab.ab_run import run
+from rooflab.bench.ab.ab_worker import answer, check
+from rooflab.bench.ab.evidence import difference
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.records import difference
-from rooflab.bench.ab.run import run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
-from rooflab.bench.ab.worker import answer, check
 from rooflab.kernels import registry
 
 KERNELS = Path(__file__).parent / "ab_kernels.py"

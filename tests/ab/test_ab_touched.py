@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rooflab.bench.ab import worker
+from rooflab.bench.ab import ab_worker
 from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
 from rooflab.bench.revisions.changes import touched_ops, users
 from rooflab.kernels.registry import get_op
@@ -81,7 +81,7 @@ def test_a_name_that_neither_revision_has_is_refused():
 def test_an_op_without_the_named_case_is_left_out_and_a_case_of_no_op_is_refused():
     case = "T=1,H=576,eps=1e-05"
     job = {"ops": ("rmsnorm", "softmax", "rope"), "suite": "smoke", "cases": (case, "T=1,H=576")}
-    found = worker.listing(job, torch.device("cpu"))
+    found = ab_worker.listing(job, torch.device("cpu"))
     assert {op: found[op]["taken"] for op in found} == {"rmsnorm": [case], "softmax": ["T=1,H=576"], "rope": []}
     wanted = Wanted(cases=(case,))
     found["softmax"]["taken"] = []

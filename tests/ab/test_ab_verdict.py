@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from rooflab.bench.ab.evidence import evidence_of
 from rooflab.bench.ab.pairs import run_pairs
-from rooflab.bench.ab.records import evidence_of
 from rooflab.bench.ab.sides import Target
 from rooflab.bench.ab.verdict import Evidence, Rules, exit_status, judge
 from rooflab.bench.core.record import Record

@@ -18,7 +18,7 @@ from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import Samples, with_reading
 from rooflab.bench.core.record import Record, unpack_samples
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
-from rooflab.bench.plugin import timing as plugin_timing
+from rooflab.bench.plugin import fixture_time as plugin_timing
 from rooflab.bench.report.figures import placed
 
 assert triton and fixture and plugin_timing

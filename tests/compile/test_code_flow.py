@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from rooflab.bench.compile.flow import find_loops, hot_loop
 from rooflab.bench.compile.sass import parse
+from rooflab.bench.compile.sass_flow import find_loops, hot_loop
 
 
 def function(code: str):

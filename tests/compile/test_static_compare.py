@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import rooflab.kernels.registry
 from rooflab.bench.cli.app import app
+from rooflab.bench.compile import compiled_sides as two
 from rooflab.bench.compile import difference
-from rooflab.bench.compile import sides as two
 from rooflab.bench.compile.cases import device_for
+from rooflab.bench.compile.compiled_sides import CompiledTree
 from rooflab.bench.compile.difference import Query, compare_pairs, matched
-from rooflab.bench.compile.sides import CompiledTree
 from rooflab.bench.compile.static import compilers
 from rooflab.bench.compile.store import Store, tree_hash
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.compile.worker import read_cubin
+from rooflab.bench.compile.compile_worker import read_cubin
 from rooflab.kernels import _cuda, _pdl, _tensor_map
 
 SCALE = """

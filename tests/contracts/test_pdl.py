@@ -12,8 +12,8 @@ from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.compile.capture import recording_cuda
 from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.compile.compile_worker import read_cubin
 from rooflab.bench.compile.sass import parse_code
-from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from rooflab.bench.compile.flow import find_loops
+from rooflab.bench.compile.compile_worker import read_cubin
 from rooflab.bench.compile.sass import parse
-from rooflab.bench.compile.worker import read_cubin
+from rooflab.bench.compile.sass_flow import find_loops
 from rooflab.bench.core.ceilings.compute import dtypes_of, mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import Card
 from rooflab.bench.core.ceilings.streams import streams

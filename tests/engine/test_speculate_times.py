@@ -7,7 +7,7 @@ from rooflab.bench.latency.speculation import SpeculativeSteps, break_even, pric
 from rooflab.bench.latency.step_model import KernelTimes, StepWork
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data
-from rooflab.bench.load.run import Plan
+from rooflab.bench.load.load_run import Plan
 from rooflab.engine.speculate.drafter import Speculation
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device

@@ -211,7 +211,7 @@ def test_nothing_is_imported_to_be_passed_on():
 def test_outputs_are_written_whole():
     """Other writes are of scratch files for NVIDIA's tools, and of notes and caches that are renamed into place."""
     others = {"bench/core/running.py", "engine/choose/choose_kernels.py"}
-    others |= {f"bench/{name}.py" for name in ("emulator/mended", "compile/worker", "compile/capture")}
+    others |= {f"bench/{name}.py" for name in ("emulator/mended", "compile/compile_worker", "compile/capture")}
     assert {name for name in files() if re.search(r"\.write_(text|bytes)\(", (ROOT / name).read_text())} <= others
 
 
@@ -246,6 +246,13 @@ def test_results_have_a_folder_with_a_page_for_each_topic_and_few_scripts():
     scripts = [*root.glob("*/*.py")]
     assert len(scripts) > 20 and all(script.with_name("README.md").is_file() for script in scripts)
     assert sum(script.read_text().count("\n") for script in scripts) <= MOST_LINES_OF_RESULTS
+
+
+def test_a_file_of_bench_is_named_once_and_few_lines_escape_the_formatter():
+    files = [file for file in (ROOT / "bench").rglob("*.py") if file.name != "__init__.py"]
+    assert [name for name, count in Counter(file.name for file in files).items() if count > 1] == []
+    ours = chain(*((ROOT / folder).rglob("*.py") for folder in (*LAYERS, "tests", "results")))
+    assert sum(file.read_text().count("# fmt: " + "skip") for file in ours) <= 200
 
 
 def test_an_op_has_the_same_name_in_every_folder():

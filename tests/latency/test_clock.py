@@ -16,7 +16,7 @@ from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes, StepWork, fitted
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data
-from rooflab.bench.load.run import Plan
+from rooflab.bench.load.load_run import Plan
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.scheduler import pairs_of
 from rooflab.roofline.architecture import get_architecture

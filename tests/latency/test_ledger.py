@@ -15,7 +15,7 @@ from tiny_model import tiny_llm, write_config, write_model
 
 from rooflab.bench.core.record_files import read
 from rooflab.bench.core.select import Selection
-from rooflab.bench.latency.capture import capturing
+from rooflab.bench.latency.captured_suite import capturing
 from rooflab.bench.latency.ledger import calls_of, from_kernels, measured, stepping
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.latency.whatif import scale, swap

@@ -10,8 +10,8 @@ import pytest
 from tiny_model import write_config
 
 from rooflab.bench.core.record_files import RunWriter, read
+from rooflab.bench.latency.latency_records import study_record
 from rooflab.bench.latency.pages import run_study, write_page
-from rooflab.bench.latency.records import study_record
 from rooflab.bench.latency.studies import STUDIES
 from rooflab.bench.latency.study import Lab
 from rooflab.roofline.model import Ceilings

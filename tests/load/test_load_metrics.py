@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rooflab.bench.load import results
+from rooflab.bench.load import load_record
 from rooflab.bench.load.causes import cause, page_seconds
 from rooflab.bench.load.definitions import texts, xray
+from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import check_limits, failures, summarize, times_of
-from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, StreamEvent, Trace, load_trace
 
 ONE = Request(
@@ -162,7 +162,7 @@ def test_the_cause_of_a_gap(steps, wanted):
 
 def test_vllms_keys_by_vllms_definitions():
     trace = replace(TRACE, requests=(ONE, FAILED))
-    found = results.vllm_json(trace, Plan(model="m"), {"ttft": 150.0, "itl": 1.0})
+    found = load_record.vllm_json(trace, Plan(model="m"), {"ttft": 150.0, "itl": 1.0})
     assert found.keys() >= set(
         "date backend label model_id tokenizer_id num_prompts request_rate burstiness max_concurrency duration "
         "completed failed total_input_tokens total_output_tokens request_throughput request_goodput "
@@ -175,12 +175,14 @@ def test_vllms_keys_by_vllms_definitions():
     assert found["itls"] == [pytest.approx([0.1, 0.2, 0.1]), []] and found["errors"] == ["", "connection dropped"]
     assert (found["max_output_tokens_per_s"], found["max_concurrent_requests"]) == (4, 1)
     assert found["start_times"] == [0.1, 0.1] and found["queue_times"] == [0.1, 0.1]
-    assert results.vllm_json(trace, Plan(), {"ttft": 150.0, "e2e": 1.0})["request_goodput"] == 0
-    assert results.vllm_json(replace(TRACE, requests=(FAILED,)), Plan(), {})["duration"] == 0
+    assert load_record.vllm_json(trace, Plan(), {"ttft": 150.0, "e2e": 1.0})["request_goodput"] == 0
+    assert load_record.vllm_json(replace(TRACE, requests=(FAILED,)), Plan(), {})["duration"] == 0
 
 
 def test_a_record_of_nothing_answered_is_a_failure(monkeypatch):
-    monkeypatch.setattr(results.Environment, "now", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
-    record = results.record_of(replace(TRACE, requests=(FAILED,)), {}, "r")
+    monkeypatch.setattr(
+        load_record.Environment, "now", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}})
+    )
+    record = load_record.record_of(replace(TRACE, requests=(FAILED,)), {}, "r")
     assert (record.status, record.reason) == ("RUNTIME_ERROR", "no request was answered: connection dropped")
-    assert np.isclose(results.record_of(TRACE, {}, "r").metrics["ttft_p50_ms"], 300)
+    assert np.isclose(load_record.record_of(TRACE, {}, "r").metrics["ttft_p50_ms"], 300)

@@ -18,7 +18,7 @@ from needs import skip_without
 from typer import Exit
 
 from rooflab.bench.cli.app import exit_for
-from rooflab.bench.load import results, run
+from rooflab.bench.load import load_record, load_run
 from rooflab.bench.load.client import Endpoint
 from rooflab.bench.load.data import Data
 from rooflab.bench.load.metrics import failures, remarks
@@ -156,16 +156,18 @@ WRONG = {
 @pytest.fixture
 def loaded(monkeypatch):
     """Runs a load of `count` requests, one after the other, and gives its exit status, record, failures and remarks."""
-    monkeypatch.setattr(run, "undisturbed", nullcontext)  # a pass over the tests' heap takes 0.2 s
-    monkeypatch.setattr(results.Environment, "now", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
+    monkeypatch.setattr(load_run, "undisturbed", nullcontext)  # a pass over the tests' heap takes 0.2 s
+    monkeypatch.setattr(
+        load_record.Environment, "now", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}})
+    )
 
     def call(play, plays=lambda number: number == 1, count=3, timeout_s=20.0, seen=None, **plan):
         with player(play, plays, seen) as url:
             data = Data(input_len=(3, 3), output_len=(4, 4))
-            own = run.Plan(data=data, model="m", num_prompts=count, **plan)
-            trace = run.run_load(Endpoint(url, "/v1/completions", timeout_s=timeout_s), own)
-        record = results.record_of(trace, {"itl": 1000.0}, "r")
-        with pytest.raises(Exit) if (status := results.exit_status(trace)) != "OK" else nullcontext() as ended:
+            own = load_run.Plan(data=data, model="m", num_prompts=count, **plan)
+            trace = load_run.run_load(Endpoint(url, "/v1/completions", timeout_s=timeout_s), own)
+        record = load_record.record_of(trace, {"itl": 1000.0}, "r")
+        with pytest.raises(Exit) if (status := load_record.exit_status(trace)) != "OK" else nullcontext() as ended:
             exit_for({status})
         return ended.value.exit_code if ended else 0, record, failures(trace), remarks(trace)
 

@@ -14,8 +14,8 @@ from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import spikes
 from rooflab.bench.load.client import Endpoint
 from rooflab.bench.load.data import Data
+from rooflab.bench.load.load_run import Plan, run_load
 from rooflab.bench.load.metrics import failures, remarks
-from rooflab.bench.load.run import Plan, run_load
 from rooflab.bench.load.trace import load_trace
 
 

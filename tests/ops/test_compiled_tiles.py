@@ -11,7 +11,7 @@ from op_kernels import check_emulated, slow
 from ptx_processes import asked
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.compile.flow import hot_loop
+from rooflab.bench.compile.sass_flow import hot_loop
 from rooflab.bench.core.outside import CheckTask
 from rooflab.bench.emulate.calls import call
 from rooflab.kernels.registry import get_kernel, get_op

@@ -14,11 +14,11 @@ from test_predict import WGMMA, compiled
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
-from rooflab.bench.predict import cases, model
+from rooflab.bench.predict import model, predictions
 from rooflab.bench.predict.calibration import Fit
-from rooflab.bench.predict.cases import measured_in
 from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, explain, why_rows, why_sentence
 from rooflab.bench.predict.model import TimeStep
+from rooflab.bench.predict.predictions import measured_in
 from rooflab.kernels import registry
 from rooflab.kernels.registry import kernels
 from rooflab.reference.spec import Case, get_scheme
@@ -70,11 +70,11 @@ def test_naive_and_optimized_side_by_side():
 
 def test_a_tile_s_padding_is_work_too(monkeypatch):
     code = compiled(WGMMA, "@P0 BRA 0x0", "EXIT")
-    monkeypatch.setattr(cases, "compile_kernels", lambda wanted, store: [[code]] * len(wanted))
+    monkeypatch.setattr(predictions, "compile_kernels", lambda wanted, store: [[code]] * len(wanted))
     config = registry.get_kernel("gemm", "tensor_core").tuning.configs(Case(M=64, N=4096, K=4096))[0]
     asked = [Case(M=rows, N=4096, K=4096, layout="NT", bias=False) for rows in (1, config.block_m)]
     chosen = [target("tensor_core", "gemm", case)._replace(config=config) for case in asked]
-    one, whole = (found.prediction.works[0].turns for found in cases.predict_all(chosen, H100))
+    one, whole = (found.prediction.works[0].turns for found in predictions.predict_all(chosen, H100))
     assert one == whole > 1
 
 
@@ -133,7 +133,7 @@ def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeyp
         asked.append((tuple(entry.kernel for entry in chosen), budget_s))
         return [record(latency_median_ms=0.03), record(kernel="naive", **wrong)]
 
-    monkeypatch.setattr(cases, "measure_here", measure)
+    monkeypatch.setattr(predictions, "measure_here", measure)
     arguments = ["rmsnorm", "library", "--kernel", "naive", "--case", CASE.id, "--budget", "0.2", "--json"]
     status, out, err = rooflab("explain", *arguments)
     library, naive = json.loads(out)

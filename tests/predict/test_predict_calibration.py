@@ -12,8 +12,8 @@ from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import calibration
 from rooflab.bench.predict.calibration import Observation, calibrated, fit, kind_of, load, observations
-from rooflab.bench.predict.cases import predict_all
 from rooflab.bench.predict.model import CALIBRATION, predict
+from rooflab.bench.predict.predictions import predict_all
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rooflab.bench.compile.cases import Query
-from rooflab.bench.predict.cases import predict_all
+from rooflab.bench.predict.predictions import predict_all
 from rooflab.roofline.device import get_device
 
 

@@ -11,11 +11,11 @@ from test_history import record
 
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
-from rooflab.bench.exchange import commands
-from rooflab.bench.exchange.commands import export, read
+from rooflab.bench.exchange import convert
+from rooflab.bench.exchange.convert import export, read
 from rooflab.bench.exchange.files import Imported, make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
-from rooflab.bench.plugin.timing import Timed, extra_info
+from rooflab.bench.plugin.fixture_time import Timed, extra_info
 from rooflab.bench.report.figures import cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case
@@ -173,7 +173,7 @@ def test_a_reader_of_another_package_is_an_entry_point(monkeypatch, tmp_path):
         return Imported(tuple(sampled(number, kernel=path.stem, op=ops[0]) for number, path in enumerate(paths)))
 
     points = [SimpleNamespace(name="theirs", load=lambda: ours)]
-    monkeypatch.setattr(commands, "entry_points", lambda group: points if group == "rooflab.readers" else [])
+    monkeypatch.setattr(convert, "entry_points", lambda group: points if group == "rooflab.readers" else [])
     found = read("theirs", [tmp_path / "a.txt", tmp_path / "b.txt"], ["gemm"])
     assert [(each.op, each.kernel) for each in found.records] == [("gemm", "a"), ("gemm", "b")]
     with pytest.raises(ValueError, match="^tool: expected one of .*csv, theirs or published, got 'flashinfer'"):

@@ -5,7 +5,7 @@ import json
 import pytest
 from test_exchange import written
 
-from rooflab.bench.exchange.commands import read
+from rooflab.bench.exchange.convert import read
 
 
 def nvbench(**state):

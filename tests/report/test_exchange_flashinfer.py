@@ -7,7 +7,7 @@ import pytest
 from test_exchange import foreign
 from test_exchange_tritonbench import METRICS
 
-from rooflab.bench.exchange.commands import read
+from rooflab.bench.exchange.convert import read
 from rooflab.bench.exchange.flashinfer import definitions_in, read_dataset
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench

@@ -5,7 +5,7 @@ import os
 import pytest
 from test_exchange import written
 
-from rooflab.bench.exchange.commands import read
+from rooflab.bench.exchange.convert import read
 from rooflab.bench.exchange.tritonbench import read_tritonbench
 from rooflab.reference.spec import Case
 

@@ -9,10 +9,10 @@ import torch
 
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.emulate import calls as emulated_calls
-from rooflab.bench.report.pictures import figures, schedule
-from rooflab.bench.report.pictures.figures import draw_levels
+from rooflab.bench.report.pictures import canvas, tile_schedule
+from rooflab.bench.report.pictures.canvas import draw_levels
 from rooflab.bench.report.pictures.levels import bytes_of, move
-from rooflab.bench.report.pictures.schedule import planned
+from rooflab.bench.report.pictures.tile_schedule import planned
 from rooflab.kernels.registry import get_op
 from rooflab.kernels.traffic import calls_of
 from rooflab.reference.spec import Case, get_scheme
@@ -85,7 +85,7 @@ def test_planned_work_and_levels_are_the_emulators(name, tmp_path):
     """Each block of scores is two products."""
     launch, (moved,) = launch_of(name, SMALL), move(OP, [name], SMALL)
     blocks = sum(tile.work for tile in planned(name, case(SMALL), BF16).tiles)
-    assert launch["tensor_flops"] == {"bf16": 2 * 2 * 64 * schedule.BLOCK**2 * blocks}
+    assert launch["tensor_flops"] == {"bf16": 2 * 2 * 64 * tile_schedule.BLOCK**2 * blocks}
     counted = launch["bytes"]
     found = {name.removeprefix("moved_"): value for name, value in moved.metrics.items()}
     assert found["hbm_read_bytes"] == counted["hbm_read"] and moved.traffic_bytes == moved.least_bytes
@@ -99,7 +99,7 @@ def test_work_is_balanced_where_made_for_a_causal_mask_and_drawn(tmp_path):
     found = [planned(name, large, BF16) for name in ORDERS]
     assert found[0].imbalance > 1.1 and max(one.imbalance for one in found[1:]) < 1.01
     environment, small = Environment.now(), [planned(name, case(SMALL), BF16, 4) for name in ORDERS]
-    path = figures.draw_schedules(small, case(SMALL), BF16, environment, tmp_path)
+    path = canvas.draw_schedules(small, case(SMALL), BF16, environment, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="case: flash_attention/tma: "):
         planned("tma", case(SMALL), get_scheme("fp8_e4m3"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
-from rooflab.bench.emulator.emit.memory import located
+from rooflab.bench.emulator.emit.memory_access import located
 from rooflab.bench.emulator.text.kinds import dtype_of
 from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, OperandGroup, PtxError, Register, Sink
 

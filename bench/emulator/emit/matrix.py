@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
-from rooflab.bench.emulator.emit.memory import address
+from rooflab.bench.emulator.emit.memory_access import address
 from rooflab.bench.emulator.execute.matrices import WgmmaShape
 from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, OperandGroup, PtxError
 from rooflab.bench.emulator.tiles.mma import BYTES

@@ -17,8 +17,8 @@ from rooflab.bench.latency.step_model import StepModel
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, spread
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data, Prompt
+from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import summarize
-from rooflab.bench.load.run import Plan
 from rooflab.engine.llm import LLM, SamplingParams
 
 KINDS = ("static", "continuous")

@@ -1,4 +1,4 @@
-"""The bytes that kernels move at each level of memory on one case, as records: `figures.py` draws them.
+"""The bytes that kernels move at each level of memory on one case, as records: `canvas.py` draws them.
 
 The emulator counts compiled kernels.  The bytes of a naive kernel come from the operands of its torch calls
 (`kernels/traffic.py`), as if L2 were empty at each call's start; the emulator counts a launch in this way.  An
@@ -21,7 +21,7 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Environment, Record, RunWriter, choose_kernels
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.emulator import SECTOR
-from rooflab.bench.predict.cases import choose_cases, choose_scheme
+from rooflab.bench.predict.predictions import choose_cases, choose_scheme
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.traffic import TorchCall, calls_of, held

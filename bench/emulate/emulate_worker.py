@@ -15,8 +15,8 @@ import torch
 
 from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.core import Runner, Serving
-from rooflab.bench.emulate import outside
-from rooflab.bench.emulate import run as emulated_run
+from rooflab.bench.emulate import one_call as emulated_run
+from rooflab.bench.emulate import unregistered
 from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import QUICK, Checks, Launches
 from rooflab.kernels.registry import Kernel
@@ -76,7 +76,7 @@ def answer(request: Mapping[str, Any]) -> Any:
             return _serving.answer(request)
     try:
         if request["do"] == "outside":
-            return outside.answer(request)
+            return unregistered.answer(request)
         with pretended_card():
             Serving.kernel(request["op"], request["kernel"], request["file"])
         return emulated_run.run(request)

@@ -83,9 +83,9 @@ def simulate(
     from rooflab.bench.latency.capacity import fitting
     from rooflab.bench.latency.speculation import priced
     from rooflab.bench.load.data import Data
+    from rooflab.bench.load.load_record import trace_file
+    from rooflab.bench.load.load_run import Plan
     from rooflab.bench.load.metrics import summarize
-    from rooflab.bench.load.results import trace_file
-    from rooflab.bench.load.run import Plan
     from rooflab.bench.load.trace import load_trace
 
     drafted = drafts.num_speculative_tokens
@@ -154,7 +154,7 @@ def capacity(
     from rooflab.bench.latency import capacity as capacities
     from rooflab.bench.latency.clock import ClockSettings
     from rooflab.bench.load.data import Data
-    from rooflab.bench.load.run import Plan
+    from rooflab.bench.load.load_run import Plan
 
     for name, value, most in (("percentile", percentile, 100.0), ("ttft", ttft, math.inf), ("itl", itl, math.inf)):
         if not 0 < value < most:

@@ -21,7 +21,7 @@ from matplotlib.text import Text
 
 from rooflab.bench.core import Environment, Record
 from rooflab.bench.report.pictures.levels import PREFIX
-from rooflab.bench.report.pictures.schedule import UNIT, TileSchedule
+from rooflab.bench.report.pictures.tile_schedule import UNIT, TileSchedule
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.names import visible

@@ -10,7 +10,7 @@ from textwrap import fill
 
 from matplotlib.axes import Axes
 
-from rooflab.bench.report.pictures.figures import INK, LOST, PALE, READ, WIDTH_IN, WRITTEN, new_figure, note, save
+from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ, WIDTH_IN, WRITTEN, new_figure, note, save
 from rooflab.roofline.plot import own_settings
 from rooflab.roofline.published import Table, committed
 

@@ -35,8 +35,8 @@ def study(
         if name not in STUDIES:
             raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}")
     from rooflab.bench.core import RunWriter, result_folder
+    from rooflab.bench.latency.latency_records import study_record
     from rooflab.bench.latency.pages import run_study, write_page
-    from rooflab.bench.latency.records import study_record
     from rooflab.bench.latency.study import Lab
 
     lab, found = Lab(model, dummy, smoke, {"device": device}), []

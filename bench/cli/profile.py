@@ -51,11 +51,11 @@ def explain(
     """
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.core import read
-    from rooflab.bench.predict import calibration, cases
+    from rooflab.bench.predict import calibration, predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
     known = read(records) if records else []
-    device, note = cases.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
+    device, note = predictions.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
     show.note(note)
     own = {"argument": argument, "dtype": dtype}
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
@@ -67,9 +67,9 @@ def explain(
         chosen = _targets(op, named, case or [], scheme or [])
         measured: dict[KernelCase, float] = {}
         if records:
-            chosen, measured = cases.measured_in(known, chosen, device)
+            chosen, measured = predictions.measured_in(known, chosen, device)
         elif measure and _is_here(device):
-            chosen, measured = _measured(cases.measure_here(chosen, budget_s), chosen, device)
+            chosen, measured = _measured(predictions.measure_here(chosen, budget_s), chosen, device)
         found = explain_all(chosen, device, measured, calibration.load())
     if named and all(entry.reason for entry in found):
         raise ValueError(found[0].reason)
@@ -84,8 +84,8 @@ def explain(
 
 def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Explanation:
     from rooflab.bench.emulate.calls import call
-    from rooflab.bench.predict.cases import Predicted
     from rooflab.bench.predict.explain import explained
+    from rooflab.bench.predict.predictions import Predicted
     from rooflab.roofline.model import Cost
 
     show.note(f"the least work of {target.label} is what the emulator counts, for no op says what it must do")
@@ -97,7 +97,7 @@ def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Expl
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
     from rooflab.bench.core import choose_kernels
-    from rooflab.bench.predict.cases import choose_targets
+    from rooflab.bench.predict.predictions import choose_targets
     from rooflab.kernels.registry import get_op
 
     if op is None and not any(name.endswith(".py") for name in named):
@@ -121,13 +121,13 @@ def _measured(
     found: list[Record], chosen: list[KernelCase], device: Device
 ) -> tuple[list[KernelCase], dict[KernelCase, float]]:
     """The times just measured; a target that failed its check is named, and keeps its prediction."""
-    from rooflab.bench.predict import cases
+    from rooflab.bench.predict import predictions
 
     for entry in found:
         if entry.status != "OK":
             show.note(f"{entry.op}/{entry.kernel} {entry.case_id}: {entry.status}: {entry.reason}")
     timed = any(entry.status == "OK" and entry.latency_median_ms is not None for entry in found)
-    return cases.measured_in(found, chosen, device) if timed else (chosen, {})
+    return predictions.measured_in(found, chosen, device) if timed else (chosen, {})
 
 
 def _show(entry: Explanation) -> None:
@@ -177,7 +177,7 @@ def profile(
     import shlex
 
     from rooflab.bench.core import RunWriter
-    from rooflab.bench.predict import calibration, cases, ncu
+    from rooflab.bench.predict import calibration, ncu, predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
     found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
@@ -190,7 +190,7 @@ def profile(
         show.result({"command": words})
         show.line(shlex.join(words))
         return
-    device, note = cases.choose_gpu(gpu)
+    device, note = predictions.choose_gpu(gpu)
     show.note(note)
     if log:
         taken = ncu.Profile(tuple(ncu.parse(log.read_text())))

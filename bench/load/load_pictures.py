@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from rooflab.bench.load.causes import KINDS, spikes
 from rooflab.bench.load.metrics import times_of, token_steps
 from rooflab.bench.load.trace import Request, Trace
-from rooflab.bench.report.pictures.figures import INK, LOST, PALE, READ, WRITTEN, new_figure, note, save
+from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ, WRITTEN, new_figure, note, save
 from rooflab.roofline.plot import own_settings
 
 QUEUE, WAIT, STREAM = PALE, WRITTEN, READ

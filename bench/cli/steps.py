@@ -12,8 +12,8 @@ from rooflab.bench import show
 from rooflab.bench.base.plain import Json
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
-from rooflab.bench.cli.clock import PublishedTimes
 from rooflab.bench.cli.names import parse_swaps
+from rooflab.bench.cli.simulate import PublishedTimes
 from rooflab.roofline.names import values_by_name
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def ledger(
 
     Measured on this machine, or with --gpu by published times of kernels.
     """
-    from rooflab.bench.latency.records import ledger_record
+    from rooflab.bench.latency.latency_records import ledger_record
 
     kind: Kind = "prefill" if prefill else "decode"
     step = replace(step, batch=step.sequences(kind))
@@ -131,7 +131,7 @@ def whatif(
     TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch such sequences; both
     without CUDA graphs.
     """
-    from rooflab.bench.latency.records import change_records
+    from rooflab.bench.latency.latency_records import change_records
     from rooflab.bench.latency.whatif import scale
     from rooflab.engine.choose.model_shapes import FUSED, OPS
 
@@ -203,7 +203,7 @@ def capture(
     """
     import json
 
-    from rooflab.bench.latency.capture import run_program
+    from rooflab.bench.latency.captured_suite import run_program
     from rooflab.kernels._files import write_whole
 
     if suite.suffix != ".json":

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.ab import output, records
+from rooflab.bench.ab import evidence, output
+from rooflab.bench.ab.ab_run import run, save
 from rooflab.bench.ab.pairs import AbSettings, JobRunner
-from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.self_test import KERNELS, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
@@ -137,8 +137,8 @@ def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> AbReport:
         raise ValueError(f"records: expected no {' and no '.join(given)} beside them, which are compared whole")
     if len(files) != 2:
         raise ValueError(f"records: expected two files or folders (--records twice), got {len(files)}")
-    outcomes = records.compare_files(files[0], files[1], rules, wanted.kernels)
-    new = [] if wanted.kernels else records.only_in(files[0], files[1])
+    outcomes = evidence.compare_files(files[0], files[1], rules, wanted.kernels)
+    new = [] if wanted.kernels else evidence.only_in(files[0], files[1])
     notes = [f"{key} is only in {files[1]}: nothing to compare it with" for key in new]
     title = f"{files[0]} against {files[1]}"
     return AbReport(title, [(title, outcomes)], notes)

@@ -11,8 +11,8 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.core import Failed, FunctionOp
+from rooflab.bench.emulate.one_call import Answer, launch_answer
 from rooflab.bench.emulate.ours import emulating
-from rooflab.bench.emulate.run import Answer, launch_answer
 from rooflab.bench.emulator import EmulationError
 
 

@@ -1,4 +1,4 @@
-"""The first entry, `python -m rooflab.bench.suite.card`: the machine, its software, and whether the card answers."""
+"""The first entry, `python -m rooflab.bench.suite.card_answers`: machine, software, and whether the card answers."""
 
 from __future__ import annotations
 

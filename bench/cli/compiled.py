@@ -16,7 +16,7 @@ from rooflab.bench.cli.app import app, exit_for
 
 if TYPE_CHECKING:
     from rooflab.bench.compile.cases import KernelCase, Query
-    from rooflab.bench.compile.reports import CompileResult
+    from rooflab.bench.compile.static_rows import CompileResult
     from rooflab.bench.compile.store import Store
     from rooflab.roofline.device import Device
 
@@ -57,7 +57,7 @@ def static(
     """
     from rooflab.bench.compile.cases import SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected
-    from rooflab.bench.compile.reports import with_configs
+    from rooflab.bench.compile.static_rows import with_configs
     from rooflab.bench.compile.store import Store
 
     device = device_for(gpu)
@@ -86,7 +86,7 @@ def static(
 
 
 def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> list[CompileResult]:
-    from rooflab.bench.compile.reports import compile_targets
+    from rooflab.bench.compile.static_rows import compile_targets
 
     with show.progress("compile", len(chosen)) as advance:
         results = compile_targets(chosen, device, store, advance)
@@ -96,20 +96,20 @@ def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> l
 
 
 def _report(results: list[CompileResult], store: Store | None, details: bool, out: Path | None) -> None:
-    from rooflab.bench.compile import reports
+    from rooflab.bench.compile import static_rows
     from rooflab.bench.compile.cases import ARCHITECTURE
 
-    path = reports.write_records(results, out) if out else None
-    line, rows = reports.summary_line(results, store), [result.to_json() for result in results]
+    path = static_rows.write_records(results, out) if out else None
+    line, rows = static_rows.summary_line(results, store), [result.to_json() for result in results]
     show.result({"target": ARCHITECTURE, "summary": line, "records": path, "results": rows})
-    show.table(reports.rows(results), reports.COLUMNS, filled=True)
+    show.table(static_rows.rows(results), static_rows.COLUMNS, filled=True)
     for result in results:
         name = f"{result.target.op}/{result.target.kernel} {result.target.scheme.name}"
         if result.failure is not None:
             show.line(f"{result.status}: {result.failure}", "red" if result.status == "COMPILE_ERROR" else "dim")
         for launch in result.launches:
             if details:
-                show.pairs(reports.details(launch), f"\n{name} {result.target.case.id}: {launch.name}")
+                show.pairs(static_rows.details(launch), f"\n{name} {result.target.case.id}: {launch.name}")
             else:
                 for sentence in launch.findings:
                     show.line(f"{name}: {launch.name}: {sentence}", "yellow")
@@ -123,7 +123,7 @@ def _compare(
     markdown: Path | None, details: bool,
 ) -> int:  # fmt: skip
     """Compares with a revision, or with another toolchain."""
-    from rooflab.bench.compile import difference, sides
+    from rooflab.bench.compile import compiled_sides, difference
     from rooflab.kernels._files import write_whole
 
     files = [name for name in query.kernels if name.endswith(".py")]
@@ -131,10 +131,10 @@ def _compare(
     with ExitStack() as stack:
         with show.waiting(f"reading this tree and {revision or toolchain}"):
             if toolchain:
-                base, head = stack.enter_context(sides.two_toolchains(toolchain, files))
+                base, head = stack.enter_context(compiled_sides.two_toolchains(toolchain, files))
                 pairs, untouched = difference.matched(base, head, query), False
             else:
-                base, head = stack.enter_context(sides.two_sides(str(revision), files))
+                base, head = stack.enter_context(compiled_sides.two_sides(str(revision), files))
                 pairs, untouched = difference.reached(base, head, query, str(revision))
         changes = []
         if pairs:

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.ab.evidence import difference, evidence_of
 from rooflab.bench.ab.pairs import AbSettings, JobRunner, run_pairs
-from rooflab.bench.ab.records import difference, evidence_of
 from rooflab.bench.ab.sides import SIDES, Comparison, SideName
 from rooflab.bench.ab.verdict import (
     BOUNDED_PAIRS,

@@ -12,8 +12,8 @@ import numpy as np
 
 from rooflab.bench.core import Environment, Record, Status
 from rooflab.bench.load.definitions import TOOLS, DefinedTimes
+from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import broken, failures, noise, output_tokens, prompt_tokens, summarize
-from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, Trace
 
 VLLM = next(tool for tool in TOOLS if tool.name == "vLLM")
