@@ -93,6 +93,7 @@ REFUSED = [
      "expected 1 parameters and results of f, got 'call"),
     ("call.uni g", "neither recursive nor guarded"),
     ("q: .callprototype _ (.param .b32 a); call.uni %d3, (%r1), q", "got one by a pointer"),
+    ("cvt.rn.s32.f32 %r2, %f1", "expected cvt.rni, .rzi, .rmi or .rpi from f32 to s32, got 'cvt.rn.s32.f32"),
     (".loc 1 7 0\nldx.u32 %r2, %r1", "b.cu:7"),  # two slashes in a path are no comment
 ]  # fmt: skip
 
@@ -102,7 +103,7 @@ def test_what_ptx_does_not_allow_or_is_not_known_is_refused_in_one_sentence(inst
     outer = '.file 1 "/a//b.cu"\n.func f(.param .b32 a) { ret; }\n.func g() { call.uni g; ret; }'
     with pytest.raises(PtxError) as caught:
         launch(f"{instruction}; mov.u32 %r1, 0;", declared=SHARED, outer=outer, block=128)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert words in str(caught.value) and "\n" not in str(caught.value) and "None" not in str(caught.value)
 
 
 def test_a_commit_of_half_a_warpgroup_is_named() -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.emit.memory_access import located
 from rooflab.bench.emulator.text.kinds import dtype_of
-from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, OperandGroup, PtxError, Register, Sink
+from rooflab.bench.emulator.text.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    OperandGroup,
+    PtxError,
+    Register,
+    Sink,
+    quoted,
+)
 
 _REDUCTIONS = ("popc", "and", "or")
 
@@ -107,7 +116,9 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
     parts, operands = instruction.parts, list(instruction.operands)
     name = parts[1]
     if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
-        raise PtxError(f"PTX: expected an mbarrier that orders memory, got {instruction.text!r} at {instruction.place}")
+        raise PtxError(
+            f"PTX: expected an mbarrier that orders memory, got {quoted(instruction.text, instruction.place)}"
+        )
     if name in ("try_wait", "test_wait"):
         _wait(g, instruction)
         return

@@ -199,7 +199,7 @@ class Generator:
     def unguarded(self, instruction: syntax.Instruction) -> None:
         """Raises `PtxError` if an instruction has a predicate, which its emitter does not support."""
         if self._guard is not None:
-            where = f"{instruction.text!r} at {instruction.place}"
+            where = syntax.quoted(instruction.text, instruction.place)
             raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
 
     def ends(self) -> None:
@@ -278,7 +278,7 @@ class Generator:
         return self.flow.live.get(start, frozenset())
 
     def _instruction(self, instruction: syntax.Instruction) -> None:
-        name, where = instruction.opcode.split(".", 1)[0], f"{instruction.text!r} at {instruction.place}"
+        name, where = instruction.parts[0], syntax.quoted(instruction.text, instruction.place)
         if name not in EMITTERS:
             raise syntax.PtxError(f"PTX: expected an instruction that is known, got {where}")
         if (modifier := _unknown_modifier(instruction.parts)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rooflab.bench.emulator.emit.arithmetic import rounding_of
+from rooflab.bench.emulator.emit.arithmetic import ROUNDINGS, rounding_of
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.machine.memory import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW
 from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
@@ -189,6 +189,8 @@ def convert(g: Generator, instruction: Instruction) -> None:
     given = "".join(f", {name}=True" for name in flags)
     rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
     result = dtype_of(to)
+    if to[0] in "us" and source[0] not in "us" and rounding in ROUNDINGS:
+        raise PtxError(f"PTX: expected cvt.rni, .rzi, .rmi or .rpi from {source} to {to}, got {instruction.text!r}")
     if to.endswith("x2"):
         _check_packed(instruction, to, source, rounding)
     if to.endswith("x2") and source == "f32":

@@ -124,9 +124,8 @@ class Body:
                 else:
                     self._scopes[-1].families[name] = (found[0], count)
         elif text.startswith((".callprototype", ".calltargets")):
-            raise syntax.PtxError(
-                f"PTX: expected calls of functions by their names, got one by a pointer at {self._place}"
-            )
+            called = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected calls of functions by their names, got one by a pointer: {called}")
         elif text.startswith(".branchtargets"):
             self._table(text)
         elif (declared := declared_variable(text)) is not None:
@@ -222,10 +221,10 @@ class Body:
             self._add(f"call.{name}", tuple(self._resolve(item) for item in given), predicate, negated, text)
             return
         if name not in self._functions:
-            plain = " ".join(text.split())
-            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {plain!r} at {self._place}")
+            plain = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {plain}")
         if name in self._calls or predicate is not None:
-            plain = f"{' '.join(text.split())!r} at {self._place}"
+            plain = syntax.quoted(text, self._place)
             raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
         function = self._functions[name]
         variables: dict[str, str] = {}

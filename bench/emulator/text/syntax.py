@@ -36,6 +36,11 @@ class Place(NamedTuple):
         return f"{self.caller[0].rsplit('/', 1)[-1]}:{self.caller[1]} (in {name}:{self.line})"
 
 
+def quoted(text: str, place: Place | None) -> str:
+    """A statement for an error: its text on one line, and its place where the PTX names one."""
+    return f"{' '.join(text.split())!r}" + (f" at {place}" if place else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Register:
     """A virtual register of a kernel: its place in the register file, its name and its declared type (`b32`)."""
