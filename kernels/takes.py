@@ -116,10 +116,10 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
     """Returns why TMA cannot make a map of x, or without `tma` why copies of 16 bytes do not fit, or None."""
     dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
-    for inner in dims:
-        steps = [step for dim, step in enumerate(strides) if dim != inner and x.shape[dim] > 1]
+    for dim in dims:
+        steps = [step for other, step in enumerate(strides) if other != dim and x.shape[other] > 1]
         whole = address == 0 and all(step % ALIGNMENT == 0 for step in steps)
-        fits = all(0 < step < STRIDE_LIMIT for step in steps) and (x.shape[inner] == 1 or x.stride(inner) == 1)
+        fits = all(0 < step < STRIDE_LIMIT for step in steps) and (x.shape[dim] == 1 or x.stride(dim) == 1)
         if not x.numel() or (whole and (fits or not tma)):
             return None
     others = f"strides of whole {ALIGNMENT} bytes"

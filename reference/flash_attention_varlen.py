@@ -94,7 +94,7 @@ def check_lengths(given: Given, dims: Dims) -> None:
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields the queries and the keys of each sequence."""
     bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
-    pairs = [[slice(*pair) for pair in zip(own, own[1:], strict=False)] for own in bounds]
+    pairs = [[slice(*pair) for pair in pairwise(own)] for own in bounds]
     return zip(*pairs, strict=True)
 
 

@@ -6,6 +6,7 @@ Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -39,7 +40,7 @@ ACCUMULATION_FACTOR = 4.0
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
     """Yields each expert that has rows, and its rows."""
     bounds = offsets.tolist()
-    for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end > start:
             yield expert, slice(start, end)
 

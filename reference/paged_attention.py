@@ -114,7 +114,7 @@ def bounds(given: Given, dims: Dims) -> None:
 def _scheme(given: Given) -> str:
     """Returns the scheme: queries of fp32 are multiplied in fp32, with any dtype of the cache."""
     q, cache = given["q"].dtype, given["k_cache"].dtype
-    return DTYPE_NAMES[q] if q == torch.float32 or cache == q else "kv_fp8"
+    return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
 
 def _sequences(

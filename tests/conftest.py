@@ -13,8 +13,8 @@ import pytest
 if not os.environ.get("ROOFLAB_TEST_ON_GPU"):
     os.environ["TRITON_INTERPRET"] = "1"
 
-import torch  # noqa: E402
-from needs import ALLOWED, skip_without  # noqa: E402
+import torch
+from needs import ALLOWED, skip_without
 
 SEED = int(os.environ.get("ROOFLAB_TEST_SEED", "0"))
 """The seed that draws which cases of a long list `make test` runs."""

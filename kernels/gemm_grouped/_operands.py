@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -14,7 +15,7 @@ from rooflab.roofline.model import Traffic
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:
     """Rows of each expert that has rows; waits for the device, so only traffic models use it, never a launch."""
     bounds = offsets.tolist()
-    return (end - start for start, end in zip(bounds[:-1], bounds[1:], strict=True) if end > start)
+    return (end - start for start, end in itertools.pairwise(bounds) if end > start)
 
 
 def traffic(inputs: Arguments) -> Traffic:

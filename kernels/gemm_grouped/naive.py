@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,6 @@ from rooflab.kernels.launcher import kernel
 def naive(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor) -> None:
     """Multiplies each expert's rows by its matrix by `torch.mm`, expert by expert."""
     bounds = offsets.tolist()
-    for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end > start:
             out[start:end] = torch.mm(a[start:end], b[expert])

@@ -5,6 +5,7 @@ A process that hangs or breaks has no answer, and affects no other.  The first s
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -111,7 +112,7 @@ def event_steps() -> Any:
         pairs.append((start, end))
     torch.cuda.synchronize()
     times = sorted({round(start.elapsed_time(end) * 1e6) for start, end in pairs})
-    return {"least_ns": times[0], "steps_ns": sorted(b - a for a, b in zip(times, times[1:], strict=False))[:5]}
+    return {"least_ns": times[0], "steps_ns": sorted(b - a for a, b in itertools.pairwise(times))[:5]}
 
 
 def profiler() -> Any:

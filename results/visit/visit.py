@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,14 +110,10 @@ def run(step: Step, folder: Path, environment: dict[str, str], limit_s: float) -
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)  # at this signal the suite writes its summary
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(3)
-                except subprocess.TimeoutExpired:
-                    pass
-            try:
+            with suppress(ProcessLookupError):  # if all processes of the group have ended
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # all processes of the group have ended
 
 
 def main() -> None:

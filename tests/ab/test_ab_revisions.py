@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,9 @@ def test_both_names_of_a_renamed_file_are_seen(repository):
 
 
 def test_a_revision_that_is_none_is_named(repository):
-    with pytest.raises(ValueError, match="revision: expected a commit, branch or tag of repository, got 'nowhere'"):
-        with checked_out(repository, "nowhere"):
-            pass
+    words = "revision: expected a commit, branch or tag of repository, got 'nowhere'"
+    with pytest.raises(ValueError, match=words), checked_out(repository, "nowhere"):
+        pass
 
 
 def test_only_pins_that_can_change_a_time_count(tmp_path):
@@ -124,7 +125,7 @@ def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
 
     def compared(*words):
         status, found, err = run_command(["ab", "--base", "HEAD", "--pairs", "1", "--json", *words])
-        verdicts = {one["key"].split()[0]: one["verdict"] for one in sum(found["tables"].values(), [])} if found else {}
+        verdicts = {one["key"].split()[0]: one["verdict"] for one in chain(*found["tables"].values())} if found else {}
         return status, verdicts, found["notes"][0] if found else err
 
     monkeypatch.setattr(pairs, "ask_process", answers)

@@ -123,6 +123,6 @@ def test_a_tree_that_cannot_be_read_is_no_new_tree(sides, tmp_path):
     """
     tree = make_tree(tmp_path / "lacks", GEMM + "\nimport rooflab.kernels.precision\n")
     (tree / "kernels" / "precision.py").unlink()
-    with side(tree) as lacking:
-        with pytest.raises(ValueError, match=r"compare: lacks: (?s:.*)No module named 'rooflab\.kernels\.precision'"):
-            compare_pairs(lacking, sides[1], matched(lacking, sides[1], QUERY), device_for())
+    words = r"compare: lacks: (?s:.*)No module named 'rooflab\.kernels\.precision'"
+    with side(tree) as lacking, pytest.raises(ValueError, match=words):
+        compare_pairs(lacking, sides[1], matched(lacking, sides[1], QUERY), device_for())

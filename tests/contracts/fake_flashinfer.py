@@ -6,6 +6,7 @@ It keeps FlashInfer's conventions: a log-sum-exp of base 2, large finite numbers
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -96,7 +97,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     def run(self, q, k, v, *, return_lse=False):
         assert self.heads == (q.shape[1], k.shape[1], q.shape[2])
         bounds = self.planned["kv_indptr"].tolist()
-        keys = [(k[start:end], v[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+        keys = [(k[start:end], v[start:end]) for start, end in itertools.pairwise(bounds)]
         return self.sequences(q, keys, return_lse)
 
 

@@ -201,7 +201,7 @@ def test_what_is_called_illegal_cannot_run():
     for op, name, case in BOUNDARY:
         tuning = registry.get_kernel(op, name).tuning
         needed = {config: tuning.footprint(config, case, BF16) for config in tuning.configs(case, BF16)}
-        near = sorted(needed, key=lambda config: abs(needed[config].shared_bytes - HOPPER.shared_bytes_per_cta))  # noqa: B023
+        near = sorted(needed, key=lambda config: abs(needed[config].shared_bytes - HOPPER.shared_bytes_per_cta))
         for fits in (True, False):
             config = min([config for config in near if needed[config].fits is fits][:10], key=size)
             requests.append(KernelCase(op, name, case, BF16, config=config))

@@ -89,7 +89,7 @@ def test_a_refusal_names_a_kernel_that_takes_the_arguments(op: str) -> None:
                 continue
             reason, _, told = refusal.reason.rpartition("; ")
             taking = get_kernel(*told.removesuffix(" takes it").split("/")) if told.endswith(" takes it") else None
-            assert reason and taking is not None or kernels(op)["naive"].why_not_args(inputs), refusal
+            assert (reason and taking is not None) or kernels(op)["naive"].why_not_args(inputs), refusal
             assert taking is None or taking.why_not_args(inputs) is None, refusal
 
 

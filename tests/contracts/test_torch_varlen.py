@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention
-import torch.nn.attention.varlen as varlen
 from op_kernels import assert_right
+from torch.nn.attention import varlen
 
 from rooflab.kernels.flash_attention_varlen import torch_varlen
 from rooflab.kernels.registry import get_kernel, get_op
@@ -41,9 +42,9 @@ def by_reference(*args: Any, **options: Any) -> Any:
     assert given["enable_gqa"] == (q.shape[1] != k.shape[-2])
     causal = given["window_size"][1] == 0
     bounds = given["cu_seq_q"].tolist()
-    assert max(b - a for a, b in zip(bounds, bounds[1:], strict=False)) <= given["max_q"]
+    assert max(b - a for a, b in itertools.pairwise(bounds)) <= given["max_q"]
     out, lse = torch.zeros(q.shape).double(), torch.full((q.shape[1], len(q)), math.inf).double()
-    for b, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for b, (start, end) in enumerate(itertools.pairwise(bounds)):
         keys, values = (sequence(cache, b, given) for cache in (k, v))
         assert len(keys) <= given["max_k"]
         seen = seen_keys(end - start, len(keys), causal, None if left == -1 else left + 1)

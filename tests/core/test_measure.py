@@ -243,7 +243,7 @@ def test_a_time_beside_another_process_on_the_card_is_noise(reading, monkeypatch
 
 @pytest.mark.parametrize(
     ("late", "status", "said"),
-    [(lambda: 0, "INCORRECT", "after timing: y: 32 of 32"), (lambda: [][0], "RUNTIME_ERROR", "while timed: ")],
+    [(lambda: 0, "INCORRECT", "after timing: y: 32 of 32"), (lambda: 1 // 0, "RUNTIME_ERROR", "while timed: ")],
 )
 def test_a_kernel_that_fails_only_under_repeated_calls_publishes_no_number_and_costs_no_other(late, status, said):
     calls_made = []

@@ -65,7 +65,7 @@ def test_a_value_from_a_lane_that_is_not_there_is_poison() -> None:
 @pytest.mark.parametrize(("space", "at"), [("shared", "%r2"), ("global", "%d3")])
 def test_atomics_of_many_threads_go_one_by_one(space: str, at: str, operation: str, places: int) -> None:
     def step(old: int, given: int) -> int:
-        name = operation.split(".")[0]
+        name = operation.split(".", maxsplit=1)[0]
         if name == "inc":
             return 0 if old >= given else old + 1
         functions = {"add": old + given, "min": min(old, given), "max": max(old, given), "exch": given}

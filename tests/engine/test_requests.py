@@ -1,5 +1,6 @@
 """The options of a request: several answers, penalties, biases, a least length, log-probabilities, stop texts."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -133,7 +134,7 @@ def test_logprobs_are_of_the_raw_logits_with_the_drawn_token_first(llm, greedy):
     params = [replace(GREEDY, logprobs=3, logit_bias={7: 1e4}), *[replace(GREEDY, logprobs=0)] * 7]
     first, *others = llm.generate(prompts(), params)
     kept = first.outputs[0].logprobs
-    assert len(kept) == 12 and all(list(one)[0] == 7 and len(one) == 4 for one in kept)
+    assert len(kept) == 12 and all(next(iter(one)) == 7 and len(one) == 4 for one in kept)
     assert max(kept[0], key=kept[0].get) == greedy[0]["token_ids"][0], "what would have been drawn without the bias"
     for output, plain in zip(others, greedy[1:], strict=True):
         assert [[*one] for one in output.outputs[0].logprobs] == [[token] for token in plain["token_ids"]]
@@ -161,7 +162,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 @given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=8))
 def test_trap_33_stop_texts_do_not_depend_on_where_tokens_cut_the_text(text, stops, cuts):
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
     found = StopText(stops, Pieces(pieces))
     shown = ""
     for number in range(len(pieces)):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -44,7 +44,7 @@ def written_and_read(shot: Shot) -> Iterator[tuple[float, float]]:
 def test_an_answer_may_come_in_any_pieces(text, wanted, cuts):
     framing, body = Framing(), b""
     bounds = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         assert not framing.whole
         body += framing.feed(text[begin:end])
     assert framing.whole and (framing.status, framing.content_type, framing.keep, body) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -20,7 +21,7 @@ STREAM = (
 
 def sliced(body: bytes, cuts) -> list[tuple[float, bytes]]:
     bounds = [0, *sorted(set(cuts)), len(body)]
-    return [(float(end), body[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [(float(end), body[begin:end]) for begin, end in itertools.pairwise(bounds)]
 
 
 @given(cuts=st.lists(st.integers(1, len(STREAM) - 1)))

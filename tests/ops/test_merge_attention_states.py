@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -21,10 +22,7 @@ def test_parts_of_the_keys_give_what_all_of_them_give(cuts: tuple[int, ...]) -> 
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 4, 16), torch.randn(40, 2, 16), torch.randn(40, 2, 16)
     whole = attend(q, k, v, seen_keys(3, 40, False), Scores(0.25))
-    parts = [
-        attend(q, k[a:b], v[a:b], seen_keys(3, b - a, False), Scores(0.25))
-        for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    parts = [attend(q, k[a:b], v[a:b], seen_keys(3, b - a, False), Scores(0.25)) for a, b in itertools.pairwise(cuts)]
     merged = reference(torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts]))
     torch.testing.assert_close(merged, whole, rtol=1e-12, atol=1e-12)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -74,7 +75,7 @@ def test_every_tile_is_planned_once_and_no_place_has_two_at_once(name, shape):
         for lane in {tile.lane for tile in found.tiles}:
             own = sorted((tile for tile in found.tiles if tile.lane == lane), key=lambda tile: tile.start)
             assert 0 <= lane < 7 * found.ctas_per_sm and own[0].start == 0
-            assert all(a.end == b.start for a, b in zip(own, own[1:], strict=False))
+            assert all(a.end == b.start for a, b in itertools.pairwise(own))
         assert found.span >= found.mean and found.imbalance >= 1
         assert sum(tile.work for tile in found.tiles) == pytest.approx(found.mean * 7 * found.ctas_per_sm)
 

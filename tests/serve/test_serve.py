@@ -284,7 +284,7 @@ async def _client(session, number: int, expected: list[list[int]], rounds: int) 
                             choice = json.loads(line[6:])["choices"][0]
                             found, reason = found + ids(choice["text"]), choice["finish_reason"]
                             await asyncio.sleep(0.05 if slow else 0)
-        if found != expected[which][: len(found)] or not leaves and (len(found), reason) != (24, "length"):
+        if found != expected[which][: len(found)] or (not leaves and (len(found), reason) != (24, "length")):
             wrong.append(f"prompt {which}: {found} {reason}")
     return wrong
 
@@ -324,7 +324,7 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
     ]
     document = schemathesis.openapi.from_url(server.url + "/openapi.json")
     for operation in (found.ok() for found in document.get_all_operations()):
-        if operation.path == "/live" or mode == GenerationMode.NEGATIVE and not operation.body:
+        if operation.path == "/live" or (mode == GenerationMode.NEGATIVE and not operation.body):
             continue  # it has no end; it takes nothing
 
         @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))

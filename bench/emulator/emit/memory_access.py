@@ -72,7 +72,7 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
 def store(g: Generator, instruction: syntax.Instruction) -> None:
     """Writes the Python of `st`."""
     parts, space = instruction.parts, space_of(instruction)
-    if "bulk" in parts or "async" in parts and len(instruction.operands) != 3:
+    if "bulk" in parts or ("async" in parts and len(instruction.operands) != 3):
         raise unknown(instruction)
     target, source = address_of(instruction.operands[0], instruction), instruction.operands[1]
     if space == "param" and isinstance(target.base, syntax.Symbol) and g.is_local(target.base.name):
@@ -93,7 +93,7 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
     parts, space = instruction.parts, space_of(instruction)
     operation = next((part for part in parts if part in _OPERATIONS), None)
     kind = next(part for part in reversed(parts) if part in DTYPES)
-    if operation is None or "async" in parts or "noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2"):
+    if operation is None or "async" in parts or ("noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2")):
         raise unknown(instruction)
     operands = list(instruction.operands)
     target = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
@@ -185,7 +185,7 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
 
 def _taken(g: Generator, given: syntax.Operand, size: int) -> str:
     """The bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
-    if isinstance(given, syntax.Negated) or isinstance(given, syntax.Register) and given.type == "pred":
+    if isinstance(given, syntax.Negated) or (isinstance(given, syntax.Register) and given.type == "pred"):
         return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(given, "u4")
 

@@ -118,7 +118,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
         return f"{left} != {right}"
     if name in _UNORDERED:
         return f"~({left} {_UNORDERED[name]} {right})"
-    if name == "ne" and dtype[0] == "f" or half and name == "ne":
+    if (name == "ne" and dtype[0] == "f") or (half and name == "ne"):
         # An ordered comparison: false if an operand is NaN.
         return f"({left} < {right}) | ({left} > {right})"
     if name not in _COMPARISONS:
@@ -216,7 +216,7 @@ def _check_packed(instruction: Instruction, to: str, source: str, rounding: str)
     """Raises `PtxError` if the conversion of a pair lacks a modifier that PTX requires."""
     small = to.startswith("e")
     roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
-    if rounding not in roundings or small and "satfinite" not in instruction.parts:
+    if rounding not in roundings or (small and "satfinite" not in instruction.parts):
         wanted = " or ".join(f".{name}" for name in roundings) + (".satfinite" if small else "")
         raise PtxError(f"PTX: expected cvt{wanted} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
 

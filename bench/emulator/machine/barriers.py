@@ -326,7 +326,7 @@ class Registers:
             raise Fault("setmaxnreg needs a kernel with .maxnreg, which says what the warps begin with", instruction)
         warps = np.unique(context.warps)
         have = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
-        if increase and count < have or not increase and count > have:
+        if (increase and count < have) or (not increase and count > have):
             raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {have} to {count} registers", instruction)
         self._of_warp[warps] = count
         self._last = instruction

@@ -66,7 +66,7 @@ def store_located(
         raise Fault(f"a store to {allocation.name}, which is constant", instruction)
     if c.group.run.observer is not None:
         view = allocation.view(size)
-        old = lambda: view[index] if isinstance(index, int) else view.take(index)  # noqa: E731
+        old = lambda: view[index] if isinstance(index, int) else view.take(index)
         c.group.run.observer.global_write(
             c, active, allocation, addresses, size, instruction, copy, reduces, value, old
         )

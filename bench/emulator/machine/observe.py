@@ -268,7 +268,7 @@ class Observer:
     def _within_cta(self, instruction: int) -> bool:
         """Whether the scope of the instruction is the CTA: then other CTAs see a plain access."""
         parts = self._kernel.instructions[instruction].parts
-        return "cta" in parts or "cluster" in parts and not self._has_clusters
+        return "cta" in parts or ("cluster" in parts and not self._has_clusters)
 
     def _is_near(self, instruction: int) -> bool:
         """Whether the scope of the instruction is the cluster."""

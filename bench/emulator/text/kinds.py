@@ -59,7 +59,7 @@ def _sign(value: int) -> int:
 
 
 def _kept(register: Register, votes: int) -> str:
-    width = DTYPES[register.type] if register.type in DTYPES else None
+    width = DTYPES.get(register.type)
     if width is None:
         raise PtxError(f"PTX: expected a register of at most 64 bits, got {register.name} of .{register.type}")
     if width == "?":

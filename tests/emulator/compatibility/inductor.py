@@ -55,7 +55,7 @@ def no_card() -> Iterator[None]:
 
 def _generated(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
     """`function` as Inductor compiles it for tensors of these shapes on a GPU."""
-    import torch._inductor.config as config
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx

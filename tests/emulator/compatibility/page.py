@@ -167,7 +167,7 @@ def main() -> None:
     if arguments.faults:
         _write(planted, [run(*fault) for fault in FAULTS])
     for name, project in projects().items():
-        if arguments.faults or arguments.only and name not in arguments.only:
+        if arguments.faults or (arguments.only and name not in arguments.only):
             continue
         project.source.fetched()
         for entry in project.entries:

@@ -37,7 +37,7 @@ def _kernels(name: str) -> Any:
 
 def _glu(name: str) -> Any:
     """The gradients of `f(e) * g` by `e` and `g`, which the kernel writes over its arguments."""
-    return lambda d, e, g: getattr(_kernels(name.split(":")[0]), name.split(":")[1])(d, e, g)
+    return lambda d, e, g: getattr(_kernels(name.split(":", maxsplit=1)[0]), name.split(":")[1])(d, e, g)
 
 
 def _backward(act: Any) -> Any:
