@@ -258,23 +258,31 @@ def again(folder: Path, jobs: int, only: Sequence[str]) -> None:
 
 def whole(folder: Path, names: Sequence[str], jobs: int) -> None:
     """Runs the whole suite on the faults of `names` that their tests did not see, all planted at once: the failures
-    show what the choice of tests missed.  A fault that was seen needs no such run."""
+    show what the choice of tests missed.  A fault that was seen needs no such run.  A failure counts if the test passes
+    without the faults and fails a second time with them."""
     tree = make_tree(folder, 1)
     seen = {row["id"] for row in rows_of(RESULTS) if row["failed"]}
     faults = [fault for fault in all_faults() if fault["id"] in set(names) - seen]
-    for which, marks in SETS.items():
+
+    def run_with(planted: Sequence[Fault], **options: Any) -> Outcome:
         restore(tree)
-        for fault in faults:
+        for fault in planted:
             if why := why_unfit(tree, fault):
                 raise SystemExit(f"{fault['id']}: {why}")
             file = tree / fault["file"]
             file.write_text(file.read_text().replace(fault["old"], fault["new"]))
         try:
-            outcome = run_pytest(tree, test_files(tree), WHOLE_S, marks=marks, workers=jobs if jobs > 1 else 0)
+            return run_pytest(tree, test_files(tree), WHOLE_S, **options)
         finally:
             restore(tree)
-        clean = run_pytest(tree, test_files(tree), WHOLE_S, names=outcome.failed) if outcome.failed else outcome
-        failed = [name for name in outcome.failed if name in clean.passed]
+
+    for which, marks in SETS.items():
+        outcome = run_with(faults, marks=marks, workers=jobs if jobs > 1 else 0)
+        failed = outcome.failed
+        if failed:
+            failed = sorted(run_with((), names=failed).passed)
+        if failed:
+            failed = run_with(faults, names=failed).failed
         row = {"ids": [fault["id"] for fault in faults], "set": which, "failed": failed}
         append(WHOLE, row | {"ran": len(outcome.seconds), "commit": (folder / "commit").read_text()})
         print(f"{which}: {len(failed)} of {len(outcome.seconds)} tests failed because of them", flush=True)
