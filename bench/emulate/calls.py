@@ -50,11 +50,11 @@ class EmulatedCall:
         """A sentence on the predicted time; empty without a prediction."""
         if self.predicted is None:
             return ""
-        found = self.predicted.prediction
-        if found is None or not found.works:
+        prediction = self.predicted.prediction
+        if prediction is None or not prediction.works:
             return f"no time is predicted: {self.predicted.reason or 'its code, of a package, was not read'}"
-        took, least = found.seconds * 1e6, found.bound.seconds * 1e6
-        return f"with these bytes {took:.3g} us are predicted on {self.gpu}; the bound is {least:.3g} us"
+        time_us, bound_us = prediction.seconds * 1e6, prediction.bound.seconds * 1e6
+        return f"with these bytes {time_us:.3g} us are predicted on {self.gpu}; the bound is {bound_us:.3g} us"
 
     def to_dict(self) -> dict[str, Any]:
         """The call as JSON values, without the text of the sources."""
@@ -85,23 +85,23 @@ def choose(
     if not picked:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
     spec = registry.get_op(op or ops.pop())
-    found = []
+    targets = []
     for kernel, file in picked:
         ragged = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
-        found += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged)
-    return found
+        targets += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged)
+    return targets
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
     """Of the smoke and edge cases that the kernel takes, the smallest one with the most sizes that no tile divides."""
-    best, found = (-1, 0.0), spec.cases["smoke"][0]
+    best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
             sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
             score = (sum(size % TILE != 0 for size in sizes), -spec.cost_of(inputs).flops)
-            best, found = max((best, found), (score, case), key=lambda pair: pair[0])
-    return found
+            best_score, best_case = max((best_score, best_case), (score, case), key=lambda pair: pair[0])
+    return best_case
 
 
 def call(

@@ -33,11 +33,11 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
     """
     headers = _cuda.include_folders() if "#include" in source else ()
     standard = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.STANDARD,)
-    given = (f"--gpu-architecture={ARCHITECTURE}", *standard, "-lineinfo", *options, *(f"-I{path}" for path in headers))
+    flags = (f"--gpu-architecture={ARCHITECTURE}", *standard, "-lineinfo", *options, *(f"-I{path}" for path in headers))
     nvrtc: Any = _cuda._nvrtc()
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, given)
+        nvrtc.compileProgram(program, flags)
         ptx = nvrtc.getPTX(program)
         return str(ptx.decode() if isinstance(ptx, bytes) else ptx).replace("\0", "")
     except nvrtc.NVRTCError as error:
