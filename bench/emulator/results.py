@@ -168,12 +168,12 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
 
-    found = _unlike((race for race in run.shared_races if not race.harmless), name)
-    rounded = [describe(race, name) for race in found if race.kind == "rounding"]
-    texts = [describe(race, name) for race in found if race.kind != "rounding"]
+    shared_races = _unlike((race for race in run.shared_races if not race.harmless), name)
+    rounded = [describe(race, name) for race in shared_races if race.kind == "rounding"]
+    texts = [describe(race, name) for race in shared_races if race.kind != "rounding"]
     if run.global_races is not None:
-        between = _unlike((race for race in run.global_races.found if not race.harmless), name)
-        texts += [_in_an_allocation(run, race, name) for race in between]
+        global_races = _unlike((race for race in run.global_races.found if not race.harmless), name)
+        texts += [_in_an_allocation(run, race, name) for race in global_races]
     texts += [
         f"{name(use)} uses a tensor map that {name(maker)} made, with no fence.proxy.tensormap between"
         for use, maker in run.map_races
