@@ -111,10 +111,10 @@ class LaneContext:
 
     def polls(self, instruction: int, addresses: Any) -> None:
         """Notes a load or atomic that may be polling: when lanes repeat the access, other contexts get a turn."""
-        asked = instruction, addresses.tobytes()
-        if self._polled == asked:
+        access = instruction, addresses.tobytes()
+        if self._polled == access:
             self.steps += 1
-        self._polled = asked
+        self._polled = access
 
     def repeats(self) -> bool:
         """Whether the state after a turn equals an earlier state, so that only a store can end the context's loop."""
@@ -205,11 +205,11 @@ def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> A
         if (row := _whole_row(group, values)) is not None:
             return row
         _land(group, values)
-    known = next((value for value in values if value is not None), None)
-    if known is None:
+    written = next((value for value in values if value is not None), None)
+    if written is None:
         return None
     # A register that some path does not write is poison; a compiler may copy poison and discard it by a select.
-    values = [np.array(-1).astype(known.dtype)[()] if value is None else value for value in values]
+    values = [np.array(-1).astype(written.dtype)[()] if value is None else value for value in values]
     if all(isinstance(value, np.generic) for value in values):
         head = values[0]
         # Compares bits, because NaN is not equal to itself.

@@ -135,8 +135,8 @@ class Observer:
             return
         slots, warps = self._who(c, active)
         for slot in np.unique(slots):
-            own = warps if isinstance(slots, int) else warps[slots == slot]
-            act(c.group.races, int(slot), np.unique(own))
+            slot_warps = warps if isinstance(slots, int) else warps[slots == slot]
+            act(c.group.races, int(slot), np.unique(slot_warps))
 
     def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> AsyncOperation | None:
         """Reports that a wgmma of a warpgroup reads 16-byte chunks."""
