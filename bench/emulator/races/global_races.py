@@ -44,10 +44,10 @@ class EpochSets:
 
     def joined(self, number: int, epoch: int) -> int:
         """The number of the set `number` with `epoch` added."""
-        known = self._joined.get((number, epoch))
-        if known is None:
-            known = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
-        return known
+        joined = self._joined.get((number, epoch))
+        if joined is None:
+            joined = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
+        return joined
 
     def _number(self, members: int) -> int:
         number = self._numbers.setdefault(members, len(self.members))
@@ -75,14 +75,14 @@ class Touched:
                 return
         # Other epochs have touched these granules too, before or in this instruction.
         for epoch in np.unique(epochs):
-            own = cells[epochs == epoch]
-            before = self.sets.take(own)
+            epoch_cells = cells[epochs == epoch]
+            before = self.sets.take(epoch_cells)
             if before.min() == before.max():
-                self.sets[own] = sets.joined(int(before.flat[0]), int(epoch))
+                self.sets[epoch_cells] = sets.joined(int(before.flat[0]), int(epoch))
             else:
                 numbers, inverse = np.unique(before, return_inverse=True)
                 joined = np.array([sets.joined(int(number), int(epoch)) for number in numbers], np.int32)
-                self.sets[own] = joined[inverse].reshape(own.shape)
+                self.sets[epoch_cells] = joined[inverse].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Numbers, instruction: int) -> None:
         """Replaces the sets of `cells` (n, k) by each lane's set (n,)."""
@@ -285,9 +285,9 @@ class GlobalRaces(CtaOrder):
             which = np.flatnonzero(same == leaves_same)
             if which.size:
                 index = int(which[0])
-                one, other = (int(actors[lane]) // self.warps for lane in (losers[index], last[index]))
+                first_cta, second_cta = (int(actors[lane]) // self.warps for lane in (losers[index], last[index]))
                 cell = int(first[losers[index]])
-                self._add("write-write", instruction, instruction, one, other, cell, leaves_same, which.size)
+                self._add("write-write", instruction, instruction, first_cta, second_cta, cell, leaves_same, which.size)
 
     def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
         flat = cell << self._shift

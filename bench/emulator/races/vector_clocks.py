@@ -92,8 +92,8 @@ class VectorClocks:
         """Gives `slot` to another CTA: everything done there before is ordered before it."""
         self.current[slot] += ONE
         self.known[:, slot] = self.current[slot] & ~LOWER
-        own = np.arange(self.warps)
-        self.known[GENERIC, slot, own, own] += ONE
+        warps = np.arange(self.warps)
+        self.known[GENERIC, slot, warps, warps] += ONE
 
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
         """Runs bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
@@ -209,8 +209,8 @@ class VectorClocks:
             return "a TMA load"
         who = f"warp {warp}"
         if self._ctas:
-            cta, own = divmod(warp, self.warps // len(self._ctas))
-            who = f"warp {own} of CTA {self._ctas[cta]}"
+            cta, number = divmod(warp, self.warps // len(self._ctas))
+            who = f"warp {number} of CTA {self._ctas[cta]}"
         return f"{('wgmma', 'a bulk store', 'cp.async')[kind - 1]} of {who}" if kind else who
 
     def _advance(self, s: Index, w: npt.NDArray[np.integer]) -> None:

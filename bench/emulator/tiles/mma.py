@@ -223,9 +223,9 @@ def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -
     step = 16 if d_type == "s32" and n not in (8, 24) else 8
     if not 0 < n <= 256 or n % step:
         raise ValueError(f"wgmma: expected an N of 8 to 256 that {a_type} has, got {n}")
-    wanted = n // (4 if d_type == "f16" else 2)
-    if registers != wanted:
-        raise ValueError(f"wgmma: expected {wanted} registers of D for {n} columns of {d_type}, got {registers}")
+    expected = n // (4 if d_type == "f16" else 2)
+    if registers != expected:
+        raise ValueError(f"wgmma: expected {expected} registers of D for {n} columns of {d_type}, got {registers}")
 
 
 def wgmma(

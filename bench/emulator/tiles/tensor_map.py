@@ -102,9 +102,9 @@ class TensorMap:
             raise ValueError(f"dims: expected 1 to 5 dimensions, got {self.rank}")
         if self.element not in ELEMENTS:
             raise ValueError(f"element: expected one of {ELEMENTS}, got {self.element!r}")
-        for name, wanted in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
-            if len(getattr(self, name)) != wanted:
-                raise ValueError(f"{name}: expected {wanted} for {self.rank} dimensions, got {getattr(self, name)}")
+        for name, length in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
+            if len(getattr(self, name)) != length:
+                raise ValueError(f"{name}: expected {length} for {self.rank} dimensions, got {getattr(self, name)}")
         self._check_sizes()
         self._check_modes()
 
