@@ -29,7 +29,7 @@ from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
 MATRIX = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
-"""By PTX's type of a matrix product, our name of the type, for which a device has a rate."""
+"""By PTX's type of a matrix product: our name of this type.  A device has a rate for each of our names."""
 TILE = 16
 """A divisor of every tile of our kernels."""
 
@@ -40,14 +40,14 @@ class EmulatedCall:
 
     target: KernelCase
     answer: Mapping[str, Any]
-    """The answer of `run.run`."""
+    """The answer of `one_call.run`, or of `unregistered.run` for a user's launcher."""
     gpu: str
     predicted: Predicted | None = None
     """The time predicted from the counted bytes; None for a call that failed or did not run all CTAs."""
 
     @property
     def prediction(self) -> str:
-        """A sentence on the predicted time; empty without a prediction."""
+        """A sentence that gives the predicted time; empty without a prediction."""
         if self.predicted is None:
             return ""
         prediction = self.predicted.prediction
@@ -93,7 +93,7 @@ def choose(
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Of the smoke and edge cases that the kernel takes, the smallest one with the most sizes that no tile divides."""
+    """Chooses among the cases that the kernel takes: the most sizes that no tile divides, then the least work."""
     best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)

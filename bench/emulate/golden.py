@@ -43,7 +43,7 @@ class Difference:
 
 
 def targets() -> list[KernelCase]:
-    """The first smoke case that each kernel with compiled code takes, in every dtype."""
+    """Lists, for each kernel with compiled code and each dtype, the first smoke case that the kernel takes."""
     cases = []
     for kernel in filter(has_code, registry.every_kernel()):
         spec = registry.get_op(kernel.op)
@@ -71,7 +71,7 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
 def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | None = None) -> list[str]:
     """Runs `targets` on `device`; writes the outputs of each to a `.pt` file, and the circumstances to `golden.json`.
 
-    Kernels with a stored output do not run again, and their circumstances stay unchanged.  Returns all names.
+    A kernel whose output is stored does not run again, and its circumstances stay unchanged.  Returns all names.
     """
     names = []
     index = folder / "golden.json"

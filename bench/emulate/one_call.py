@@ -22,11 +22,11 @@ from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, get_scheme, nb
 
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
-"""The FLOPs of the largest problem whose fp64 oracle is computed, which takes ten seconds on two cores."""
+"""The most FLOPs of a problem whose fp64 oracle is computed; this takes ten seconds on two cores."""
 
 
 def run(request: Mapping[str, Any]) -> Answer:
-    """The answer to a request of the command: launches, errors of the outputs, and faults.
+    """Answers a request of the command: gives the launches, the errors of the outputs, and the faults.
 
     Raises `ValueError` on a wrong name in the request.
     """

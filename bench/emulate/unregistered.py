@@ -1,4 +1,4 @@
-"""Runs anyone's launcher in the emulator, with no op registered: makes arguments from shapes, judges the result."""
+"""Runs a user's launcher in the emulator without a registered op: makes arguments from shapes, judges the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(
 ) -> Answer:
     """Emulates one call: its launches, and the judgement of its result against `reference` on the same inputs in fp64.
 
-    `options` are those of `emulating`.
+    `options` are the options of `emulating`.
 
     Raises `ValueError` where the inputs are not the function's parameters, or it launches nothing.
     """

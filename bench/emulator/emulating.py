@@ -90,7 +90,7 @@ def emulating(
     addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA and `ctas` others run.
 
     Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
-    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
+    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config has these values.
     """
     run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:

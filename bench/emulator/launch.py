@@ -26,7 +26,7 @@ from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Reference, 
 from rooflab.bench.emulator.triton_kernels import bound, in_ctas
 
 MOST_EMULATED = 1 << 22
-"""The most CTAs of a grid, run or not: each takes up to 400 bytes of the race detector, and 0.1 ms or more to run."""
+"""The most CTAs of a grid, run or not: a CTA costs up to 400 bytes in the race detector, and 0.1 ms or more to run."""
 MOST_CTAS = (2**31 - 1, 65535, 65535)
 MOST_CLUSTER = 16
 """The most CTAs of a cluster: 8 are portable; a kernel may opt in to more."""

@@ -103,7 +103,7 @@ class Launches:
     checks: Checks = field(default_factory=Checks)
     seed: int = 0
     ctas: int | None = None
-    """The number of CTAs that run beside the first and the last; None for all CTAs."""
+    """The number of CTAs that run besides the first CTA and the last CTA; None means that all CTAs run."""
     ran: int = 0
     of: int = 0
     """The number of CTAs of all launches."""
@@ -133,7 +133,7 @@ class Launches:
         with torch._C.DisableTorchFunction():  # tensors may say that they are on a pretended card
             self.launched += 1
             tensors = tensors_in(args)
-            # Later calls check only values, and the poison in fresh memory is such a value.
+            # Later calls check only values: there the poison in fresh memory shows a read of unwritten memory.
             unwritten = self.fresh.among(tensors) if self.checks.races else []
             self.fresh.forget(tensors)
             return emulate(

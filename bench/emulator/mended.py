@@ -1,4 +1,4 @@
-"""What ptxas says about a kernel: its registers, and where it adds a fence or a wait of wgmma that the kernel lacks."""
+"""What ptxas says about a kernel: its registers, and whether ptxas adds a fence or a wait of wgmma that is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FENCE, WAIT = "C7519", "C7517"
-"""The codes of ptxas's notes that it added a `wgmma.fence` or a `wgmma.wait_group`."""
+"""The codes of the notes in which ptxas says that it added a `wgmma.fence` or a `wgmma.wait_group`."""
 
 
 def notes_of(ptx: str) -> frozenset[str]:

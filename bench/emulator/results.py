@@ -53,7 +53,7 @@ class LaunchResult:
     instructions: Mapping[str, int]
     """Threads that executed each opcode, predicated-off threads included."""
     lines: Mapping[tuple[str, int], Mapping[str, int]]
-    """By file and line: `threads` that executed the line's instructions, and what these instructions moved."""
+    """By file and line: the `threads` that executed its instructions, and the other counts of these instructions."""
     tensor_flops: Mapping[str, int]
     """Multiplications and additions of the tensor cores, by the operands' type."""
     shared_wavefronts: int
@@ -80,7 +80,7 @@ class LaunchResult:
 _COUNTED = {
     field.name: field.name.replace("sectors", "sector") + "_bytes" for field in fields(Bytes) if field.name[:3] != "hbm"
 }
-"""By field of `Bytes`, except the first two fields, the counter's name."""
+"""The counter's name for each field of `Bytes` except the first two."""
 
 
 def result_of(run: Run, ptx: str) -> LaunchResult:
@@ -207,7 +207,7 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Keeps one of the races that differ only in place and actors, such as turns of an unrolled loop."""
+    """Keeps one of several races that differ only in place and actors, such as the turns of an unrolled loop."""
     first: dict[tuple[object, ...], Race] = {}
     for race in races:
         first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)

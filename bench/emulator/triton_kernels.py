@@ -110,7 +110,7 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def _float(value: float, kind: Any) -> Any:
-    """A number as Triton's launcher passes it: an annotation may make an integer a float, or a float half as wide."""
+    """A number as Triton's launcher passes it: an annotation may turn an integer into a float, or narrow a float."""
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
@@ -178,7 +178,7 @@ def emulating_triton(
         kernel = None
         before = {} if configs is None else _contents([*args, *kwargs.values()])
         for config in candidates[:1] if configs is None else configs(candidates, {**self.nargs, **kwargs}):
-            if kernel is not None:  # the next config finds what the first one found
+            if kernel is not None:  # the next config starts with the same contents as the first config
                 for address, held in before.items():
                     ctypes.memmove(address, held, len(held))
             if config.pre_hook is not None:
@@ -205,7 +205,7 @@ def _contents(values: Iterable[Any]) -> dict[int, bytes]:
 
 
 _handles: list[Handle] = []
-"""The handles of the contexts that are open; a kernel keeps its launcher, and the next context has another handle."""
+"""The handles of the open contexts.  A kernel keeps its launcher, so the launcher looks up the newest handle here."""
 
 
 def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:

@@ -21,7 +21,7 @@ _REDUCTIONS = ("popc", "and", "or")
 
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `bra`, `ret`, `exit`: one predicate decides for all lanes, or each lane has its own."""
+    """Writes the Python of `bra`, `ret`, `exit`; the predicate is one value for all lanes, or one value per lane."""
     (target,) = g.flow.targets(instruction.number)
     following = instruction.number + 1
     if g.guard is None:

@@ -72,7 +72,7 @@ def _unknown_modifier(parts: list[str]) -> str | None:
 
 
 def unknown(instruction: syntax.Instruction) -> syntax.PtxError:
-    """The error that an emitter raises on an instruction that it does not know."""
+    """Makes the error that an emitter raises on an unknown instruction."""
     return syntax.PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
 
 
@@ -308,7 +308,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Writes a check of each accumulator that the instruction reads, except whole copies, which the wait fills."""
+        """Writes a check of each accumulator that the instruction reads; a copy of a whole register needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
@@ -316,7 +316,7 @@ class Generator:
         guarded = instruction.predicate is not None
         registers = [item for item in (target, *sources) if isinstance(item, syntax.Register)]
         if instruction.opcode.startswith("mov") and len(registers) == 2 and not guarded:
-            return  # both registers are the row that the wait fills
+            return  # both registers share one row, which the wait fills
         # Lanes whose predicate is false keep the old result, which is copied.
         results = syntax.definitions(instruction) if guarded else ()
         for register in (*syntax.uses(instruction), *results):

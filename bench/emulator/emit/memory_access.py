@@ -123,7 +123,7 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of fences; the race detector is told about proxy fences."""
+    """Writes the Python of fences; they report proxy fences to the race detector."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
@@ -185,7 +185,7 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
-    """The bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
+    """The number of bytes from the source: the operand's value; for a predicate 0 if it is true, else `size`."""
     if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
         return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(operand, "u4")

@@ -23,7 +23,7 @@ _COMPARISONS = {
     "hs": ">=",
 }
 _UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""By comparison that is also true for NaN (except equ and neu), the comparison whose negation it is."""
+"""For each comparison that is also true for NaN, except equ and neu: the ordered comparison that it negates."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
@@ -128,14 +128,14 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `setp`, which may combine its result with another predicate, and may also negate it."""
+    """Writes the Python of `setp`: it may combine its result with a predicate, and may give the negated result too."""
     parts = [part for part in instruction.parts if part != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *more = instruction.operands
     result = g.temporary()
     values = [result, f"~{result}"]
     if kind.endswith("x2"):
-        # One predicate for each half.
+        # Each half has a predicate.
         values[1] = g.temporary()
         shift = g.constant(16, "u4")
         for value, move in zip(values, ("", f" >> {shift}"), strict=True):
@@ -227,7 +227,7 @@ def _only(flags: Sequence[str], *names: str) -> str:
 
 @emits("cvta", "isspacep", "mapa", "getctarank")
 def addresses(g: Generator, instruction: Instruction) -> None:
-    """Converts addresses from one space to another."""
+    """Writes the Python of `cvta`, `isspacep`, `mapa` and `getctarank`."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
     heads = (part.split("::")[0] for part in parts[1:])

@@ -28,7 +28,7 @@ MAP_ALIGNMENT = 64
 
 
 def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
-    """Slots of the CTAs that receive a copy; each receiver has an mbarrier of its own."""
+    """Slots of the CTAs that receive a copy; each receiver has its own mbarrier."""
     if multicast is None:
         if barrier_slot != slot:
             raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)

@@ -18,7 +18,7 @@ _KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Orders all threads that still run: all meet now at the barriers of their CTAs.  `warps`: by lane, in order."""
+    """Orders all threads that still run: all meet at their CTAs' barriers.  `warps`: each lane's warp, in order."""
     if group.races is None:
         return
     each = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
@@ -35,8 +35,8 @@ def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: 
     """Notes warps that leave a barrier for all threads, and a fault where a warp that met there before has ended.
 
     PTX no longer waits for a thread that has ended (`exit`): these turns of a loop do not order its accesses.  CUDA C++
-    calls a barrier undefined where a running thread skips it.  `together`: how many lanes share the barrier; `gone`:
-    lanes that the barrier no longer waits for.
+    calls a barrier undefined where a running thread skips it.  `together`: the number of lanes of the barrier; `gone`:
+    the lanes that the barrier no longer waits for.
     """
     met = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
     met[warps] = True
@@ -259,7 +259,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as the context.  Raises `Fault` if the context did not."""
+        """Waits until all threads have arrived as often as the context.  Raises `Fault` if it has not arrived."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1

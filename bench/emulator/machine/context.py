@@ -38,7 +38,7 @@ class LaneContext:
         slots = lanes // group.lanes_per_cta
         first = int(slots[0])
         self.slot: int | None = first if first == int(slots[-1]) else None
-        """The CTA of all lanes, by its place in the group; None where the lanes belong to several CTAs."""
+        """The CTA of all lanes, by its place in the group; None if the lanes belong to several CTAs."""
         self.slots = slots
         self.shared_base: Any = first * group.shared_size if self.slot is not None else slots * group.shared_size
         """The place in the group's memory where the CTA's shared memory begins."""
@@ -189,7 +189,7 @@ def _land(group: CtaGroup, values: Sequence[Any]) -> None:
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """The accumulator of which `values` are the parts of all its lanes; None if there is no such accumulator."""
+    """The accumulator that consists of `values`, in all its lanes; None if there is no such accumulator."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None

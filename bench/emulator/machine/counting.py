@@ -114,7 +114,7 @@ def _lanes(c: Acting, active: Any) -> Ints:
 
 
 def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """The key of an access's pattern: a hash, because a kernel may have as many patterns as accesses."""
+    """The key of an access's pattern.  It holds hashes, because a kernel may have as many patterns as accesses."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 

@@ -13,7 +13,7 @@ from rooflab.bench.emulator.machine.run import Fault
 
 
 def lane_of(c: LaneContext, addresses: Any, address: int, active: Any) -> int:
-    """The first lane (of `active`, None for all) whose address is `address`, counted through the group."""
+    """The first lane (of `active`, None for all) that accesses `address`, counted through the group."""
     place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == address).argmax())
     return int(c.lanes[place if active is None else active[place]])
 

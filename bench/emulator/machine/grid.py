@@ -21,11 +21,11 @@ MOST_WATCHED_LANES = 4096
 MOST_SHARED_BYTES = 64 << 20
 """The most bytes of shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
-"""Rounds in which all threads only poll and no memory changes; after that they would poll for ever."""
+"""The most rounds in which all threads only poll and no memory changes; after them the threads count as stuck."""
 MOST_WAITS = 5
-"""The most lots of CTAs for which the time limit of the next end of a CTA grows."""
+"""The most lots of CTAs that count in the time limit for the next end of a CTA."""
 SURE = 4
-"""Rounds without a change after which threads that repeat their states do so for ever."""
+"""The number of rounds without a change after which threads that repeat their states count as stuck."""
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
@@ -60,7 +60,7 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
 
 
 def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None:
-    """Runs these CTAs, at most those at once that fit on an H100; `registers` gives the registers of a thread.
+    """Runs these CTAs, as many at once as fit on an H100; `registers` gives the number of registers of a thread.
 
     Raises `EmulationError`.
     """
@@ -115,7 +115,7 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """The number of CTAs for which there is room beside `taken`."""
+        """The number of CTAs that fit beside the `taken` CTAs; `more` CTAs are about to begin."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken

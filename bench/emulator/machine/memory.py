@@ -21,7 +21,7 @@ WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 60, 2 << 60, 3 << 60
 """The first generic addresses of the spaces that are not global memory; none of them is an address of a process."""
 RANK_SHIFT = 24
-"""The lowest bit of the CTA's rank plus one in a shared::cluster address; 0 there means the CTA's own memory."""
+"""A shared::cluster address holds the CTA's rank plus one from this bit on; 0 means the CTA's own memory."""
 POISON = 0xFF
 """The byte in memory that was never written: it makes NaN in every floating type."""
 NEAR_BYTES = 1 << 16

@@ -309,7 +309,7 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """The starts of equal blocks that cover a range of bytes, each at a multiple of its size, and that size."""
+    """The starts and the size of equal blocks that cover a range of bytes; each start is a multiple of the size."""
     width = MOST_BLOCK
     while start % width or size % width:
         width //= 2

@@ -219,7 +219,7 @@ class CtaGroup:
         return numbers
 
     def whole(self, lanes: Lanes, grain: int) -> bool:
-        """Whether `lanes` hold all threads that still run of each of their warps (32) or warpgroups (128)."""
+        """Whether `lanes` hold every running thread of each of their warps (32) or warpgroups (128)."""
         if len(lanes) == int(np.count_nonzero(self.alive)):
             return True
         key = f"alive {grain}"

@@ -24,7 +24,7 @@ TURN = 2000
 SHORT_TURN = 20
 """The number of blocks of a turn for a context that was seen to spin."""
 MEETS = 0.9
-"""The probability, in a random order, that the part furthest back goes on, of all parts of one warp."""
+"""The probability, in a random order, that the part of a warp that is furthest back goes on."""
 MERGED_REGISTERS = 48
 """Whole warps are joined only where at most this many registers are live: joining accumulators takes 0.1 ms."""
 
@@ -155,7 +155,7 @@ class Schedule:
         return self.ready.pop(best)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """A random context.  Of one warp's parts, mostly the part furthest back, so that the parts meet again."""
+        """Draws a random context.  It prefers the part of a warp that is furthest back, so that the parts meet."""
         drawn = self.ready[draws.randrange(len(self.ready))]
         if drawn.grain == 1 and draws.random() < MEETS:
             kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]

@@ -82,12 +82,13 @@ class CtaOrder:
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
         """By CTA: its vector clocks, its slot in them and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
-        """By CTA that shares clocks with others, the CTA whose log it uses."""
+        """For each CTA that shares clocks with other CTAs: the CTA whose log it uses."""
         self._epochs_of: dict[int, int] = {}
         """By CTA, the set of its epochs."""
         self._clusters: dict[int, int] = {}
         """By leader, the set of the epochs of its cluster."""
         self._known: _Logs = {}
+        """The epochs that the warps of each CTA know."""
         self._fenced: _Logs = {}
         self._observed: _Logs = {}
         self._fenced_near: _Logs = {}

@@ -57,7 +57,7 @@ class EpochSets:
 
 
 class Touched:
-    """By granule: the set of epochs that touched it in one way since its last write, and the last instruction."""
+    """For each granule: the epochs that touched it in one way since its last write, and the last instruction."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -106,7 +106,7 @@ class Touched:
 class GlobalRaces(CtaOrder):
     """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
 
-    `granule_bytes` is a power of two, at most 16.  The actors are those of `CtaOrder`: CTAs, or their `warps`.  At most
+    `granule_bytes` is a power of two, at most 16.  The actors are the same as in `CtaOrder`: CTAs, or `warps`.  At most
     `limit` different races are kept.  Raises `ValueError` on another granule, and on fewer than one CTA or warp.
     """
 
@@ -169,7 +169,7 @@ class GlobalRaces(CtaOrder):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Notes that lanes write; arguments as of `read`.
+        """Notes that lanes write, with the arguments of `read`.
 
         `values` are the stored registers; `old` returns the earlier values, and is called only at a race.  With both,
         a race is marked where the write does not change the value.
@@ -192,7 +192,7 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Notes that lanes do an atomic operation; arguments as of `read`.  It orders nothing; `synchronise` does.
+        """Notes an atomic operation of lanes, with the arguments of `read`.  It orders nothing; `synchronise` does.
 
         For other clusters, an operation of .cluster scope (`near`) is not atomic.
         """
@@ -207,7 +207,7 @@ class GlobalRaces(CtaOrder):
         self._atomics.join(cells, epochs, instruction, self._sets)
 
     def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Notes that lanes poll: they read, and do not race with atomics; arguments as of `atomic`."""
+        """Notes that lanes poll: they read, and do not race with atomics.  Takes the arguments of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         others = self._atomics if near else self._near

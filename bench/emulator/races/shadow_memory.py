@@ -81,7 +81,7 @@ class LastOf:
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """The stamps that are not below `known` (n or 1, actors); None without such stamps, which is the fast case."""
+        """The stamps that are not below `known` (n or 1, actors); None, the fast case, if there are none."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None

@@ -4,7 +4,7 @@ An access is stamped with its actor and the actor's clock; it is ordered before 
 clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes.  GENERIC is plain
 happens-before.  ASYNC is what is ordered before operations of the async proxy (TMA, wgmma): they see a generic write
 only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into
-ASYNC.  INIT is the plane for their use of mbarriers, for which fence.mbarrier_init is enough.
+ASYNC.  INIT is the plane for mbarriers that they use: there fence.mbarrier_init is enough.
 
 A clock stands in the upper 32 bits of an int64, an instruction's number in bits 12 to 31, the actor in the lower 12.
 Knowledge of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
@@ -98,7 +98,7 @@ class VectorClocks:
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
         """Runs bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
 
-        With a `key`, of one slot, the warps also learn what bar.arrive has signalled to `key` since its last barrier.
+        With a `key` there is one slot: the warps also learn what bar.arrive signalled to `key` since its last barrier.
         """
         s, w = _outer(slots, warps)
         if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
@@ -142,7 +142,7 @@ class VectorClocks:
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed[:, None])
 
     def begin_async(self, slot: int, warps: Index, kind: str) -> AsyncOperation:
-        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what each of them knows.
+        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what all of them know.
 
         Raises `ValueError` on another kind.
         """

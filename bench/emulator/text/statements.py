@@ -229,7 +229,7 @@ def _address(text: str, resolve: Resolve) -> syntax.Address:
 
 
 def special_register(text: str) -> syntax.Special | None:
-    """The special register of this name, if it is one."""
+    """The special register called `text`; None if PTX has no such special register."""
     return syntax.Special(text[1:]) if SPECIALS.match(text) else None
 
 
@@ -312,7 +312,7 @@ def declared_parameters(text: str) -> list[syntax.Parameter]:
         kind = re.search(r"\.([busf]\d+)\b", item)
         assert kind is not None
         array = "[" in item
-        # `.ptr .align` is the alignment of what the pointer points to.
+        # `.ptr .align` is the alignment of the memory behind the pointer, not of the parameter.
         align = max(syntax.WIDTHS[kind[1]], declared.align) if array else syntax.WIDTHS[kind[1]]
         parameters.append(syntax.Parameter(declared.name, "bytes" if array else kind[1], declared.size, align))
     return parameters

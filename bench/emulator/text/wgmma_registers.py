@@ -129,7 +129,7 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Each write of a register that an earlier wgmma may not have read as A yet, with that wgmma."""
+    """Each write of a register that an earlier wgmma may still have to read as A, with this wgmma."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []

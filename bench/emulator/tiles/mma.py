@@ -162,7 +162,7 @@ def mma(
     saturate: bool = False,
     lanes: int = 0,
 ) -> list[np.ndarray]:
-    """The registers of D, each (lanes,), from those of A, B and C, each (lanes,) or one value for all lanes.
+    """The registers of D, each (lanes,), from the registers of A, B, C, each (lanes,) or one value for all lanes.
 
     `shape` is m16n8k4 to m16n8k32 or m8n8k4 (f64) and m8n8k16 (s8, u8); types are named as in PTX.  A and B are uint32
     (float64 for f64); C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around, or with
