@@ -163,7 +163,7 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
-    """Writes a record of each call that ran all CTAs; returns the file."""
+    """Writes a record of each call, with bytes only where all CTAs ran; returns the file."""
     writer, environment = RunWriter(folder), Environment.now()
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target
