@@ -29,7 +29,7 @@ from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
 MATRIX = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
-"""By PTX's type of a matrix product, our name of the type, for which a device has a rate."""
+"""By PTX's type of a matrix product: our name of this type.  A device has a rate for each of our names."""
 TILE = 16
 """A divisor of every tile of our kernels."""
 
@@ -40,21 +40,21 @@ class EmulatedCall:
 
     target: KernelCase
     answer: Mapping[str, Any]
-    """The answer of `run.run`."""
+    """The answer of `one_call.run`, or of `unregistered.run` for a user's launcher."""
     gpu: str
     predicted: Predicted | None = None
     """The time predicted from the counted bytes; None for a call that failed or did not run all CTAs."""
 
     @property
     def prediction(self) -> str:
-        """A sentence on the predicted time; empty without a prediction."""
+        """A sentence that gives the predicted time; empty without a prediction."""
         if self.predicted is None:
             return ""
-        found = self.predicted.prediction
-        if found is None or not found.works:
+        prediction = self.predicted.prediction
+        if prediction is None or not prediction.works:
             return f"no time is predicted: {self.predicted.reason or 'its code, of a package, was not read'}"
-        took, least = found.seconds * 1e6, found.bound.seconds * 1e6
-        return f"with these bytes {took:.3g} us are predicted on {self.gpu}; the bound is {least:.3g} us"
+        time_us, bound_us = prediction.seconds * 1e6, prediction.bound.seconds * 1e6
+        return f"with these bytes {time_us:.3g} us are predicted on {self.gpu}; the bound is {bound_us:.3g} us"
 
     def to_dict(self) -> dict[str, Any]:
         """The call as JSON values, without the text of the sources."""
@@ -85,23 +85,23 @@ def choose(
     if not picked:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
     spec = registry.get_op(op or ops.pop())
-    found = []
+    targets = []
     for kernel, file in picked:
         ragged = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
-        found += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged)
-    return found
+        targets += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged)
+    return targets
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Of the smoke and edge cases that the kernel takes, the smallest one with the most sizes that no tile divides."""
-    best, found = (-1, 0.0), spec.cases["smoke"][0]
+    """Chooses among the cases that the kernel takes: the most sizes that no tile divides, then the least work."""
+    best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
             sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
             score = (sum(size % TILE != 0 for size in sizes), -spec.cost_of(inputs).flops)
-            best, found = max((best, found), (score, case), key=lambda pair: pair[0])
-    return found
+            best_score, best_case = max((best_score, best_case), (score, case), key=lambda pair: pair[0])
+    return best_case
 
 
 def call(
@@ -163,7 +163,7 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
-    """Writes a record of each call that ran all CTAs; returns the file."""
+    """Writes a record of each call, with bytes only where all CTAs ran; returns the file."""
     writer, environment = RunWriter(folder), Environment.now()
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target

@@ -25,7 +25,7 @@ from rooflab.reference.spec import OpSpec, Scheme
 
 @dataclass
 class _Watching(Launches):
-    """Applies all checks to the first launches; later only checks of values, under other orders of warps and copies."""
+    """Applies all checks in the first call; later calls check only values, under other orders of warps and copies."""
 
     calls: int = 0
 
@@ -70,7 +70,7 @@ _serving = Serving(Emulating)
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """The answer to a request: to a part of a check, to one run, or an `error`."""
+    """Answers a request for a part of a check or for one run; the answer may be an `error`."""
     if "call" in request:
         with pretended_card() if request["call"] == "begin" else nullcontext():  # `begin` imports the kernel's file
             return _serving.answer(request)

@@ -43,15 +43,15 @@ class Difference:
 
 
 def targets() -> list[KernelCase]:
-    """The first smoke case that each kernel with compiled code takes, in every dtype."""
-    found = []
+    """Lists, for each kernel with compiled code and each dtype, the first smoke case that the kernel takes."""
+    cases = []
     for kernel in filter(has_code, registry.every_kernel()):
         spec = registry.get_op(kernel.op)
         for scheme in map(get_scheme, spec.schemes):
             case = first_case(kernel, spec, scheme, ["smoke"])
             if case is not None:
-                found.append(KernelCase(kernel.op, kernel.name, case, scheme))
-    return found
+                cases.append(KernelCase(kernel.op, kernel.name, case, scheme))
+    return cases
 
 
 def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
@@ -61,9 +61,9 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED).items()
     }
-    given = Rotation.arguments(kernel, spec, inputs)
-    found = kernel.fn(**given)
-    outputs = tuple(given[name] for name in spec.outputs) if spec.mutates else found
+    arguments = Rotation.arguments(kernel, spec, inputs)
+    result = kernel.fn(**arguments)
+    outputs = tuple(arguments[name] for name in spec.outputs) if spec.mutates else result
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     return tuple(output.detach().cpu() for output in outputs)
 
@@ -71,24 +71,24 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
 def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | None = None) -> list[str]:
     """Runs `targets` on `device`; writes the outputs of each to a `.pt` file, and the circumstances to `golden.json`.
 
-    Kernels with a stored output do not run again, and their circumstances stay unchanged.  Returns all names.
+    A kernel whose output is stored does not run again, and its circumstances stay unchanged.  Returns all names.
     """
     names = []
     index = folder / "golden.json"
-    kept: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
+    stored: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
     environment = Environment.now(device.index or 0)
     made = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
-    wanted = targets() if chosen is None else list(chosen)
-    for target in wanted:
+    selected = targets() if chosen is None else list(chosen)
+    for target in selected:
         name = _name(target)
-        if name not in kept or not (folder / f"{name}.pt").is_file():
+        if name not in stored or not (folder / f"{name}.pt").is_file():
             content = BytesIO()
             torch.save(outputs_of(target, device), content)
             write_whole(folder / f"{name}.pt", content.getvalue())
-            kept[name] = target.to_json() | made
+            stored[name] = target.to_json() | made
             # Written after each kernel, because a later kernel may end the process.
             write_whole(
-                index, json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+                index, json.dumps({"seed": SEED, "kernels": stored}, indent=1, sort_keys=True, allow_nan=False) + "\n"
             )
         names.append(name)
     return names
@@ -99,29 +99,29 @@ def compare(folder: Path) -> list[Difference]:
     index = folder / "golden.json"
     if not index.is_file():
         raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
-    found = []
+    differences = []
     for name, about in sorted(json.loads(index.read_text())["kernels"].items()):
         target = KernelCase(about["op"], about["kernel"], Case(**about["case"]), get_scheme(about["scheme"]))
-        found.append(_difference(target, torch.load(folder / f"{name}.pt")))
-    return found
+        differences.append(_difference(target, torch.load(folder / f"{name}.pt")))
+    return differences
 
 
-def _difference(target: KernelCase, wanted: Outputs) -> Difference:
+def _difference(target: KernelCase, golden: Outputs) -> Difference:
     spec = registry.get_op(target.op)
     with tempfile.TemporaryDirectory() as folder:
         answer = call(target, save=Path(folder) / "outputs.pt").answer
         if answer["status"] != "OK":
             return Difference(target.label, 0, 0, False, answer["reason"])
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
-    equal = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, wanted, strict=True))
+    equal = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
     elements = sum(output.numel() for output in outputs)
-    wrong = _wrong(spec, target, outputs, wanted)
+    wrong = _wrong(spec, target, outputs, golden)
     return Difference(target.label, elements, equal, not wrong, "; ".join(wrong))
 
 
-def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, wanted: Outputs) -> list[str]:
+def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:
     inputs: Inputs = spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED)
-    oracle = tuple(value.double() if value.is_floating_point() else value for value in wanted)
+    oracle = tuple(value.double() if value.is_floating_point() else value for value in golden)
     return [error.describe() for error in spec.judge(outputs, oracle, inputs, target.scheme) if not error.passed]
 
 

@@ -22,11 +22,11 @@ from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, get_scheme, nb
 
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
-"""The FLOPs of the largest problem whose fp64 oracle is computed, which takes ten seconds on two cores."""
+"""The most FLOPs of a problem whose fp64 oracle is computed; this takes ten seconds on two cores."""
 
 
 def run(request: Mapping[str, Any]) -> Answer:
-    """The answer to a request of the command: launches, errors of the outputs, and faults.
+    """Answers a request of the command: gives the launches, the errors of the outputs, and the faults.
 
     Raises `ValueError` on a wrong name in the request.
     """
@@ -39,13 +39,13 @@ def run(request: Mapping[str, Any]) -> Answer:
     if refusal:
         return {"status": refusal.status, "reason": refusal.reason, "launches": []}
     launches = Launches(checks=Checks(races=request["races"]), seed=request["schedule"], ctas=request["sample"])
-    given = Rotation.arguments(kernel, spec, inputs, request["config"])
+    arguments = Rotation.arguments(kernel, spec, inputs, request["config"])
     began = time.perf_counter()
     status, why = "OK", ""
     outputs: Any = None
     try:
         with every_launch(launches), poisoned_allocations(), pretended_for(kernel), launches.fresh:
-            outputs = kernel.fn(**given)
+            outputs = kernel.fn(**arguments)
     except EmulationError as error:
         status, why = "RUNTIME_ERROR", str(error)
     except NotSampled:
@@ -60,16 +60,16 @@ def run(request: Mapping[str, Any]) -> Answer:
         "of": launches.of,
     }
     if status == "OK":
-        found = tuple(given[name] for name in spec.outputs) if spec.mutates else outputs
+        outputs = tuple(arguments[name] for name in spec.outputs) if spec.mutates else outputs
         if request["save"]:
-            torch.save((found,) if isinstance(found, torch.Tensor) else tuple(found), request["save"])
-        answer |= _judged(spec, case, scheme, found, launches, request["seed"])
+            torch.save((outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), request["save"])
+        answer |= _judged(spec, case, scheme, outputs, launches, request["seed"])
         status, why = answer["status"], answer["reason"]
     return answer | {"status": status, "reason": why}
 
 
 def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Launches, seed: int) -> Answer:
-    found: Outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    tensors: Outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     races = launches.races
     fresh = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
     flops = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
@@ -79,23 +79,24 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
         oracle = spec.oracle(fresh)
         if launches.ran < launches.of:
             # Elements that these CTAs did not write are poison: the oracle's values replace them.
-            written = [_written(output, launches.results) for output in found]
+            written = [_written(output, launches.results) for output in tensors]
             checked = sum(int(mask.sum()) for mask in written)
-            found = tuple(
-                torch.where(mask, out, ref.to(out.dtype)) for mask, out, ref in zip(written, found, oracle, strict=True)
+            tensors = tuple(
+                torch.where(mask, out, ref.to(out.dtype))
+                for mask, out, ref in zip(written, tensors, oracle, strict=True)
             )
-        errors = spec.judge(found, oracle, fresh, scheme)
+        errors = spec.judge(tensors, oracle, fresh, scheme)
     wrong = [error.describe() for error in errors if not error.passed]
     if checked == 0:
         wrong.append("the CTAs that ran wrote nothing of the outputs")
     status = "INCORRECT" if wrong or races else "OK"
     unseen = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
-    if errors and not launches.launched and sum(output.numel() for output in found):
+    if errors and not launches.launched and sum(output.numel() for output in tensors):
         status, unseen = "INCORRECT" if wrong else "INVALID", "torch computed it: no kernel was launched"
     elif errors and launches.ran == launches.of and not spec.mutates:
         stored = sum(result.bytes.hbm_write for result in launches.results)
-        if stored < nbytes(*found):
-            unseen = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*found)} bytes"
+        if stored < nbytes(*tensors):
+            unseen = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*tensors)} bytes"
     reason = "; ".join(wrong) or (f"race: {races[0]}" if races else unseen)
     return {
         "status": status,

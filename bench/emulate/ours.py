@@ -20,7 +20,7 @@ from rooflab.kernels.registry import Kernel
 ARCHITECTURE = "compute_90a"
 """Hopper with wgmma and TMA; a virtual architecture, so that NVRTC stops at PTX."""
 Handle = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
-"""Takes a kernel with its block and shared memory, its grid and its arguments, as `launch.emulate` does."""
+"""Takes the same as `launch.emulate`: a kernel with its block and shared memory, its grid, its arguments."""
 
 
 @lru_cache(maxsize=64)
@@ -33,11 +33,11 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
     """
     headers = _cuda.include_folders() if "#include" in source else ()
     standard = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.STANDARD,)
-    given = (f"--gpu-architecture={ARCHITECTURE}", *standard, "-lineinfo", *options, *(f"-I{path}" for path in headers))
+    flags = (f"--gpu-architecture={ARCHITECTURE}", *standard, "-lineinfo", *options, *(f"-I{path}" for path in headers))
     nvrtc: Any = _cuda._nvrtc()
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, given)
+        nvrtc.compileProgram(program, flags)
         ptx = nvrtc.getPTX(program)
         return str(ptx.decode() if isinstance(ptx, bytes) else ptx).replace("\0", "")
     except nvrtc.NVRTCError as error:
@@ -82,8 +82,8 @@ def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
 def emulating_cuda(handle: Handle) -> Iterator[None]:
     """Gives each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
 
-    This changes the class itself, so it works however a kernel's module imported `load`.  Arguments are those
-    of a launch, with CPU tensors; arguments that a launch would refuse raise `ValueError` here as well.
+    This changes the class itself, so it works for every way in which a module imports `load`.  `handle` gets the
+    arguments of the launch, with CPU tensors.  Arguments that a launch would refuse raise `ValueError` here as well.
     """
     call = _cuda.CudaKernel.__call__
 

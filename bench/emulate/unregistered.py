@@ -1,4 +1,4 @@
-"""Runs anyone's launcher in the emulator, with no op registered: makes arguments from shapes, judges the result."""
+"""Runs a user's launcher in the emulator without a registered op: makes arguments from shapes, judges the result."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ def run(
 ) -> Answer:
     """Emulates one call: its launches, and the judgement of its result against `reference` on the same inputs in fp64.
 
-    `options` are those of `emulating`.
+    `options` are the options of `emulating`.
 
     Raises `ValueError` where the inputs are not the function's parameters, or it launches nothing.
     """
     for asked in (function, reference):
         if asked is not None:
             check_named(asked, inputs)
-    given = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    arguments = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     began, status, why, result = time.perf_counter(), "OK", "", None
-    with emulating(**options) as found:
+    with emulating(**options) as emulated:
         try:
-            result = function(**given)
+            result = function(**arguments)
         except EmulationError as error:
             status, why = "RUNTIME_ERROR", str(error)
         except TritonError as error:
             failed = Failed.of(error, "")
             status, why = failed.status, failed.reason
-    if status == "OK" and not found.launched:
+    if status == "OK" and not emulated.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
-    if status == "OK" and found.races:
-        status, why = "INCORRECT", found.races[0]
+    if status == "OK" and emulated.races:
+        status, why = "INCORRECT", emulated.races[0]
     if status == "OK" and reference is not None:
         exact = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
-            wanted = reference(**exact)
-        verdicts = FunctionOp.judge(result, wanted)
+            expected = reference(**exact)
+        verdicts = FunctionOp.judge(result, expected)
         status = "OK" if all(stats.passed for stats in verdicts) else "INCORRECT"
         why = "; ".join(stats.describe() for stats in verdicts if status == "OK" or not stats.passed)
     if status == "OK" and reference is None:
         why = "no fault and no race; no value was compared, for there is no --reference"
-    answer = {"status": status, "reason": why, "seconds": time.perf_counter() - began, "ran": found.ran, "of": found.of}
-    return answer | {"launches": [launch_answer(launch) for launch in found.launches]}
+    answer = {"status": status, "reason": why, "seconds": time.perf_counter() - began}
+    launches = [launch_answer(launch) for launch in emulated.launches]
+    return answer | {"ran": emulated.ran, "of": emulated.of, "launches": launches}
 
 
 def answer(request: Mapping[str, Any]) -> Answer:

@@ -58,8 +58,8 @@ def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory
     if not isinstance(args, list | tuple):
         raise ValueError(f"args: expected a list, got {_shown(args)}")
     if len(args) != len(kernel.parameters):
-        wanted = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
-        raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({wanted}), got {len(args)}")
+        signature = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
+        raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({signature}), got {len(args)}")
     raw = b""
     for place, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
         if place < len(names):

@@ -24,7 +24,7 @@ from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
 
-OWN = str(Path(__file__).parents[1])
+PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Emulation(Launches):
     def findings(self) -> list[Finding]:
         """The findings of all launches, races first."""
         kinds = (("race", "races"), ("note", "notes"))
-        found = [
+        findings = [
             Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(findings))
 
     @property
     def launches(self) -> list[LaunchResult]:
@@ -90,7 +90,7 @@ def emulating(
     addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA and `ctas` others run.
 
     Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
-    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
+    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config has these values.
     """
     run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
@@ -106,17 +106,17 @@ def emulating(
 
 
 def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:
-    def choose(known: list[Any], values: dict[str, Any]) -> Iterator[Any]:
+    def choose(candidates: list[Any], values: dict[str, Any]) -> Iterator[Any]:
         if isinstance(configs, Mapping):
-            wanted = configs.items()
-            found = [config for config in known if wanted <= config.all_kwargs().items()]
-            if not found:
-                raise ValueError(f"configs: expected one of {'; '.join(map(str, known))}, got {dict(configs)}")
-            yield found[0]
+            settings = configs.items()
+            matching = [config for config in candidates if settings <= config.all_kwargs().items()]
+            if not matching:
+                raise ValueError(f"configs: expected one of {'; '.join(map(str, candidates))}, got {dict(configs)}")
+            yield matching[0]
             return
-        yield known[0]
+        yield candidates[0]
         end = time.monotonic() + configs
-        for config in known[1:]:
+        for config in candidates[1:]:
             if time.monotonic() < end:
                 yield config
 
@@ -129,5 +129,5 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
         return None
     rest = users_part(trace.tb_next)
     file = trace.tb_frame.f_code.co_filename
-    foreign = file.startswith(OWN) or "/triton/" in file or "/torch/" in file
+    foreign = file.startswith(PACKAGE) or "/triton/" in file or "/torch/" in file
     return rest if foreign and rest is None else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

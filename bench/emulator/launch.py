@@ -26,7 +26,7 @@ from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Reference, 
 from rooflab.bench.emulator.triton_kernels import bound, in_ctas
 
 MOST_EMULATED = 1 << 22
-"""The most CTAs of a grid, run or not: each takes up to 400 bytes of the race detector, and 0.1 ms or more to run."""
+"""The most CTAs of a grid, run or not: a CTA costs up to 400 bytes in the race detector, and 0.1 ms or more to run."""
 MOST_CTAS = (2**31 - 1, 65535, 65535)
 MOST_CLUSTER = 16
 """The most CTAs of a cluster: 8 are portable; a kernel may opt in to more."""
@@ -59,8 +59,8 @@ def emulate(
     """
     if not isinstance(compiled, PtxLaunch):
         if not hasattr(compiled, "asm"):
-            wanted = "a Launch or a kernel that Triton compiled"
-            raise ValueError(f"compiled: expected {wanted}, got a value of type {type(compiled).__name__}")
+            expected = "a Launch or a kernel that Triton compiled"
+            raise ValueError(f"compiled: expected {expected}, got a value of type {type(compiled).__name__}")
         grid = in_ctas(compiled, _grid(grid))
         compiled, args, reached = bound(compiled, grid, args)
         memory = [*memory, *reached]
@@ -75,16 +75,16 @@ def emulate(
     if not isinstance(checks, Checks):
         raise ValueError(f"checks: expected Checks, got a value of type {type(checks).__name__}")
     blank = checked_tensors("unwritten", unwritten)
-    known = GlobalMemory()
-    raw = bound_arguments(program.kernel, args, known, compiled.names)
+    global_memory = GlobalMemory()
+    raw = bound_arguments(program.kernel, args, global_memory, compiled.names)
     for tensor in checked_tensors("memory", memory):
-        add_tensor(known, tensor, "memory")
+        add_tensor(global_memory, tensor, "memory")
     for tensor in blank if checks.uninitialised else ():
-        mark_unwritten(known, tensor)
+        mark_unwritten(global_memory, tensor)
     block, cluster = _sizes(program.kernel, compiled, sizes)
-    layout = _layout(program.kernel, known)
+    layout = _layout(program.kernel, global_memory)
     dynamic = _dynamic_shared(compiled, layout)
-    run = Run(program, sizes, block, cluster, known, raw, layout, dynamic, checks, seed, short_accumulator)
+    run = Run(program, sizes, block, cluster, global_memory, raw, layout, dynamic, checks, seed, short_accumulator)
     run.stored = None if ctas is None else []
     text, name = compiled.ptx, program.kernel.name
     execute(run, range(count) if ctas is None else _chosen(ctas, count), lambda: registers_of(text, name))
@@ -125,7 +125,7 @@ def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: Triple) -> tuple[Triple, 
     cluster = kernel.cluster or cluster
     if min(cluster) < 1 or cluster[0] * cluster[1] * cluster[2] > MOST_CLUSTER:
         raise ValueError(f"cluster: expected 1 to {MOST_CLUSTER} CTAs, got {cluster}")
-    if any(size % own for size, own in zip(grid, cluster, strict=True)):
+    if any(size % ctas for size, ctas in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
     return block, cluster
 

@@ -42,13 +42,13 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if func.overloadpacket in _EMPTY and not kwargs.keys() & {"out"}:
-            if found.device.type == "cpu" and found.layout == torch.strided and found.untyped_storage().nbytes():
-                self._tensors[found.untyped_storage().data_ptr()] = found
+            if result.device.type == "cpu" and result.layout == torch.strided and result.untyped_storage().nbytes():
+                self._tensors[result.untyped_storage().data_ptr()] = result
         elif self._tensors and not _is_view(func):
             self.forget(tensors_in((args, kwargs)))
-        return found
+        return result
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ class Launches:
     checks: Checks = field(default_factory=Checks)
     seed: int = 0
     ctas: int | None = None
-    """The number of CTAs that run beside the first and the last; None for all CTAs."""
+    """The number of CTAs that run besides the first CTA and the last CTA; None means that all CTAs run."""
     ran: int = 0
     of: int = 0
     """The number of CTAs of all launches."""
@@ -124,18 +124,18 @@ class Launches:
             chosen = [0, *sorted(random.Random(self.seed).sample(range(1, count - 1), self.ctas)), count - 1]
         self.ran += count if chosen is None else len(chosen)
         self.of += count
-        found = self.emulated(compiled, grid, args, chosen)
+        result = self.emulated(compiled, grid, args, chosen)
         if self.checks.counts or self.checks.races:
-            self.results.append(found)
+            self.results.append(result)
 
     def emulated(self, compiled: Any, grid: tuple[int, ...], args: list[Any], ctas: list[int] | None) -> LaunchResult:
         """Emulates the CTAs `ctas` of one launch; None means all CTAs."""
         with torch._C.DisableTorchFunction():  # tensors may say that they are on a pretended card
             self.launched += 1
-            given = tensors_in(args)
-            # Later calls check only values, and the poison in fresh memory is such a value.
-            unwritten = self.fresh.among(given) if self.checks.races else []
-            self.fresh.forget(given)
+            tensors = tensors_in(args)
+            # Later calls check only values: there the poison in fresh memory shows a read of unwritten memory.
+            unwritten = self.fresh.among(tensors) if self.checks.races else []
+            self.fresh.forget(tensors)
             return emulate(
                 compiled,
                 grid,

@@ -1,4 +1,4 @@
-"""What ptxas says about a kernel: its registers, and where it adds a fence or a wait of wgmma that the kernel lacks."""
+"""What ptxas says about a kernel: its registers, and whether ptxas adds a fence or a wait of wgmma that is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FENCE, WAIT = "C7519", "C7517"
-"""The codes of ptxas's notes that it added a `wgmma.fence` or a `wgmma.wait_group`."""
+"""The codes of the notes in which ptxas says that it added a `wgmma.fence` or a `wgmma.wait_group`."""
 
 
 def notes_of(ptx: str) -> frozenset[str]:
@@ -27,13 +27,13 @@ def registers_of(ptx: str, name: str) -> int:
 
 @lru_cache(maxsize=32)
 def _log(ptx: str) -> str:
-    found = find_spec("triton")
-    assert found is not None and found.origin is not None, "a requirement of this package"
-    tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    package = find_spec("triton")
+    assert package is not None and package.origin is not None, "a requirement of this package"
+    tool = Path(package.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
     done = _assemble(tool, ptx)
-    known = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr)
-    if known is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
-        done = _assemble(tool, re.sub(r"\.version\s+[\d.]+", f".version {known[1]}", ptx, count=1))
+    supported = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr)
+    if supported is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
+        done = _assemble(tool, re.sub(r"\.version\s+[\d.]+", f".version {supported[1]}", ptx, count=1))
     if done.returncode:
         raise ValueError(f"ptx: ptxas refuses it: {done.stderr.strip()}")
     return done.stderr

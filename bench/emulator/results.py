@@ -53,7 +53,7 @@ class LaunchResult:
     instructions: Mapping[str, int]
     """Threads that executed each opcode, predicated-off threads included."""
     lines: Mapping[tuple[str, int], Mapping[str, int]]
-    """By file and line: `threads` that executed the line's instructions, and what these instructions moved."""
+    """By file and line: the `threads` that executed its instructions, and the other counts of these instructions."""
     tensor_flops: Mapping[str, int]
     """Multiplications and additions of the tensor cores, by the operands' type."""
     shared_wavefronts: int
@@ -80,7 +80,7 @@ class LaunchResult:
 _COUNTED = {
     field.name: field.name.replace("sectors", "sector") + "_bytes" for field in fields(Bytes) if field.name[:3] != "hbm"
 }
-"""By field of `Bytes`, except the first two fields, the counter's name."""
+"""The counter's name for each field of `Bytes` except the first two."""
 
 
 def result_of(run: Run, ptx: str) -> LaunchResult:
@@ -168,12 +168,12 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
 
-    found = _unlike((race for race in run.shared_races if not race.harmless), name)
-    rounded = [describe(race, name) for race in found if race.kind == "rounding"]
-    texts = [describe(race, name) for race in found if race.kind != "rounding"]
+    shared_races = _unlike((race for race in run.shared_races if not race.harmless), name)
+    rounded = [describe(race, name) for race in shared_races if race.kind == "rounding"]
+    texts = [describe(race, name) for race in shared_races if race.kind != "rounding"]
     if run.global_races is not None:
-        between = _unlike((race for race in run.global_races.found if not race.harmless), name)
-        texts += [_in_an_allocation(run, race, name) for race in between]
+        global_races = _unlike((race for race in run.global_races.found if not race.harmless), name)
+        texts += [_in_an_allocation(run, race, name) for race in global_races]
     texts += [
         f"{name(use)} uses a tensor map that {name(maker)} made, with no fence.proxy.tensormap between"
         for use, maker in run.map_races
@@ -207,7 +207,7 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Keeps one of the races that differ only in place and actors, such as turns of an unrolled loop."""
+    """Keeps one of several races that differ only in place and actors, such as the turns of an unrolled loop."""
     first: dict[tuple[object, ...], Race] = {}
     for race in races:
         first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)

@@ -39,7 +39,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
     metadata = compiled.metadata
     ptx = compiled.asm["ptx"]
     signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
-    own = [_name(compiled, key) for key, kind in compiled.src.signature.items() if kind != "constexpr"]
+    argument_names = [_name(compiled, key) for key, kind in compiled.src.signature.items() if kind != "constexpr"]
     if not isinstance(args, list | tuple):
         raise ValueError(f"args: expected a list, got a value of type {type(args).__name__}")
     if len(args) != len(signature):
@@ -48,8 +48,8 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
     names: list[str] = []
     reached: list[torch.Tensor] = []
     maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
-    for name, given, wanted_kind in zip(own, args, signature, strict=True):
-        for value, kind in _flat([given], [wanted_kind]):
+    for name, argument, argument_kind in zip(argument_names, args, signature, strict=True):
+        for value, kind in _flat([argument], [argument_kind]):
             if isinstance(kind, str) and kind.startswith("tensordesc"):
                 values += _descriptor(value, next(maps, None))
                 reached.append(value.base)
@@ -60,9 +60,9 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
     for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
         values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
     entry = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
-    wanted = entry[1].count(".param ") if entry is not None else 0
+    count = entry[1].count(".param ") if entry is not None else 0
     # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
-    values = values[:wanted] if len(values) > wanted else values
+    values = values[:count] if len(values) > count else values
     names += ["scratch memory"] * (len(values) - len(names))
     launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(names))
     return launch, values, reached
@@ -74,8 +74,8 @@ def _memory(name: str, value: Any, kind: Any) -> Any:
     Raises `ValueError` where the kernel was compiled for another dtype.
     """
     if isinstance(value, torch.Tensor):
-        own = DTYPES.get(value.dtype)
-        if own and isinstance(kind, str) and kind.removeprefix("*").removeprefix("k") not in own:
+        names = DTYPES.get(value.dtype)
+        if names and isinstance(kind, str) and kind.removeprefix("*").removeprefix("k") not in names:
             raise ValueError(
                 f"{name}: expected {kind}, for which the kernel was compiled, got a tensor of {value.dtype}"
             )
@@ -92,7 +92,7 @@ def _name(compiled: Any, key: Any) -> str:
 def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:
     """The grid as Triton's driver launches it: a program with `num_ctas` CTAs is a cluster."""
     sizes = [*map(int, grid), 1, 1][:3]
-    return tuple(size * own for size, own in zip(sizes, _cluster(compiled.metadata), strict=True))
+    return tuple(size * ctas for size, ctas in zip(sizes, _cluster(compiled.metadata), strict=True))
 
 
 def _cluster(metadata: Any) -> tuple[int, int, int]:
@@ -110,7 +110,7 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def _float(value: float, kind: Any) -> Any:
-    """A number as Triton's launcher passes it: an annotation may make an integer a float, or a float half as wide."""
+    """A number as Triton's launcher passes it: an annotation may turn an integer into a float, or narrow a float."""
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
@@ -174,11 +174,11 @@ def emulating_triton(
 
     def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        known = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
+        candidates = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
         kernel = None
         before = {} if configs is None else _contents([*args, *kwargs.values()])
-        for config in known[:1] if configs is None else configs(known, {**self.nargs, **kwargs}):
-            if kernel is not None:  # the next config finds what the first one found
+        for config in candidates[:1] if configs is None else configs(candidates, {**self.nargs, **kwargs}):
+            if kernel is not None:  # the next config starts with the same contents as the first config
                 for address, held in before.items():
                     ctypes.memmove(address, held, len(held))
             if config.pre_hook is not None:
@@ -205,7 +205,7 @@ def _contents(values: Iterable[Any]) -> dict[int, bytes]:
 
 
 _handles: list[Handle] = []
-"""The handles of the contexts that are open; a kernel keeps its launcher, and the next context has another handle."""
+"""The handles of the open contexts.  A kernel keeps its launcher, so the launcher looks up the newest handle here."""
 
 
 def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:

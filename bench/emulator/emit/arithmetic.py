@@ -51,10 +51,10 @@ def _extreme(g: Generator, instruction: Instruction, dtype: str, values: list[st
         "xorsign_abs": "xorsign" in parts,
         "absolute": "abs" in parts and "xorsign" not in parts,
     }
-    given = "".join(f", {name}=True" for name, value in options.items() if value)
-    call = f"floats.f{parts[0]}({values[0]}, {values[1]}{given})"
+    modifiers = "".join(f", {name}=True" for name, value in options.items() if value)
+    call = f"floats.f{parts[0]}({values[0]}, {values[1]}{modifiers})"
     for value in values[2:]:
-        call = f"floats.f{parts[0]}({call}, {value}{given})"
+        call = f"floats.f{parts[0]}({call}, {value}{modifiers})"
     g.define(instruction.operands[0], call, dtype)
 
 
@@ -67,8 +67,8 @@ def _half(g: Generator, instruction: Instruction, kind: str) -> None:
         raise unknown(instruction)
     flags = {"ftz": "ftz" in parts, "sat": "sat" in parts, "relu": "relu" in parts, "nan": "NaN" in parts}
     flags["xorsign_abs"] = "xorsign" in parts
-    given = "".join(f", {key}=True" for key, value in flags.items() if value)
-    g.define(operands[0], f"half.{name}({values}, {base!r}{given})", dtype)
+    modifiers = "".join(f", {key}=True" for key, value in flags.items() if value)
+    g.define(operands[0], f"half.{name}({values}, {base!r}{modifiers})", dtype)
 
 
 @emits("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
@@ -193,16 +193,16 @@ def with_carry(g: Generator, instruction: Instruction) -> None:
     """Writes the Python of operations that take the carry of an earlier operation (`addc`), or give a carry (`.cc`)."""
     name, parts, kind = instruction.parts[0], instruction.parts, kind_of(instruction)
     # The operands are signed or unsigned as the type says: the upper half of a product depends on the sign.
-    given = [g.value(item, dtype_of(kind)) for item in instruction.operands[1:]]
+    arguments = [g.value(item, dtype_of(kind)) for item in instruction.operands[1:]]
     if name[:3] == "mad":
-        given.append(str("hi" in parts))
+        arguments.append(str("hi" in parts))
     if name[3:]:
-        given.append("c.carry")
+        arguments.append("c.carry")
     function = {"add": "add_carry", "sub": "sub_borrow", "mad": "mad_carry"}[name[:3]]
-    result, left = g.temporary(), g.temporary()
-    g.line(f"{result}, {left} = integers.{function}({', '.join(given)})")
+    result, carry = g.temporary(), g.temporary()
+    g.line(f"{result}, {carry} = integers.{function}({', '.join(arguments)})")
     if "cc" in parts:
-        g.line(f"c.carry = choose({g.guard}, {left}, c.carry)" if g.guard else f"c.carry = {left}")
+        g.line(f"c.carry = choose({g.guard}, {carry}, c.carry)" if g.guard else f"c.carry = {carry}")
     g.define(instruction.operands[0], result, _unsigned(kind))
 
 
@@ -258,8 +258,8 @@ def bit_fields(g: Generator, instruction: Instruction) -> None:
         shifted = f"({g.value(values[0], dtype)} >> {g.constant(start.value, dtype)})"
         g.define(instruction.operands[0], f"{shifted} & {mask}", dtype)
         return
-    given = ", ".join([*(g.value(item, dtype) for item in values), g.value(start, "u4"), g.value(count, "u4")])
-    g.define(instruction.operands[0], f"bitfields.{instruction.parts[0]}({given})", dtype)
+    arguments = ", ".join([*(g.value(item, dtype) for item in values), g.value(start, "u4"), g.value(count, "u4")])
+    g.define(instruction.operands[0], f"bitfields.{instruction.parts[0]}({arguments})", dtype)
 
 
 @emits("popc", "clz", "brev", "bfind")
@@ -277,12 +277,12 @@ def masks(g: Generator, instruction: Instruction) -> None:
     name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
     if name == "fns":
         mask, base, offset = instruction.operands[1:]
-        given = ", ".join((g.value(mask, "u4"), g.value(base, "u4"), g.value(offset, "i4")))
-        g.define(instruction.operands[0], f"bitfields.fns({given})", "u4")
+        arguments = ", ".join((g.value(mask, "u4"), g.value(base, "u4"), g.value(offset, "i4")))
+        g.define(instruction.operands[0], f"bitfields.fns({arguments})", "u4")
         return
     first = g.value(instruction.operands[1], dtype if name == "szext" else "u4")
-    given = f"{first}, {g.value(instruction.operands[2], 'u4')}, {'clamp' in instruction.parts}"
-    g.define(instruction.operands[0], f"bitfields.{name}({given})", dtype if name == "szext" else "u4")
+    arguments = f"{first}, {g.value(instruction.operands[2], 'u4')}, {'clamp' in instruction.parts}"
+    g.define(instruction.operands[0], f"bitfields.{name}({arguments})", dtype if name == "szext" else "u4")
 
 
 @emits("lop3", "prmt")

@@ -21,7 +21,7 @@ _REDUCTIONS = ("popc", "and", "or")
 
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `bra`, `ret`, `exit`: one predicate decides for all lanes, or each lane has its own."""
+    """Writes the Python of `bra`, `ret`, `exit`; the predicate is one value for all lanes, or one value per lane."""
     (target,) = g.flow.targets(instruction.number)
     following = instruction.number + 1
     if g.guard is None:
@@ -179,10 +179,10 @@ def shuffle(g: Generator, instruction: Instruction) -> None:
     target, value, lane, clamp, _ = instruction.operands  # the scheduler reads the mask
     both = isinstance(target, OperandGroup)
     first = target.items[0] if isinstance(target, OperandGroup) else target
-    dtype = g.kept[value.index] if isinstance(value, Register) else "u4"
-    given = f"{g.value(value, dtype)}, {g.value(lane, 'u4')}, {g.value(clamp, 'u4')}"
+    dtype = g.dtypes[value.index] if isinstance(value, Register) else "u4"
+    arguments = f"{g.value(value, dtype)}, {g.value(lane, 'u4')}, {g.value(clamp, 'u4')}"
     name, valid = g.temporary(), g.temporary()
-    g.line(f"{name}, {valid} = warps.shuffle(c, {mode!r}, {given}, {both})")
+    g.line(f"{name}, {valid} = warps.shuffle(c, {mode!r}, {arguments}, {both})")
     g.define(first, name, dtype)
     if isinstance(target, OperandGroup):
         g.define(target.items[1], valid, "?")

@@ -72,7 +72,7 @@ def _unknown_modifier(parts: list[str]) -> str | None:
 
 
 def unknown(instruction: syntax.Instruction) -> syntax.PtxError:
-    """The error that an emitter raises on an instruction that it does not know."""
+    """Makes the error that an emitter raises on an unknown instruction."""
     return syntax.PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
 
 
@@ -106,11 +106,12 @@ class Generator:
     def __init__(self, flow: Flow, helpers: dict[str, Any]):
         self.flow = flow
         self.kernel = flow.kernel
-        self.kept = storage(flow.kernel)
+        self.dtypes = storage(flow.kernel)
+        """The NumPy type of each register."""
         self.namespace = dict(helpers)
         self._constants: dict[tuple[str, Any], str] = {}
         self._lines: list[str] = []
-        self._known: set[int] = set()
+        self._locals: set[int] = set()
         """Registers that are already locals of the block."""
         self._changed: set[int] = set()
         self._views: dict[tuple[int, str], str] = {}
@@ -176,14 +177,14 @@ class Generator:
             return
         if not isinstance(operand, syntax.Register):
             raise syntax.PtxError(f"PTX: expected a register for a result, got a {_named(operand)}")
-        kept, name = self.kept[operand.index], f"r{operand.index}"
-        if kept != dtype:
-            expression = self._convert(expression, dtype, kept)
+        register_dtype, name = self.dtypes[operand.index], f"r{operand.index}"
+        if register_dtype != dtype:
+            expression = self._convert(expression, dtype, register_dtype)
         if self._guard is not None:
-            old = self._register(operand, kept)
+            old = self._register(operand, register_dtype)
             expression = f"choose({self._guard}, {expression}, {old})"
         self.line(f"{name} = {expression}")
-        self._known.add(operand.index)
+        self._locals.add(operand.index)
         self._changed.add(operand.index)
         for key in [key for key in self._views if key[0] == operand.index]:
             del self._views[key]
@@ -217,49 +218,49 @@ class Generator:
 
     # Methods that only this class calls.
 
-    def _convert(self, expression: str, dtype: str, kept: str) -> str:
-        if dtype == "?" or kept == "?":
+    def _convert(self, expression: str, dtype: str, target: str) -> str:
+        if dtype == "?" or target == "?":
             raise syntax.PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
-        if dtype[1] == kept[1]:
-            return f"({expression}).view({kept})"
+        if dtype[1] == target[1]:
+            return f"({expression}).view({target})"
         # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
-        wide = f"i{kept[1]}" if dtype[0] == "i" else f"u{kept[1]}"
+        wide = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
         bits = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
         extended = f"{bits}.astype({wide})"
-        return extended if wide == kept else f"{extended}.view({kept})"
+        return extended if wide == target else f"{extended}.view({target})"
 
     def _register(self, register: syntax.Register, dtype: str) -> str:
-        index, kept = register.index, self.kept[register.index]
-        if index not in self._known:
+        index, register_dtype = register.index, self.dtypes[register.index]
+        if index not in self._locals:
             self.line(f"r{index} = R[{index}]")
             if index in self._perhaps_unwritten:
                 # Poison, as in `context.merged`: a compiler may copy it, and then not select the copy.
-                self.line(f"if r{index} is None: r{index} = {self.constant(-1, kept)}")
-            self._known.add(index)
-        if dtype == kept:
+                self.line(f"if r{index} is None: r{index} = {self.constant(-1, register_dtype)}")
+            self._locals.add(index)
+        if dtype == register_dtype:
             return f"r{index}"
         key = (index, dtype)
         if key not in self._views:
-            if "?" in (dtype, kept):
+            if "?" in (dtype, register_dtype):
                 raise syntax.PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
             name = self.temporary()
-            if dtype[1] == kept[1]:
+            if dtype[1] == register_dtype[1]:
                 self.line(f"{name} = r{index}.view({dtype})")
             else:  # the low bits of a wider register
                 unsigned = f"u{dtype[1]}"
-                low = f"r{index}.view(u{kept[1]}).astype({unsigned})"
+                low = f"r{index}.view(u{register_dtype[1]}).astype({unsigned})"
                 self.line(f"{name} = {low}" if dtype == unsigned else f"{name} = {low}.view({dtype})")
             self._views[key] = name
         return self._views[key]
 
     def _special(self, operand: syntax.Special, dtype: str) -> str:
         text = f"c.special({operand.name!r})"
-        kept = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
-        return text if dtype == kept or operand.name == "is_explicit_cluster" else self._convert(text, kept, dtype)
+        source = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
+        return text if dtype == source or operand.name == "is_explicit_cluster" else self._convert(text, source, dtype)
 
     def source(self, block: BasicBlock) -> str:
         """The text of a block's function."""
-        self._lines, self._known, self._changed, self._views = [], set(), set(), {}
+        self._lines, self._locals, self._changed, self._views = [], set(), set(), {}
         self._temporaries, self._ended, self._looked_at = 0, False, set()
         for instruction in self.kernel.instructions[block.start : block.end]:
             self._instruction(instruction)
@@ -307,7 +308,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Writes a check of each accumulator that the instruction reads, except whole copies, which the wait fills."""
+        """Writes a check of each accumulator that the instruction reads; a copy of a whole register needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
@@ -315,13 +316,13 @@ class Generator:
         guarded = instruction.predicate is not None
         registers = [item for item in (target, *sources) if isinstance(item, syntax.Register)]
         if instruction.opcode.startswith("mov") and len(registers) == 2 and not guarded:
-            return  # both registers are the row that the wait fills
+            return  # both registers share one row, which the wait fills
         # Lanes whose predicate is false keep the old result, which is copied.
-        kept = syntax.definitions(instruction) if guarded else ()
-        for register in (*syntax.uses(instruction), *kept):
+        results = syntax.definitions(instruction) if guarded else ()
+        for register in (*syntax.uses(instruction), *results):
             if register.index in self._accumulators and register.index not in self._looked_at:
                 self._looked_at.add(register.index)
-                name = self._register(register, self.kept[register.index])
+                name = self._register(register, self.dtypes[register.index])
                 self.line(f"if c.group.accumulators: matrices.check_settled(c, {name}, {instruction.number})")
 
     def function(self, block: BasicBlock) -> BlockFunction:

@@ -30,9 +30,10 @@ def address(g: Generator, operand: syntax.Address, space: str) -> str:
     elif isinstance(base, syntax.Immediate):
         text = g.constant(base.value, size)
     else:
-        kept = g.kept[base.index]
+        dtype = g.dtypes[base.index]
         # Some compilers keep a shared address in 64 bits, or a generic address in 32 bits.
-        text = g.value(base, size) if int(kept[1]) >= int(size[1]) else f"{g.value(base, 'u' + kept[1])}.astype({size})"
+        narrow = int(dtype[1]) < int(size[1])
+        text = f"{g.value(base, 'u' + dtype[1])}.astype({size})" if narrow else g.value(base, size)
     return f"{text} + {g.constant(offset, size)}" if offset else text
 
 
@@ -122,7 +123,7 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of fences; the race detector is told about proxy fences."""
+    """Writes the Python of fences; they report proxy fences to the race detector."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
@@ -144,7 +145,7 @@ def hints(g: Generator, instruction: syntax.Instruction) -> None:
 def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
     """The expression of an operand's address in its space; a shared address may be given as a generic one."""
     where = address_of(operand, instruction)
-    if space == "shared" and isinstance(where.base, syntax.Register) and g.kept[where.base.index][1] == "8":
+    if space == "shared" and isinstance(where.base, syntax.Register) and g.dtypes[where.base.index][1] == "8":
         return f"({address(g, where, 'generic')}).astype(u4)"
     return address(g, where, space)
 
@@ -176,18 +177,18 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
         if "cg" in instruction.parts and size != 16:
             raise syntax.PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
         # A fourth operand is the source's size or a predicate, or a cache policy if the opcode says `cache_hint`.
-        given = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
-        taken = "None" if given is None else _taken(g, given, size)
+        fourth = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
+        taken = "None" if fourth is None else _taken(g, fourth, size)
         g.line(f"copying.copy(c, {target}, {source}, {size}, {taken}, {mask}, {number})")
     else:
         raise unknown(instruction)
 
 
-def _taken(g: Generator, given: syntax.Operand, size: int) -> str:
-    """The bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
-    if isinstance(given, syntax.Negated) or (isinstance(given, syntax.Register) and given.type == "pred"):
-        return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
-    return g.value(given, "u4")
+def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
+    """The number of bytes from the source: the operand's value; for a predicate 0 if it is true, else `size`."""
+    if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
+        return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
+    return g.value(operand, "u4")
 
 
 def _constant(operand: syntax.Operand) -> int:

@@ -23,7 +23,7 @@ _COMPARISONS = {
     "hs": ">=",
 }
 _UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""By comparison that is also true for NaN (except equ and neu), the comparison whose negation it is."""
+"""For each comparison that is also true for NaN, except equ and neu: the ordered comparison that it negates."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
@@ -37,15 +37,15 @@ def move(g: Generator, instruction: Instruction) -> None:
     elif isinstance(source, OperandGroup):
         _pack(g, target, source)
     elif isinstance(target, Register):
-        kept = g.kept[target.index]
-        wanted = kept if kept == "?" or kept[1] == dtype[1] else dtype
-        g.define(target, g.value(source, wanted), wanted)
+        register_dtype = g.dtypes[target.index]
+        result_dtype = register_dtype if register_dtype == "?" or register_dtype[1] == dtype[1] else dtype
+        g.define(target, g.value(source, result_dtype), result_dtype)
 
 
 def _pack(g: Generator, target: Operand, source: OperandGroup) -> None:
     if not isinstance(target, Register):
         raise PtxError("PTX: expected a register that takes what is packed")
-    size = int(g.kept[target.index][1])
+    size = int(g.dtypes[target.index][1])
     part = size // len(source.items)
     text = ""
     for place, item in enumerate(source.items):
@@ -57,7 +57,7 @@ def _pack(g: Generator, target: Operand, source: OperandGroup) -> None:
 def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
     if not isinstance(source, Register):
         raise PtxError("PTX: expected a register that is taken apart")
-    size = int(g.kept[source.index][1])
+    size = int(g.dtypes[source.index][1])
     part = size // len(target.items)
     whole = g.temporary()
     g.line(f"{whole} = {g.value(source, f'u{size}')}")
@@ -73,8 +73,8 @@ def select(g: Generator, instruction: Instruction) -> None:
     """Writes the Python of `selp`."""
     target, a, b, predicate = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
-    if isinstance(target, Register) and g.kept[target.index][1:] == dtype[1:]:
-        dtype = g.kept[target.index]
+    if isinstance(target, Register) and g.dtypes[target.index][1:] == dtype[1:]:
+        dtype = g.dtypes[target.index]
     values = f"{g.value(predicate, '?')}, {g.value(a, dtype)}, {g.value(b, dtype)}"
     g.define(target, f"choose({values})", dtype)
 
@@ -128,14 +128,14 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `setp`, which may combine its result with another predicate, and may also negate it."""
+    """Writes the Python of `setp`: it may combine its result with a predicate, and may give the negated result too."""
     parts = [part for part in instruction.parts if part != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *more = instruction.operands
     result = g.temporary()
     values = [result, f"~{result}"]
     if kind.endswith("x2"):
-        # One predicate for each half.
+        # Each half has a predicate.
         values[1] = g.temporary()
         shift = g.constant(16, "u4")
         for value, move in zip(values, ("", f" >> {shift}"), strict=True):
@@ -186,7 +186,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
         g.define(operands[0], f"formats.cvt_pack({values}, {to!r}{third})", "u4")
         return
     flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
-    given = "".join(f", {name}=True" for name in flags)
+    modifiers = "".join(f", {name}=True" for name in flags)
     rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
     result = dtype_of(to)
     if to[0] in "us" and source[0] not in "us" and rounding in ROUNDINGS:
@@ -209,7 +209,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
         g.define(operands[0], f"{value}.astype({result})", result)
     else:
         value = g.value(operands[1], dtype_of(source))
-        g.define(operands[0], f"formats.cvt({value}, {to!r}, {source!r}, {rounding!r}{given})", result)
+        g.define(operands[0], f"formats.cvt({value}, {to!r}, {source!r}, {rounding!r}{modifiers})", result)
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
@@ -217,8 +217,8 @@ def _check_packed(instruction: Instruction, to: str, source: str, rounding: str)
     small = to.startswith("e")
     roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
     if rounding not in roundings or (small and "satfinite" not in instruction.parts):
-        wanted = " or ".join(f".{name}" for name in roundings) + (".satfinite" if small else "")
-        raise PtxError(f"PTX: expected cvt{wanted} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
+        expected = " or ".join(f".{name}" for name in roundings) + (".satfinite" if small else "")
+        raise PtxError(f"PTX: expected cvt{expected} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
 
 
 def _only(flags: Sequence[str], *names: str) -> str:
@@ -227,7 +227,7 @@ def _only(flags: Sequence[str], *names: str) -> str:
 
 @emits("cvta", "isspacep", "mapa", "getctarank")
 def addresses(g: Generator, instruction: Instruction) -> None:
-    """Converts addresses from one space to another."""
+    """Writes the Python of `cvta`, `isspacep`, `mapa` and `getctarank`."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
     heads = (part.split("::")[0] for part in parts[1:])
@@ -243,12 +243,12 @@ def addresses(g: Generator, instruction: Instruction) -> None:
     elif name == "isspacep":
         if space == "const":
             raise PtxError(f"PTX: expected a space that addresses tell apart, got {instruction.text!r}")
-        wanted = g.constant(_WINDOWS.get(space, 0) >> 60, "u8")
-        g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {wanted}", "?")
+        window_number = g.constant(_WINDOWS.get(space, 0) >> 60, "u8")
+        g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {window_number}", "?")
     elif name == "mapa":
-        inside = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if size == "u8" else 0)
-        own = f"{g.value(operands[1], size)} & {g.constant(inside, size)}"
+        mask = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if size == "u8" else 0)
+        offset = f"{g.value(operands[1], size)} & {g.constant(mask, size)}"
         rank = f"{g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}"
-        g.define(operands[0], f"({own}) | (({rank}) << {g.constant(RANK_SHIFT, size)})", size)
+        g.define(operands[0], f"({offset}) | (({rank}) << {g.constant(RANK_SHIFT, size)})", size)
     else:
         g.define(operands[0], f"synchronising.rank_of(c, {g.value(operands[1], size)})", "u4")

@@ -38,7 +38,7 @@ def atomic(
     if not len(lanes):
         return old
     where = c.vector(addresses)
-    given = [c.vector(value)[lanes] for value in operands]
+    values = [c.vector(value)[lanes] for value in operands]
     run, mask = c.group.run, np.zeros(c.size, np.bool_)
     mask[lanes] = True
     observer, run.observer = run.observer, None
@@ -48,11 +48,11 @@ def atomic(
         before = raw[lanes].view(dtype)
         places = _places(c, space, where, lanes, instruction)
         flushed = _flushed(operation, kind, space, where[lanes])
-        old[lanes], after = _one_by_one(operation, kind, places, before, given, flushed)
+        old[lanes], after = _one_by_one(operation, kind, places, before, values, flushed)
         changes = after.tobytes() != before.tobytes()
-        left = np.zeros(c.size, _UNSIGNED[dtype.itemsize])
-        left[lanes] = after.view(left.dtype)
-        access.store(c, space, where, (left,), mask, dtype.itemsize, instruction)
+        final = np.zeros(c.size, _UNSIGNED[dtype.itemsize])
+        final[lanes] = after.view(final.dtype)
+        access.store(c, space, where, (final,), mask, dtype.itemsize, instruction)
     finally:
         run.observer = observer
     _observe(c, space, where[lanes], lanes, dtype.itemsize, order, instruction)
@@ -70,9 +70,9 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
     if space == "generic":
         windows = addresses >> np.uint64(60)
         for kind, where in ((SHARED_WINDOW >> 60, "shared"), (0, "global")):
-            own = windows == kind
-            if own.any():
-                _observe(c, where, addresses[own], lanes[own], size, order, instruction)
+            inside = windows == kind
+            if inside.any():
+                _observe(c, where, addresses[inside], lanes[inside], size, order, instruction)
     elif space == "shared":
         near = addresses.astype(np.uint32)  # without the window of a generic address
         offsets = np.asarray(shared_offsets(c, near, size, lanes, instruction)).astype(np.int64)
@@ -116,15 +116,15 @@ def _one_by_one(
         return before, np.ascontiguousarray(_combined(operation, kind, before, values, flushed))
     starts = np.flatnonzero(first)
     counts = np.diff(np.r_[starts, len(order)])
-    seen, left = before.copy(), before.copy()
+    seen, final = before.copy(), before.copy()
     function = None if kind.startswith(("f16", "bf16")) else COMBINE.get(operation)
     if function is not None and len(starts) < counts.max():
-        for own in np.split(order, starts[1:]):
-            steps = function.accumulate(np.r_[before[own[:1]], values[0][own]], dtype=before.dtype)
-            if flushed is not None and flushed[own[0]]:
-                steps = _flushed_sums(steps, values[0][own])
-            seen[own], left[own] = steps[:-1], steps[-1]
-        return seen, left
+        for lanes in np.split(order, starts[1:]):
+            steps = function.accumulate(np.r_[before[lanes[:1]], values[0][lanes]], dtype=before.dtype)
+            if flushed is not None and flushed[lanes[0]]:
+                steps = _flushed_sums(steps, values[0][lanes])
+            seen[lanes], final[lanes] = steps[:-1], steps[-1]
+        return seen, final
     rank = np.arange(len(order)) - np.repeat(starts, counts)
     group = np.repeat(np.arange(len(starts)), counts)
     memory = before[order[starts]]
@@ -133,8 +133,8 @@ def _one_by_one(
         lanes, at = order[turn], group[turn]
         seen[lanes] = memory[at]
         memory[at] = _combined(operation, kind, memory[at], [value[lanes] for value in values], _of(flushed, lanes))
-    left[order] = memory[group]
-    return seen, left
+    final[order] = memory[group]
+    return seen, final
 
 
 def _of(flushed: Bools | None, lanes: Any) -> Bools | None:

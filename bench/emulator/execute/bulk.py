@@ -28,7 +28,7 @@ MAP_ALIGNMENT = 64
 
 
 def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
-    """Slots of the CTAs that receive a copy; each receiver has an mbarrier of its own."""
+    """Slots of the CTAs that receive a copy; each receiver has its own mbarrier."""
     if multicast is None:
         if barrier_slot != slot:
             raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
@@ -66,11 +66,11 @@ def tensor_load(
     """Runs `cp.async.bulk.tensor` from global to shared memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        own = int(c.slots[lane])
+        lane_slot = int(c.slots[lane])
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, inside = _place_of(own, value_of(shared, lane))
+        slot, inside = _place_of(lane_slot, value_of(shared, lane))
         coords = [value_of(item, lane) for item in coordinates]
-        bar_slot, bar = _place_of(own, value_of(barrier, lane))
+        bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         tile = _tile(box, coords, inside, instruction)
         read = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
@@ -217,13 +217,13 @@ def bulk_load(
     """Runs `cp.async.bulk` from global to shared memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        own, count = int(c.slots[lane]), value_of(size, lane)
-        slot, inside = _place_of(own, value_of(shared, lane))
+        lane_slot, count = int(c.slots[lane]), value_of(size, lane)
+        slot, inside = _place_of(lane_slot, value_of(shared, lane))
         _check_aligned(count, inside, value_of(source, lane), instruction)
         if not count:
             continue
         _check_room(group, inside, count, instruction)
-        bar_slot, bar = _place_of(own, value_of(barrier, lane))
+        bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
         mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
         read = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
@@ -277,16 +277,16 @@ def copy_between(
     """Runs `cp.async.bulk.shared::cluster.shared::cta`."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        own, count = int(c.slots[lane]), value_of(size, lane)
-        to, inside = _place_of(own, value_of(target, lane))
-        slot, start = _place_of(own, value_of(source, lane))
+        lane_slot, count = int(c.slots[lane]), value_of(size, lane)
+        to, inside = _place_of(lane_slot, value_of(target, lane))
+        slot, start = _place_of(lane_slot, value_of(source, lane))
         _check_aligned(count, inside, start, instruction)
         _check_room(group, inside, count, instruction)
         _check_room(group, start, count, instruction)
         first = slot * group.shared_size + start
         if group.written is not None:
             check_written(c, np.arange(first, first + count, 16), 16, instruction)
-        bar_slot, bar = _place_of(own, value_of(barrier, lane))
+        bar_slot, bar = _place_of(lane_slot, value_of(barrier, lane))
 
         def read(first: int = first, count: int = count) -> Units:
             return group.views[16][_chunks(first, count)].copy()
@@ -324,9 +324,9 @@ def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: 
     offsets = np.asarray(shared_offsets(c, where[lanes], size, lanes, instruction)).astype(np.int64)
     warps = np.unique(c.warps[lanes] % group.race_warps)
     for slot in np.unique(offsets // group.shared_size):
-        own = offsets[offsets // group.shared_size == slot]
-        transfer = group.races.begin_async(int(own[0]) // group.race_bytes, warps, LOAD)
-        group.races.async_write(transfer, own, size, instruction)
+        in_slot = offsets[offsets // group.shared_size == slot]
+        transfer = group.races.begin_async(int(in_slot[0]) // group.race_bytes, warps, LOAD)
+        group.races.async_write(transfer, in_slot, size, instruction)
         for place in places:
             if place // group.shared_size == slot:
                 group.races.signal_async(transfer, place)

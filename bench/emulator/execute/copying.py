@@ -27,10 +27,10 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
         return
     where = c.vector(targets)[lanes]
     source = c.vector(sources)[lanes]
-    wanted = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
+    counts = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
     offsets = np.asarray(shared_offsets(c, where, size, lanes, instruction)).astype(np.int64)
     if taken is not None:
-        _check_pieces(c, source, wanted, size, lanes, instruction)
+        _check_pieces(c, source, counts, size, lanes, instruction)
     group = c.group
     if group.run.observer is not None:
         group.run.observer.copy_async(c, lanes, offsets, size, instruction)
@@ -42,7 +42,7 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
         chosen = slice(None) if mask is None else mask
-        units = _read_some(c, source[chosen], wanted[chosen], size, lanes[chosen], instruction)
+        units = _read_some(c, source[chosen], counts[chosen], size, lanes[chosen], instruction)
         group.views[size][index[chosen]] = units
 
     waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
@@ -51,16 +51,16 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
 def _check_pieces(
     c: LaneContext,
     sources: npt.NDArray[Any],
-    wanted: npt.NDArray[Any],
+    counts: npt.NDArray[Any],
     size: int,
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> None:
     """Raises `Fault` on a source larger than the copy, and on an address that is not aligned for a whole copy."""
-    if (most := int(wanted.max())) > size:
+    if (most := int(counts.max())) > size:
         text = f"cp.async takes at most its {size} bytes from memory, and here are {most}"
-        raise Fault(text, instruction, lane_of(c, wanted, most, lanes))
-    bad = sources[(wanted > 0) & (sources & np.uint64(size - 1) != 0)]
+        raise Fault(text, instruction, lane_of(c, counts, most, lanes))
+    bad = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
     if len(bad):
         text = f"address 0x{int(bad[0]):x} is not a multiple of {size} bytes"
         raise Fault(text, instruction, lane_of(c, sources, bad[0], lanes))
@@ -69,20 +69,20 @@ def _check_pieces(
 def _read_some(
     c: LaneContext,
     sources: npt.NDArray[Any],
-    wanted: npt.NDArray[Any],
+    counts: npt.NDArray[Any],
     size: int,
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> npt.NDArray[Any]:
-    whole = wanted == size
+    whole = counts == size
     if whole.all():
         return np.asarray(load_located(c, sources, size, lanes, instruction, copy=True))
     units = np.zeros(len(sources), WIDE[size])
     if whole.any():
         units[whole] = load_located(c, sources[whole], size, lanes[whole], instruction, copy=True)
-    for place in np.flatnonzero(~whole & (wanted > 0)):
+    for place in np.flatnonzero(~whole & (counts > 0)):
         # This goes byte by byte, because a part of a copy may have any length.
-        count = int(wanted[place])
+        count = int(counts[place])
         piece = np.zeros(size, np.uint8)
         addresses = sources[place] + np.arange(count, dtype=np.uint64)
         piece[:count] = load_located(c, addresses, 1, lanes[place].repeat(count), instruction, copy=True)
@@ -114,8 +114,8 @@ def arrive_after(c: LaneContext, addresses: Any, counted: bool, guard: Any, inst
         if c.group.run.observer is not None:
             c.group.run.observer.signal_copies(c, lanes, place)
 
-        def run(place: int = place, own: npt.NDArray[np.int64] = c.lanes[lanes]) -> None:
-            waiting_of(c.group).transfers.finish_copies(own)
-            mbarriers.arrived(place, len(own), instruction)
+        def run(place: int = place, threads: npt.NDArray[np.int64] = c.lanes[lanes]) -> None:
+            waiting_of(c.group).transfers.finish_copies(threads)
+            mbarriers.arrived(place, len(threads), instruction)
 
         waiting_of(c.group).transfers.start(Transfer(run, instruction))

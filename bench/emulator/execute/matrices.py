@@ -161,15 +161,15 @@ def multiply_async(
         if not (keeps == keeps[0]).all():
             raise Fault("wgmma wants one scale-d for all threads", instruction)
         keeps = keeps[0]
-    known = _known(group, d)
-    for value in (*(a if isinstance(a, tuple) else ()), *(d if known is None and keeps else ())):
+    chain = _chain_of(group, d)
+    for value in (*(a if isinstance(a, tuple) else ()), *(d if chain is None and keeps else ())):
         check_settled(c, value, instruction)
     try:
         check_shape(shape.n, shape.d_type, shape.a_type, shape.b_type, len(d))
         operands = _operands(c, a, b, shape, len(pieces), instruction)
     except ValueError as error:
         raise Fault(str(error), instruction) from None
-    old = known.matrices if known is not None else None
+    old = chain.matrices if chain is not None else None
     if old is None and keeps:
         stacked = np.stack([c.vector(value) for value in d])
         old = list(registers_to_matrix(stacked.view(np.int32) if shape.d_type == "s32" else stacked, shape.d_type))
@@ -177,18 +177,18 @@ def multiply_async(
         _product(group, old[place] if keeps and old is not None else None, *operands[place], shape)
         for place in range(len(pieces))
     ]
-    if known is None or not all(known.in_flight):
-        known = _fresh(group, results, shape, c.size)
-    known.matrices = results
+    if chain is None or not all(chain.in_flight):
+        chain = _fresh(group, results, shape, c.size)
+    chain.matrices = results
     for place, piece in enumerate(pieces):
-        own = group.warpgroups.setdefault(piece, Warpgroup())
-        if not any(known is item for item, _ in own.open):
-            own.open.append((known, place))
-            known.in_flight[place] += 1
-    return known.rows
+        warpgroup = group.warpgroups.setdefault(piece, Warpgroup())
+        if not any(chain is item for item, _ in warpgroup.open):
+            warpgroup.open.append((chain, place))
+            chain.in_flight[place] += 1
+    return chain.rows
 
 
-def _known(group: CtaGroup, d: tuple[Any, ...]) -> Accumulators | None:
+def _chain_of(group: CtaGroup, d: tuple[Any, ...]) -> Accumulators | None:
     """The accumulators whose rows are the registers `d`; None if there are no such accumulators."""
     base = d[0].base if isinstance(d[0], np.ndarray) else None
     chain: Accumulators | None = group.accumulators.get(id(base))
@@ -251,31 +251,31 @@ def _read(
         if group.run.observer is not None:
             lanes = c.lanes[place * WARPGROUP : (place + 1) * WARPGROUP]
             piece = int(group.pieces(lanes[:1], WARPGROUP)[0])
-            own = group.warpgroups.setdefault(piece, Warpgroup())
+            warpgroup = group.warpgroups.setdefault(piece, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
-            own.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
+            warpgroup.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
     return [matrices[bits] for bits in each]
 
 
 def commit(c: LaneContext, instruction: int) -> None:
     """Runs `wgmma.commit_group`."""
     for piece in _pieces(c, instruction):
-        own = c.group.warpgroups.setdefault(piece, Warpgroup())
-        own.groups.append(own.open)
-        own.marks.append(own.last)
-        own.open, own.last = [], None
+        warpgroup = c.group.warpgroups.setdefault(piece, Warpgroup())
+        warpgroup.groups.append(warpgroup.open)
+        warpgroup.marks.append(warpgroup.last)
+        warpgroup.open, warpgroup.last = [], None
 
 
 def wait(c: LaneContext, newest: int, instruction: int) -> None:
     """Runs `wgmma.wait_group`: completes all groups except the last `newest` groups."""
     for piece in _pieces(c, instruction):
-        own = c.group.warpgroups.setdefault(piece, Warpgroup())
-        keep = max(0, len(own.groups) - newest)
-        for items in own.groups[:keep]:
+        warpgroup = c.group.warpgroups.setdefault(piece, Warpgroup())
+        keep = max(0, len(warpgroup.groups) - newest)
+        for items in warpgroup.groups[:keep]:
             for accumulators, place in items:
                 accumulators.settle(place)
-        marks = [mark for mark in own.marks[:keep] if mark is not None]
-        own.groups, own.marks = own.groups[keep:], own.marks[keep:]
+        marks = [mark for mark in warpgroup.marks[:keep] if mark is not None]
+        warpgroup.groups, warpgroup.marks = warpgroup.groups[keep:], warpgroup.marks[keep:]
         if marks and c.group.run.observer is not None:
             c.group.run.observer.wgmma_done(c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == piece]), marks)
 

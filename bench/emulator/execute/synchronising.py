@@ -12,7 +12,7 @@ from rooflab.bench.emulator.machine.run import Fault, Lanes
 from rooflab.bench.emulator.machine.waiting import waiting_of
 
 
-def _one(value: Any) -> int | None:
+def _common(value: Any) -> int | None:
     """The value that all lanes share; None if the lanes' values differ."""
     if isinstance(value, np.generic | int):
         return int(value)
@@ -28,9 +28,9 @@ def _split(c: LaneContext, keys: Any) -> int:
 def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
     """The number and the thread count of the barrier that all lanes name; `SPLIT` if they name several barriers."""
     for value in (number, count):
-        if value is not None and _one(value) is None:
+        if value is not None and _common(value) is None:
             return _split(c, value)
-    which, threads = int(_one(number) or 0), None if count is None else _one(count)
+    which, threads = int(_common(number) or 0), None if count is None else _common(count)
     late = waiting_of(c.group).barriers.too_many(c, which, threads, instruction)
     return (which, threads) if late is None else _split(c, late)
 
@@ -110,14 +110,14 @@ def fail(guard: Any, text: str, instruction: int) -> None:
 def rank_of(c: LaneContext, address: Any) -> Any:
     """Runs `getctarank`: returns the rank of the CTA that has the address."""
     ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
-    own = np.uint32(c.special("cluster_ctarank"))
-    return np.where(ranks > 0, ranks - 1, own).astype(np.uint32)[()]
+    own_rank = np.uint32(c.special("cluster_ctarank"))
+    return np.where(ranks > 0, ranks - 1, own_rank).astype(np.uint32)[()]
 
 
-def update_mbarrier(c: LaneContext, operation: str, *given: Any, **options: bool) -> Any:
+def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: bool) -> Any:
     """Calls a method of `MBarriers` (`mbarrier.arrive`, `expect_tx`, `complete_tx`), which may end a phase."""
     waiting = waiting_of(c.group)
-    result = getattr(waiting.mbarriers, operation)(c, *given, **options)
+    result = getattr(waiting.mbarriers, operation)(c, *arguments, **options)
     waiting.wake_mbarriers()
     return result
 
@@ -133,13 +133,13 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
     over: list[Lanes] = []
     pending = 0
     for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
-        for wanted, own in _by_parity(state, lanes):
-            if mbarriers.is_complete(place, wanted, instruction):
-                mbarriers.acquired(c, place, own, instruction)
-                over.append(own)
+        for parity, members in _by_parity(state, lanes):
+            if mbarriers.is_complete(place, parity, instruction):
+                mbarriers.acquired(c, place, members, instruction)
+                over.append(members)
             else:
-                waits.append((place, wanted))
-                pending += len(own)
+                waits.append((place, parity))
+                pending += len(members)
     if not waits:
         return np.bool_(True)
     if blocks and pending == c.size:
@@ -161,7 +161,7 @@ def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
     if isinstance(state, np.generic):
         return [(int(state) & 1, lanes)]
     odd = state[lanes] & 1 == 1
-    return [(wanted, own) for wanted, own in ((1, lanes[odd]), (0, lanes[~odd])) if len(own)]
+    return [(parity, members) for parity, members in ((1, lanes[odd]), (0, lanes[~odd])) if len(members)]
 
 
 def set_registers(c: LaneContext, count: int, increase: bool, instruction: int) -> None:

@@ -55,27 +55,27 @@ def _back(rows: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> npt.ND
 
 @lru_cache(maxsize=1024)
 def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    own = np.arange(WARP)
-    return _source_lanes(mode, own, np.full(WARP, lane), clamp)
+    readers = np.arange(WARP)
+    return _source_lanes(mode, readers, np.full(WARP, lane), clamp)
 
 
-def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
+def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
     """The lane that each lane reads, and whether that lane is in the segment (PTX ISA, `shfl.sync`, semantics)."""
     segment = clamp >> 8 & 31
     limit = clamp & 31
-    lowest = own & segment
+    lowest = readers & segment
     highest = lowest | limit & ~segment & 31
     lane = lane & 31
     if mode == "up":
-        source = own - lane
+        source = readers - lane
     elif mode == "down":
-        source = own + lane
+        source = readers + lane
     elif mode == "bfly":
-        source = own ^ lane
+        source = readers ^ lane
     else:
         source = lowest | lane & ~segment & 31
     valid = source >= highest if mode == "up" else source <= highest
-    return np.where(valid, source, own), valid
+    return np.where(valid, source, readers), valid
 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
@@ -91,23 +91,23 @@ def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_
         source, valid = _sources(mode, int(lane), int(clamp))
         moved = rows[:, source]
         return _back(moved, places), _back(np.broadcast_to(valid, rows.shape), places) if wants_valid else None
-    own = np.broadcast_to(np.arange(WARP), rows.shape)
+    readers = np.broadcast_to(np.arange(WARP), rows.shape)
     lanes = in_warps(c, lane)[0].astype(np.int64)
     clamps = in_warps(c, clamp)[0].astype(np.int64)
-    source, valid = _source_lanes(mode, own, lanes, clamps)
+    source, valid = _source_lanes(mode, readers, lanes, clamps)
     return _back(np.take_along_axis(rows, source, axis=1), places), _back(valid, places)
 
 
-def _by_mask(mask: Any, one: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The results of `one` for each lane's mask: lanes of one warp may name different masks."""
+def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The results of `call` for each lane's mask: lanes of one warp may name different masks."""
     if isinstance(mask, np.generic):
-        return one(np.uint32(mask))
+        return call(np.uint32(mask))
     masks = np.unique(mask)
-    results = one(masks[0])
+    results = call(masks[0])
     for value in masks[1:]:
-        own = mask == value
+        lanes = mask == value
         results = tuple(
-            None if new is None else np.where(own, new, old) for new, old in zip(one(value), results, strict=True)
+            None if new is None else np.where(lanes, new, old) for new, old in zip(call(value), results, strict=True)
         )
     return results
 

@@ -30,7 +30,7 @@ INSIDE = (1 << 60) - 1
 """The bits of a generic address within its window."""
 Values = tuple[Any, ...]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_FAR = 0xFFFFFFF0
+_BEYOND = 0xFFFFFFF0
 _WINDOWS = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
 
 
@@ -135,8 +135,8 @@ def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, in
         raise Fault(
             f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
         )
-    own = c.slots if active is None else c.slots[active]
-    slots = np.where(ranks > 0, ranks - 1, own if ranks.ndim else own[0])
+    own_slots = c.slots if active is None else c.slots[active]
+    slots = np.where(ranks > 0, ranks - 1, own_slots if ranks.ndim else own_slots[0])
     for slot in map(int, np.unique(slots)):
         first = slot * c.group.lanes_per_cta
         if not c.group.alive[first : first + c.group.lanes_per_cta].any():
@@ -162,9 +162,9 @@ def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> 
     """Raises `Fault` on a read of shared memory that was never written."""
     written = c.group.written
     assert written is not None
-    known = np.take(written.view(WIDE[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
-    if not known.all():
-        at = int(np.atleast_1d(offsets)[int(np.flatnonzero(~known)[0]) // size]) % c.group.shared_size
+    flags = np.take(written.view(WIDE[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
+    if not flags.all():
+        at = int(np.atleast_1d(offsets)[int(np.flatnonzero(~flags)[0]) // size]) % c.group.shared_size
         raise Fault(f"a read of shared memory at 0x{at:x}, which nobody has written", instruction)
 
 
@@ -212,9 +212,9 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     index, written = offsets >> SHIFT[size], c.group.local_written
     # The result of a call (`ld.param`) is written by the function, which is not emulated.
     if written is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
-        known = written.view(WIDE[size]).take(index).view(np.bool_)
-        if not known.all():
-            place = int(np.flatnonzero(~known)[0]) // size
+        flags = written.view(WIDE[size]).take(index).view(np.bool_)
+        if not flags.all():
+            place = int(np.flatnonzero(~flags)[0]) // size
             lane = int((c.lanes if active is None else c.lanes[active])[place])
             at = int(offsets[place]) % c.group.run.local_size
             raise Fault(f"a read of local memory at 0x{at:x}, which the thread has not written", instruction, lane)
@@ -260,7 +260,7 @@ def _spaces(addresses: Any) -> Any:
 def _inner(space: str, addresses: Any) -> Any:
     if space == "shared":
         # An offset beyond 32 bits must not wrap into a valid one.
-        return np.minimum(addresses & np.uint64(INSIDE), np.uint64(_FAR)).astype(np.uint32)
+        return np.minimum(addresses & np.uint64(INSIDE), np.uint64(_BEYOND)).astype(np.uint32)
     return addresses
 
 
@@ -272,9 +272,9 @@ def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instru
         return _LOADS[space](c, _inner(space, addresses), size, active, instruction)
     units = np.empty(len(addresses), WIDE[size])
     for kind in np.unique(kinds):
-        own = np.flatnonzero(kinds == kind)
-        space, lanes = _WINDOWS.get(int(kind), "global"), own if active is None else active[own]
-        units[own] = _LOADS[space](c, _inner(space, addresses[own]), size, lanes, instruction)
+        places = np.flatnonzero(kinds == kind)
+        space, lanes = _WINDOWS.get(int(kind), "global"), places if active is None else active[places]
+        units[places] = _LOADS[space](c, _inner(space, addresses[places]), size, lanes, instruction)
     return units
 
 
@@ -285,10 +285,10 @@ def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active
         if not kinds.ndim or (kinds == kind).all():
             _STORES[space](c, _inner(space, addresses), value, size, active, instruction)
             return
-        own = np.flatnonzero(kinds == kind)
-        part = value if isinstance(value, np.generic) else value[own]
-        lanes = own if active is None else active[own]
-        _STORES[space](c, _inner(space, addresses[own]), part, size, lanes, instruction)
+        places = np.flatnonzero(kinds == kind)
+        part = value if isinstance(value, np.generic) else value[places]
+        lanes = places if active is None else active[places]
+        _STORES[space](c, _inner(space, addresses[places]), part, size, lanes, instruction)
 
 
 _LOADS = {

@@ -18,7 +18,7 @@ _KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Orders all threads that still run: all meet now at the barriers of their CTAs.  `warps`: by lane, in order."""
+    """Orders all threads that still run: all meet at their CTAs' barriers.  `warps`: each lane's warp, in order."""
     if group.races is None:
         return
     each = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
@@ -35,8 +35,8 @@ def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: 
     """Notes warps that leave a barrier for all threads, and a fault where a warp that met there before has ended.
 
     PTX no longer waits for a thread that has ended (`exit`): these turns of a loop do not order its accesses.  CUDA C++
-    calls a barrier undefined where a running thread skips it.  `together`: how many lanes share the barrier; `gone`:
-    lanes that the barrier no longer waits for.
+    calls a barrier undefined where a running thread skips it.  `together`: the number of lanes of the barrier; `gone`:
+    the lanes that the barrier no longer waits for.
     """
     met = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
     met[warps] = True
@@ -50,7 +50,7 @@ class _BarrierState:
     """One barrier of one CTA between two completions."""
 
     arrived: int = 0
-    wanted: int | None = None
+    threads: int | None = None
     """Number of threads that the instruction gives; None for all threads of the CTA that have not ended."""
     whole: bool = False
     """Whether a thread waits without a count, which means for all threads of the CTA."""
@@ -162,12 +162,12 @@ class Barriers:
         group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
         warps = np.unique(lanes >> 5)
         state.whole |= count is None
-        if state.wanted is None:
-            state.wanted = count
+        if state.threads is None:
+            state.threads = count
         all_threads = group.lanes_per_cta
-        counts = {given for given in (state.wanted, count, all_threads if state.whole else None) if given is not None}
-        if state.wanted is not None and len(counts) > 1:
-            texts = " and by ".join(str(given) for given in sorted(counts))
+        counts = {n for n in (state.threads, count, all_threads if state.whole else None) if n is not None}
+        if state.threads is not None and len(counts) > 1:
+            texts = " and by ".join(str(n) for n in sorted(counts))
             raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
         # Every warp counts as 32 threads, even where some of its threads have ended.
         state.arrived += 32 * len(warps)
@@ -185,16 +185,16 @@ class Barriers:
         return True
 
     def _complete(self, slot: int, state: _BarrierState) -> bool:
-        wanted = state.wanted
-        if wanted is None:
+        threads = state.threads
+        if threads is None:
             first = slot * self._group.lanes_per_cta
             alive = self._group.alive[first : first + self._group.lanes_per_cta].reshape(-1, 32).any(axis=1)
-            wanted = 32 * int(np.count_nonzero(alive))
-        return state.arrived >= wanted > 0
+            threads = 32 * int(np.count_nonzero(alive))
+        return state.arrived >= threads > 0
 
     def _release(self, slot: int, number: int, state: _BarrierState) -> None:
         group = self._group
-        if state.wanted is None:
+        if state.threads is None:
             for warps, instruction in state.met:
                 _meet(group, warps, instruction, group.lanes_per_cta, ~group.alive)
         del self._states[(slot, number)]
@@ -202,8 +202,8 @@ class Barriers:
             settle(state.votes, state.voters)
         waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
         if group.races is not None:
-            own = np.unique(waiters % group.race_warps)
-            group.races.barrier(group.race_slot(slot), own, ("barrier", slot, number))
+            warps = np.unique(waiters % group.race_warps)
+            group.races.barrier(group.race_slot(slot), warps, ("barrier", slot, number))
         went = []
         for context in state.parked:
             left = self._missing.pop(id(context), 1) - 1
@@ -226,8 +226,8 @@ class Barriers:
         """Lists each waiting context, with the reason of the wait in words."""
         waits = []
         for (_, number), state in self._states.items():
-            wanted = "all" if state.wanted is None else str(state.wanted)
-            text = f"for barrier {number}, where {state.arrived} of {wanted} threads are,"
+            threads = "all" if state.threads is None else str(state.threads)
+            text = f"for barrier {number}, where {state.arrived} of {threads} threads are,"
             waits += [(context, text) for context in state.parked]
         return waits
 
@@ -259,7 +259,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as the context.  Raises `Fault` if the context did not."""
+        """Waits until all threads have arrived as often as the context.  Raises `Fault` if it has not arrived."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1
@@ -271,8 +271,8 @@ class ClusterBarrier:
         return PARKED
 
     def _complete(self, context: LaneContext) -> bool:
-        wanted = int(self._arrived[context.lanes].max())
-        return bool((self._arrived[self._group.alive] >= wanted).all())
+        arrivals = int(self._arrived[context.lanes].max())
+        return bool((self._arrived[self._group.alive] >= arrivals).all())
 
     def _learn(self, context: LaneContext) -> None:
         late = self._arrived < self._arrived[context.lanes].max()
@@ -332,9 +332,9 @@ class Registers:
         self._last = instruction
         per_cta = self._group.lanes_per_cta // 32
         first = int(warps[0]) // per_cta * per_cta
-        own = self._of_warp[first : first + per_cta]
+        registers = self._of_warp[first : first + per_cta]
         budget = self._at_launch * per_cta * 32
-        if 32 * int(own[warps - first].sum()) > budget:
+        if 32 * int(registers[warps - first].sum()) > budget:
             raise Fault(f"setmaxnreg asks for more registers than the CTA's {budget}", instruction)
 
     def check(self) -> None:

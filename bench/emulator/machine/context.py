@@ -38,7 +38,7 @@ class LaneContext:
         slots = lanes // group.lanes_per_cta
         first = int(slots[0])
         self.slot: int | None = first if first == int(slots[-1]) else None
-        """The CTA of all lanes, by its place in the group; None where the lanes belong to several CTAs."""
+        """The CTA of all lanes, by its place in the group; None if the lanes belong to several CTAs."""
         self.slots = slots
         self.shared_base: Any = first * group.shared_size if self.slot is not None else slots * group.shared_size
         """The place in the group's memory where the CTA's shared memory begins."""
@@ -111,10 +111,10 @@ class LaneContext:
 
     def polls(self, instruction: int, addresses: Any) -> None:
         """Notes a load or atomic that may be polling: when lanes repeat the access, other contexts get a turn."""
-        asked = instruction, addresses.tobytes()
-        if self._polled == asked:
+        access = instruction, addresses.tobytes()
+        if self._polled == access:
             self.steps += 1
-        self._polled = asked
+        self._polled = access
 
     def repeats(self) -> bool:
         """Whether the state after a turn equals an earlier state, so that only a store can end the context's loop."""
@@ -189,7 +189,7 @@ def _land(group: CtaGroup, values: Sequence[Any]) -> None:
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """The accumulator of which `values` are the parts of all its lanes; None if there is no such accumulator."""
+    """The accumulator that consists of `values`, in all its lanes; None if there is no such accumulator."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None
@@ -205,11 +205,11 @@ def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> A
         if (row := _whole_row(group, values)) is not None:
             return row
         _land(group, values)
-    known = next((value for value in values if value is not None), None)
-    if known is None:
+    written = next((value for value in values if value is not None), None)
+    if written is None:
         return None
     # A register that some path does not write is poison; a compiler may copy poison and discard it by a select.
-    values = [np.array(-1).astype(known.dtype)[()] if value is None else value for value in values]
+    values = [np.array(-1).astype(written.dtype)[()] if value is None else value for value in values]
     if all(isinstance(value, np.generic) for value in values):
         head = values[0]
         # Compares bits, because NaN is not equal to itself.

@@ -83,8 +83,8 @@ class Counter:
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
         """Counts atomic operations on global memory: each reads the value that it changes."""
         self.add("atomic_bytes", size * len(addresses), instruction)
-        one = memory.locate(addresses, size)
-        lots = [(one[0], addresses)] if one is not None else [(memory.find(int(at)), at[None]) for at in addresses]
+        place = memory.locate(addresses, size)
+        lots = [(place[0], addresses)] if place is not None else [(memory.find(int(at)), at[None]) for at in addresses]
         for allocation, where in lots:
             assert allocation is not None  # the operation itself has accessed it
             touch(allocation, where, "read")
@@ -114,7 +114,7 @@ def _lanes(c: Acting, active: Any) -> Ints:
 
 
 def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """The key of an access's pattern: a hash, because a kernel may have as many patterns as accesses."""
+    """The key of an access's pattern.  It holds hashes, because a kernel may have as many patterns as accesses."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
@@ -140,8 +140,8 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     low = words.min()
     span = int(words.max() - low) + 1
     # The distinct words that each phase needs.
-    wanted = np.unique((phase[:, None] * span + (words - low)).ravel())
-    phases, places = np.divmod(wanted, span)
+    needed = np.unique((phase[:, None] * span + (words - low)).ravel())
+    phases, places = np.divmod(needed, span)
     turns = np.bincount(phases * BANKS + (places + low) % BANKS, minlength=(int(phases[-1]) + 1) * BANKS)
     worst = turns.reshape(-1, BANKS).max(axis=1)
     return int(worst.sum()), int(np.count_nonzero(worst))

@@ -12,9 +12,9 @@ from rooflab.bench.emulator.machine.memory import WIDE, Allocation, BadAccess, a
 from rooflab.bench.emulator.machine.run import Fault
 
 
-def lane_of(c: LaneContext, addresses: Any, wanted: int, active: Any) -> int:
-    """The first lane (of `active`, None for all) whose address is `wanted`, counted through the group."""
-    place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == wanted).argmax())
+def lane_of(c: LaneContext, addresses: Any, address: int, active: Any) -> int:
+    """The first lane (of `active`, None for all) that accesses `address`, counted through the group."""
+    place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == address).argmax())
     return int(c.lanes[place if active is None else active[place]])
 
 
@@ -107,7 +107,7 @@ def _check_written(allocation: Allocation, addresses: Any, size: int, instructio
     assert allocation.written is not None
     start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
     for byte in range(size):
-        known = allocation.written[start + byte]
-        if not known.all():
-            at = int(start[~known][0]) + byte
+        flags = allocation.written[start + byte]
+        if not flags.all():
+            at = int(start[~flags][0]) + byte
             raise Fault(f"a read of byte {at} of {allocation.name}, which nobody has written", instruction)

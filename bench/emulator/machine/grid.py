@@ -21,11 +21,11 @@ MOST_WATCHED_LANES = 4096
 MOST_SHARED_BYTES = 64 << 20
 """The most bytes of shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
-"""Rounds in which all threads only poll and no memory changes; after that they would poll for ever."""
+"""The most rounds in which all threads only poll and no memory changes; after them the threads count as stuck."""
 MOST_WAITS = 5
-"""The most lots of CTAs for which the time limit of the next end of a CTA grows."""
+"""The most lots of CTAs that count in the time limit for the next end of a CTA."""
 SURE = 4
-"""Rounds without a change after which threads that repeat their states do so for ever."""
+"""The number of rounds without a change after which threads that repeat their states count as stuck."""
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
@@ -40,9 +40,9 @@ def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     lanes = -(-run.block[0] * run.block[1] * run.block[2] // 32) * 32
     limit = MOST_WATCHED_LANES if run.checks.races else MOST_LANES
     many = max(1, limit // lanes)
-    own = run.shared_size + lanes * run.local_size
-    if own:
-        many = max(1, min(many, MOST_SHARED_BYTES // own))
+    cta_bytes = run.shared_size + lanes * run.local_size
+    if cta_bytes:
+        many = max(1, min(many, MOST_SHARED_BYTES // cta_bytes))
     for start in range(0, len(ctas), many):
         yield list(ctas[start : start + many])
 
@@ -52,15 +52,15 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     for cta in ctas:
         place = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
         lots.setdefault(tuple(at // size for at, size in zip(place, run.cluster, strict=True)), []).append(cta)
-    wanted = run.cluster[0] * run.cluster[1] * run.cluster[2]
+    count = run.cluster[0] * run.cluster[1] * run.cluster[2]
     for members in lots.values():
-        if len(members) != wanted:
-            raise EmulationError(f"ctas: expected whole clusters of {wanted}, got {members}")
+        if len(members) != count:
+            raise EmulationError(f"ctas: expected whole clusters of {count}, got {members}")
         yield sorted(members)  # a CTA's place is its rank
 
 
 def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None:
-    """Runs these CTAs, at most those at once that fit on an H100; `registers` gives the registers of a thread.
+    """Runs these CTAs, as many at once as fit on an H100; `registers` gives the number of registers of a thread.
 
     Raises `EmulationError`.
     """
@@ -106,19 +106,19 @@ class _Places:
 
     def __init__(self, run: Run, registers: Callable[[], int]):
         self._run, self._registers = run, registers
-        self._known = self._with(None)
+        self._room = self._with(None)
         """The CTAs that the H100 holds: at first without regard to registers, later with the kernel's registers."""
-        self._asked = self._known == self._with(1)
+        self._exact = self._room == self._with(1)
 
     def _with(self, registers: int | None) -> int:
         x, y, z = self._run.block
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
-    def free(self, taken: int, wanted: int) -> int:
-        """The number of CTAs for which there is room beside `taken`."""
-        if taken + wanted > self._known and not self._asked:
-            self._known, self._asked = self._with(self._registers()), True
-        return self._known - taken
+    def free(self, taken: int, more: int) -> int:
+        """The number of CTAs that fit beside the `taken` CTAs; `more` CTAs are about to begin."""
+        if taken + more > self._room and not self._exact:
+            self._room, self._exact = self._with(self._registers()), True
+        return self._room - taken
 
 
 def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:

@@ -21,10 +21,10 @@ WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 60, 2 << 60, 3 << 60
 """The first generic addresses of the spaces that are not global memory; none of them is an address of a process."""
 RANK_SHIFT = 24
-"""The lowest bit of the CTA's rank plus one in a shared::cluster address; 0 there means the CTA's own memory."""
+"""A shared::cluster address holds the CTA's rank plus one from this bit on; 0 means the CTA's own memory."""
 POISON = 0xFF
 """The byte in memory that was never written: it makes NaN in every floating type."""
-FAR = 1 << 16
+NEAR_BYTES = 1 << 16
 """The distance in bytes within which a message relates a wild address to an allocation."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 """The binary logarithm of each access width."""
@@ -90,9 +90,9 @@ class GlobalMemory:
         """Registers `size` bytes at `base`; a piece of a known allocation is not added again."""
         if size <= 0:
             return None
-        known = self.find(base)
-        if known is not None and base + size <= known.end:
-            return known
+        existing = self.find(base)
+        if existing is not None and base + size <= existing.end:
+            return existing
         made = Allocation(name, base, size, owner, read_only=read_only)
         place = bisect_right(self._bases, base)
         self.allocations.insert(place, made)
@@ -150,7 +150,7 @@ class GlobalMemory:
         where = min(near, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
-        if where is None or min(abs(address - where.base), abs(address - where.end)) > FAR:
+        if where is None or min(abs(address - where.base), abs(address - where.end)) > NEAR_BYTES:
             hint = "if a pointer in memory led there, name its tensor (memory=)"
             return f"{width} bytes at 0x{address:x} lie far from every argument; {hint}"
         if address >= where.base:

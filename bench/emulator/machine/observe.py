@@ -135,8 +135,8 @@ class Observer:
             return
         slots, warps = self._who(c, active)
         for slot in np.unique(slots):
-            own = warps if isinstance(slots, int) else warps[slots == slot]
-            act(c.group.races, int(slot), np.unique(own))
+            slot_warps = warps if isinstance(slots, int) else warps[slots == slot]
+            act(c.group.races, int(slot), np.unique(slot_warps))
 
     def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> AsyncOperation | None:
         """Reports that a wgmma of a warpgroup reads 16-byte chunks."""
@@ -309,7 +309,7 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """The starts of equal blocks that cover a range of bytes, each at a multiple of its size, and that size."""
+    """The starts and the size of equal blocks that cover a range of bytes; each start is a multiple of the size."""
     width = MOST_BLOCK
     while start % width or size % width:
         width //= 2

@@ -219,14 +219,14 @@ class CtaGroup:
         return numbers
 
     def whole(self, lanes: Lanes, grain: int) -> bool:
-        """Whether `lanes` hold all threads that still run of each of their warps (32) or warpgroups (128)."""
+        """Whether `lanes` hold every running thread of each of their warps (32) or warpgroups (128)."""
         if len(lanes) == int(np.count_nonzero(self.alive)):
             return True
         key = f"alive {grain}"
         if key not in self._specials:
             self._specials[key] = np.bincount(self.pieces(self.all_lanes(), grain))
-        own = np.bincount(self.pieces(lanes, grain))
-        return bool(((own == 0) | (own == self._specials[key][: len(own)])).all())
+        counts = np.bincount(self.pieces(lanes, grain))
+        return bool(((counts == 0) | (counts == self._specials[key][: len(counts)])).all())
 
     def end(self, lanes: Lanes) -> None:
         """Marks these threads as ended."""
@@ -284,7 +284,7 @@ class CtaGroup:
             "ntid": self.block,
             "nctaid": self.grid,
             "cluster_nctaid": self.run.cluster,
-            "nclusterid": tuple(size // own for size, own in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
+            "nclusterid": tuple(size // ctas for size, ctas in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
         }
         if base in sizes:
             return np.uint32(sizes[base]["xyz".index(axis)])

@@ -24,7 +24,7 @@ TURN = 2000
 SHORT_TURN = 20
 """The number of blocks of a turn for a context that was seen to spin."""
 MEETS = 0.9
-"""The probability, in a random order, that the part furthest back goes on, of all parts of one warp."""
+"""The probability, in a random order, that the part of a warp that is furthest back goes on."""
 MERGED_REGISTERS = 48
 """Whole warps are joined only where at most this many registers are live: joining accumulators takes 0.1 ms."""
 
@@ -43,10 +43,10 @@ def may_run(context: LaneContext, instruction: Instruction) -> bool:
     group = context.group
     for warp in np.unique(context.warps):
         first = int(warp) * 32
-        own = context.lanes[context.warps == warp]
-        wanted = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
-        named = {first + bit for bit in range(32) if wanted >> bit & 1 and group.alive[first + bit]}
-        if not named <= set(map(int, own)):
+        present = context.lanes[context.warps == warp]
+        bits = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
+        named = {first + bit for bit in range(32) if bits >> bit & 1 and group.alive[first + bit]}
+        if not named <= set(map(int, present)):
             return False
     return True
 
@@ -155,7 +155,7 @@ class Schedule:
         return self.ready.pop(best)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """A random context.  Of one warp's parts, mostly the part furthest back, so that the parts meet again."""
+        """Draws a random context.  It prefers the part of a warp that is furthest back, so that the parts meet."""
         drawn = self.ready[draws.randrange(len(self.ready))]
         if drawn.grain == 1 and draws.random() < MEETS:
             kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
@@ -253,14 +253,14 @@ class Schedule:
         """Lists of contexts that share a warp or a warpgroup."""
         lots: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
-            own = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
-            shared = [lot for lot in lots if lot[0] & own]
+            numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
+            shared = [lot for lot in lots if lot[0] & numbers]
             members = [context]
             for lot in shared:
-                own |= lot[0]
+                numbers |= lot[0]
                 members = lot[1] + members
                 lots.remove(lot)
-            lots.append((own, members))
+            lots.append((numbers, members))
         return [members for _, members in lots]
 
     def _where(self, context: LaneContext, fault: Fault) -> str:

@@ -106,10 +106,10 @@ class Transfers:
 
     def commit_bulk(self, lanes: Lanes) -> None:
         """Runs `cp.async.bulk.commit_group` for these threads; threads without copies have nothing to commit."""
-        for lane, own in self._bulk.items():
+        for lane, bulk in self._bulk.items():
             if lane in lanes:
-                own.groups.append(own.open)
-                own.open = []
+                bulk.groups.append(bulk.open)
+                bulk.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
         """Runs `cp.async.bulk.wait_group`: finishes all but the `newest` groups of these threads; returns their copies.
@@ -117,15 +117,15 @@ class Transfers:
         With `only_reads` the copies only read their sources.
         """
         done: list[Transfer] = []
-        for lane, own in self._bulk.items():
+        for lane, bulk in self._bulk.items():
             if lane in lanes:
-                keep = max(0, len(own.groups) - newest)
-                for transfers in own.groups[own.read if only_reads else 0 : keep]:
+                keep = max(0, len(bulk.groups) - newest)
+                for transfers in bulk.groups[bulk.read if only_reads else 0 : keep]:
                     done += transfers
                 if only_reads:
-                    own.read = max(own.read, keep)
+                    bulk.read = max(bulk.read, keep)
                 else:
-                    own.groups, own.read = own.groups[keep:], max(0, own.read - keep)
+                    bulk.groups, bulk.read = bulk.groups[keep:], max(0, bulk.read - keep)
         for transfer in done:
             self._finish(transfer, only_reads=only_reads)
         return done
@@ -134,8 +134,8 @@ class Transfers:
 
     def copy(self, copies: Copies) -> None:
         """Starts the copies of one `cp.async`."""
-        own = self._committed[copies.lanes]
-        copies.group = int(own[0]) if (own == own[0]).all() else own
+        groups = self._committed[copies.lanes]
+        copies.group = int(groups[0]) if (groups == groups[0]).all() else groups
         if self.lazy:
             self._copies.append(copies)
         else:

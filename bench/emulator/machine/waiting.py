@@ -66,6 +66,6 @@ class Waiting:
         at_mbarriers = [
             (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
         ]
-        # At these barriers a context's place is already that of the next instruction.
+        # At these barriers a context's place is already the next instruction.
         others = self.barriers.describe() + self.clusters.describe()
         return at_mbarriers + [(context, text, context.place - 1) for context, text in others]

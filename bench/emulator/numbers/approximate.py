@@ -15,7 +15,7 @@ from rooflab.bench.emulator.numbers.bits import Value, flush, pick, some, with_s
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _ONE = np.float32(1)
-_FAR = np.float32(2.0**126)
+_LARGE = np.float32(2.0**126)
 _HIGH_WORD = np.uint64(0xFFFFFFFF00000000)
 _F64_EXPONENT, _F64_SIGN = np.uint64(0x7FF0000000000000), np.uint64(0x8000000000000000)
 _F64_NAN = np.uint64(0x7FFFFFFF00000000)
@@ -69,11 +69,11 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
     if ftz:
         a, b = flush(a), flush(b)
     quotient = a / b
-    far = np.isfinite(b) & (np.abs(b) > _FAR)
-    if some(far):
+    large = np.isfinite(b) & (np.abs(b) > _LARGE)
+    if some(large):
         zero = with_sign(np.zeros_like(quotient)[()], a.view(np.uint32) ^ b.view(np.uint32))
         # The hardware multiplies the infinite a by the reciprocal of b, which is 0.
-        quotient = pick(far, pick(np.isfinite(a), zero, np.float32(np.nan)), quotient)
+        quotient = pick(large, pick(np.isfinite(a), zero, np.float32(np.nan)), quotient)
     return flush(quotient) if ftz else quotient
 
 

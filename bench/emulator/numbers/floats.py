@@ -59,7 +59,7 @@ def round_fraction(value: Fraction, rounding: str) -> float:
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Whether a value that lies between two neighbours goes to the one farther from zero."""
+    """Whether a value that lies between two neighbours goes to the neighbour farther from zero."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
@@ -162,7 +162,7 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """The result of `nearest`; in another mode of `exact` in float64, or of `wide`, which uses float64 for float32."""
+    """Calls `nearest` for rn; in other modes `exact` for float64, and for float32 `wide`, which computes in float64."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -231,7 +231,7 @@ def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """Returns `result`, its lanes `where` computed again by `function` (of single floats), rounded to nearest."""
+    """Returns `result` with its lanes `where` computed again by `function`, which takes floats, rounded to nearest."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     rows = [np.broadcast_to(x, result.shape)[where] for x in operands]

@@ -298,8 +298,8 @@ def _integer(x: Value, dtype: np.dtype) -> Value:
 
 def _resized(x: Value, dtype: np.dtype, sat: bool) -> Value:
     if sat:
-        own, other = np.iinfo(x.dtype), np.iinfo(dtype)
-        x = np.minimum(np.maximum(x, max(own.min, other.min)), min(own.max, other.max))
+        source, target = np.iinfo(x.dtype), np.iinfo(dtype)
+        x = np.minimum(np.maximum(x, max(source.min, target.min)), min(source.max, target.max))
     return x.astype(dtype)
 
 

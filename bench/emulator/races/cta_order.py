@@ -82,12 +82,13 @@ class CtaOrder:
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
         """By CTA: its vector clocks, its slot in them and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
-        """By CTA that shares clocks with others, the CTA whose log it uses."""
-        self._own: dict[int, int] = {}
+        """For each CTA that shares clocks with other CTAs: the CTA whose log it uses."""
+        self._epochs_of: dict[int, int] = {}
         """By CTA, the set of its epochs."""
         self._clusters: dict[int, int] = {}
         """By leader, the set of the epochs of its cluster."""
         self._known: _Logs = {}
+        """The epochs that the warps of each CTA know."""
         self._fenced: _Logs = {}
         self._observed: _Logs = {}
         self._fenced_near: _Logs = {}
@@ -141,8 +142,8 @@ class CtaOrder:
         if not near:
             places.append((address, self._observed, (self._fenced,)))
         if self._leaders:
-            own = address, self._leaders[actor // self.warps]
-            places.append((own, self._observed_near, (self._fenced, self._fenced_near)))
+            near_place = address, self._leaders[actor // self.warps]
+            places.append((near_place, self._observed_near, (self._fenced, self._fenced_near)))
         for place, observed, _ in places:
             if seen := self._released.get(place, 0):
                 self._note(self._known if acquire else observed, actor, seen)
@@ -160,7 +161,7 @@ class CtaOrder:
         With `beyond` only the epochs of other clusters.
         """
         cta = actor // self.warps
-        others = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._own.get(cta, 0))
+        others = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
         return others and others & ~self._seen(self._known, actor)
 
     def _begin(self, actor: int) -> None:
@@ -168,7 +169,7 @@ class CtaOrder:
         self.owners.append(cta)
         self.current[actor] = epoch
         self._since[actor] = self._clock(actor)
-        self._own[cta] = self._own.get(cta, 0) | 1 << epoch
+        self._epochs_of[cta] = self._epochs_of.get(cta, 0) | 1 << epoch
         if (leader := self._leaders.get(cta)) is not None:
             self._clusters[leader] = self._clusters.get(leader, 0) | 1 << epoch
         self._note(self._known, actor, 1 << epoch)

@@ -44,10 +44,10 @@ class EpochSets:
 
     def joined(self, number: int, epoch: int) -> int:
         """The number of the set `number` with `epoch` added."""
-        known = self._joined.get((number, epoch))
-        if known is None:
-            known = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
-        return known
+        joined = self._joined.get((number, epoch))
+        if joined is None:
+            joined = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
+        return joined
 
     def _number(self, members: int) -> int:
         number = self._numbers.setdefault(members, len(self.members))
@@ -57,7 +57,7 @@ class EpochSets:
 
 
 class Touched:
-    """By granule: the set of epochs that touched it in one way since its last write, and the last instruction."""
+    """For each granule: the epochs that touched it in one way since its last write, and the last instruction."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -75,14 +75,14 @@ class Touched:
                 return
         # Other epochs have touched these granules too, before or in this instruction.
         for epoch in np.unique(epochs):
-            own = cells[epochs == epoch]
-            before = self.sets.take(own)
+            epoch_cells = cells[epochs == epoch]
+            before = self.sets.take(epoch_cells)
             if before.min() == before.max():
-                self.sets[own] = sets.joined(int(before.flat[0]), int(epoch))
+                self.sets[epoch_cells] = sets.joined(int(before.flat[0]), int(epoch))
             else:
                 numbers, inverse = np.unique(before, return_inverse=True)
                 joined = np.array([sets.joined(int(number), int(epoch)) for number in numbers], np.int32)
-                self.sets[own] = joined[inverse].reshape(own.shape)
+                self.sets[epoch_cells] = joined[inverse].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Numbers, instruction: int) -> None:
         """Replaces the sets of `cells` (n, k) by each lane's set (n,)."""
@@ -106,7 +106,7 @@ class Touched:
 class GlobalRaces(CtaOrder):
     """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
 
-    `granule_bytes` is a power of two, at most 16.  The actors are those of `CtaOrder`: CTAs, or their `warps`.  At most
+    `granule_bytes` is a power of two, at most 16.  The actors are the same as in `CtaOrder`: CTAs, or `warps`.  At most
     `limit` different races are kept.  Raises `ValueError` on another granule, and on fewer than one CTA or warp.
     """
 
@@ -169,7 +169,7 @@ class GlobalRaces(CtaOrder):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Notes that lanes write; arguments as of `read`.
+        """Notes that lanes write, with the arguments of `read`.
 
         `values` are the stored registers; `old` returns the earlier values, and is called only at a race.  With both,
         a race is marked where the write does not change the value.
@@ -192,7 +192,7 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Notes that lanes do an atomic operation; arguments as of `read`.  It orders nothing; `synchronise` does.
+        """Notes an atomic operation of lanes, with the arguments of `read`.  It orders nothing; `synchronise` does.
 
         For other clusters, an operation of .cluster scope (`near`) is not atomic.
         """
@@ -207,7 +207,7 @@ class GlobalRaces(CtaOrder):
         self._atomics.join(cells, epochs, instruction, self._sets)
 
     def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Notes that lanes poll: they read, and do not race with atomics; arguments as of `atomic`."""
+        """Notes that lanes poll: they read, and do not race with atomics.  Takes the arguments of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         others = self._atomics if near else self._near
@@ -285,9 +285,9 @@ class GlobalRaces(CtaOrder):
             which = np.flatnonzero(same == leaves_same)
             if which.size:
                 index = int(which[0])
-                one, other = (int(actors[lane]) // self.warps for lane in (losers[index], last[index]))
+                first_cta, second_cta = (int(actors[lane]) // self.warps for lane in (losers[index], last[index]))
                 cell = int(first[losers[index]])
-                self._add("write-write", instruction, instruction, one, other, cell, leaves_same, which.size)
+                self._add("write-write", instruction, instruction, first_cta, second_cta, cell, leaves_same, which.size)
 
     def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
         flat = cell << self._shift

@@ -54,16 +54,16 @@ class Findings:
         self.dropped = 0
         """The number of reports beyond `limit`."""
         self._limit, self._harmful = limit, 0
-        self._known: dict[tuple[str, int, int, bool, bool], Race] = {}
+        self._by_key: dict[tuple[str, int, int, bool, bool], Race] = {}
 
     def add(self, race: Race) -> None:
         """Keeps `race`, or adds its count to an equal race."""
         key = (race.kind, race.first, race.second, race.proxy, race.same_value)
-        known = self._known.get(key)
-        if known is not None:
-            known.count += race.count
+        earlier = self._by_key.get(key)
+        if earlier is not None:
+            earlier.count += race.count
         elif race.harmless or self._harmful < self._limit:
-            self._known[key] = race
+            self._by_key[key] = race
             self.races.append(race)
             self._harmful += not race.harmless
         else:

@@ -81,7 +81,7 @@ class LastOf:
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """The stamps that are not below `known` (n or 1, actors); None without such stamps, which is the fast case."""
+        """The stamps that are not below `known` (n or 1, actors); None, the fast case, if there are none."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -262,9 +262,9 @@ def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tup
     elif value.itemsize == 2:
         halves = value.view(np.float16), other.view(np.float16), HALF_ROUNDING
         wide, others = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in (value, other))
-        for one, two, rounding in (halves, (wide, others, 8 * HALF_ROUNDING)):
-            if np.abs(np.where(np.isfinite(one), one, 0)).max(initial=0.0) >= np.finfo(np.float16).smallest_normal:
-                yield one, two, rounding
+        for first, second, rounding in (halves, (wide, others, 8 * HALF_ROUNDING)):
+            if np.abs(np.where(np.isfinite(first), first, 0)).max(initial=0.0) >= np.finfo(np.float16).smallest_normal:
+                yield first, second, rounding
 
 
 def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:

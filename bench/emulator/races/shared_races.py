@@ -96,7 +96,7 @@ class SharedRaces(VectorClocks):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Notes that lanes write; the first arguments as of `read`.
+        """Notes that lanes write; the first arguments are the same as in `read`.
 
         With `values`, lanes of one instruction that write one address are compared.  `old` returns the earlier values,
         and is called only at a race: with `old`, a race is marked where the write does not change the value.
@@ -178,7 +178,7 @@ class SharedRaces(VectorClocks):
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Notes mbarrier.inval by a lane: a write that must be ordered after all uses and TMA loads that arrive.
 
-        Those loads are known if `signal_async` got the flat address as its key.
+        The detector knows these loads if `signal_async` got the flat address as its key.
         """
         self.mbarrier_init(slot, warp, address, instruction)
         within = address % self.size

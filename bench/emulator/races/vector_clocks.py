@@ -4,7 +4,7 @@ An access is stamped with its actor and the actor's clock; it is ordered before 
 clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes.  GENERIC is plain
 happens-before.  ASYNC is what is ordered before operations of the async proxy (TMA, wgmma): they see a generic write
 only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into
-ASYNC.  INIT is the plane for their use of mbarriers, for which fence.mbarrier_init is enough.
+ASYNC.  INIT is the plane for mbarriers that they use: there fence.mbarrier_init is enough.
 
 A clock stands in the upper 32 bits of an int64, an instruction's number in bits 12 to 31, the actor in the lower 12.
 Knowledge of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
@@ -92,13 +92,13 @@ class VectorClocks:
         """Gives `slot` to another CTA: everything done there before is ordered before it."""
         self.current[slot] += ONE
         self.known[:, slot] = self.current[slot] & ~LOWER
-        own = np.arange(self.warps)
-        self.known[GENERIC, slot, own, own] += ONE
+        warps = np.arange(self.warps)
+        self.known[GENERIC, slot, warps, warps] += ONE
 
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
         """Runs bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
 
-        With a `key`, of one slot, the warps also learn what bar.arrive has signalled to `key` since its last barrier.
+        With a `key` there is one slot: the warps also learn what bar.arrive signalled to `key` since its last barrier.
         """
         s, w = _outer(slots, warps)
         if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
@@ -142,7 +142,7 @@ class VectorClocks:
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed[:, None])
 
     def begin_async(self, slot: int, warps: Index, kind: str) -> AsyncOperation:
-        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what each of them knows.
+        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what all of them know.
 
         Raises `ValueError` on another kind.
         """
@@ -209,8 +209,8 @@ class VectorClocks:
             return "a TMA load"
         who = f"warp {warp}"
         if self._ctas:
-            cta, own = divmod(warp, self.warps // len(self._ctas))
-            who = f"warp {own} of CTA {self._ctas[cta]}"
+            cta, number = divmod(warp, self.warps // len(self._ctas))
+            who = f"warp {number} of CTA {self._ctas[cta]}"
         return f"{('wgmma', 'a bulk store', 'cp.async')[kind - 1]} of {who}" if kind else who
 
     def _advance(self, s: Index, w: npt.NDArray[np.integer]) -> None:

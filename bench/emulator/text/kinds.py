@@ -51,14 +51,14 @@ def storage(kernel: PtxKernel) -> list[str]:
                 votes[target] = _sign(votes[source])
             if not votes[source]:
                 votes[source] = _sign(votes[target])
-    return [_kept(register, votes[register.index]) for register in kernel.registers]
+    return [_dtype(register, votes[register.index]) for register in kernel.registers]
 
 
 def _sign(value: int) -> int:
     return (value > 0) - (value < 0)
 
 
-def _kept(register: Register, votes: int) -> str:
+def _dtype(register: Register, votes: int) -> str:
     width = DTYPES.get(register.type)
     if width is None:
         raise PtxError(f"PTX: expected a register of at most 64 bits, got {register.name} of .{register.type}")

@@ -57,7 +57,7 @@ class Body:
         functions: dict[str, Function],
         files: dict[int, str],
         outer: dict[str, syntax.Variable],
-        own: list[syntax.Parameter],
+        parameters: list[syntax.Parameter],
     ):
         self.registers: list[syntax.Register] = []
         self.instructions: list[syntax.Instruction] = []
@@ -74,7 +74,7 @@ class Body:
         self._ends: list[str] = []
         """Labels after the calls whose functions the parser is reading, the innermost last."""
         self._calls: list[str] = []
-        self._parameters = {parameter.name for parameter in own}
+        self._parameters = {parameter.name for parameter in parameters}
 
     def read(self, text: str) -> None:
         """Reads the statements of a body in a new scope."""
@@ -117,12 +117,12 @@ class Body:
     def _statement(self, text: str) -> None:
         if text.startswith((".pragma", ".noreturn")):
             return
-        if (found := declared_registers(text)) is not None:
-            for name, count in found[1]:
+        if (registers := declared_registers(text)) is not None:
+            for name, count in registers[1]:
                 if count is None:
-                    self._scopes[-1].names[name] = self._register(name, found[0])
+                    self._scopes[-1].names[name] = self._register(name, registers[0])
                 else:
-                    self._scopes[-1].families[name] = (found[0], count)
+                    self._scopes[-1].families[name] = (registers[0], count)
         elif text.startswith((".callprototype", ".calltargets")):
             called = syntax.quoted(text, self._place)
             raise syntax.PtxError(f"PTX: expected calls of functions by their names, got one by a pointer: {called}")
@@ -195,30 +195,35 @@ class Body:
             opcode = "bra.uni" if predicate is None else "bra"
             self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negated == "!", text)
             return
-        own: tuple[syntax.Operand, ...]
+        operands: tuple[syntax.Operand, ...]
         if family == "bra":
-            own = (syntax.Label(self._label_key(rest.strip())),)
+            operands = (syntax.Label(self._label_key(rest.strip())),)
         elif family == "brx":
             index, table = split(rest)
-            own = (parse_operand(index, self._resolve), syntax.Label(self._label_key(table)))
+            operands = (parse_operand(index, self._resolve), syntax.Label(self._label_key(table)))
         else:
-            own = tuple(parse_operand(item, self._resolve) for item in split(rest))
-        self._add(opcode, own, predicate, negated == "!", " ".join(text.split()))
+            operands = tuple(parse_operand(item, self._resolve) for item in split(rest))
+        self._add(opcode, operands, predicate, negated == "!", " ".join(text.split()))
 
     def _add(
-        self, opcode: str, own: tuple[syntax.Operand, ...], predicate: syntax.Register | None, negated: bool, text: str
+        self,
+        opcode: str,
+        operands: tuple[syntax.Operand, ...],
+        predicate: syntax.Register | None,
+        negated: bool,
+        text: str,
     ) -> None:
         self.instructions.append(
-            syntax.Instruction(len(self.instructions), opcode, own, predicate, negated, self._place, text)
+            syntax.Instruction(len(self.instructions), opcode, operands, predicate, negated, self._place, text)
         )
 
     def _call(self, rest: str, text: str, predicate: syntax.Register | None, negated: bool) -> None:
         items = split(rest)
         returns = split(items.pop(0)[1:-1]) if items[0].startswith("(") else []
         name = items.pop(0)
-        given = split(items.pop(0)[1:-1]) if items else []
+        arguments = split(items.pop(0)[1:-1]) if items else []
         if name in HOST_CALLS:
-            self._add(f"call.{name}", tuple(self._resolve(item) for item in given), predicate, negated, text)
+            self._add(f"call.{name}", tuple(self._resolve(item) for item in arguments), predicate, negated, text)
             return
         if name not in self._functions:
             plain = syntax.quoted(text, self._place)
@@ -228,10 +233,10 @@ class Body:
             raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
         function = self._functions[name]
         variables: dict[str, str] = {}
-        wanted = [*split(function.returns), *split(function.parameters)]
-        if len(wanted) != len(returns) + len(given):
-            raise syntax.PtxError(f"PTX: expected {len(wanted)} parameters and results of {name}, got {text!r}")
-        for declared, value in zip(wanted, [*returns, *given], strict=True):
+        parameters = [*split(function.returns), *split(function.parameters)]
+        if len(parameters) != len(returns) + len(arguments):
+            raise syntax.PtxError(f"PTX: expected {len(parameters)} parameters and results of {name}, got {text!r}")
+        for declared, value in zip(parameters, [*returns, *arguments], strict=True):
             parameter, actual = declared_variable(declared), self._resolve(value)
             if parameter is None or not isinstance(actual, syntax.Symbol):
                 raise syntax.PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
@@ -296,13 +301,13 @@ def parse(text: str) -> syntax.Module:
 def _kernel(
     function: Function, outer: dict[str, syntax.Variable], functions: dict[str, Function], files: dict[int, str]
 ) -> syntax.PtxKernel:
-    own = declared_parameters(function.parameters)
-    body = Body(functions, files, outer, own)
+    parameters = declared_parameters(function.parameters)
+    body = Body(functions, files, outer, parameters)
     body.read(function.body)
     block, most = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
     return syntax.PtxKernel(
         name=function.name,
-        parameters=own,
+        parameters=parameters,
         registers=body.registers,
         instructions=body.instructions,
         labels=body.labels,

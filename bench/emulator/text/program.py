@@ -127,7 +127,7 @@ class Program:
 
     @cached_property
     def rewritten(self) -> list[tuple[Instruction, Instruction]]:
-        """Writes of registers that an earlier wgmma may not have read yet, each with that wgmma."""
+        """Writes of registers that an earlier wgmma may still have to read, each with this wgmma."""
         return rewritten(self.flow)
 
     @cached_property

@@ -72,15 +72,15 @@ def strip_comments(text: str) -> str:
     If the comment after a `.loc` names inlined calls, the outermost call stays, as `.loc 2 43 17 called name line`.
     """
     text = _ASM.sub(lambda block: _ASM_LINE.sub("", block[0]), text)
-    return _COMMENT.sub(lambda found: found[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
+    return _COMMENT.sub(lambda match: match[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
 
 
 def statements(body: str) -> Iterator[Statement]:
     """The statements of a body, in order."""
     place, end = 0, len(body)
     while place < end:
-        if found := _SPACE.match(body, place):
-            place = found.end()
+        if match := _SPACE.match(body, place):
+            place = match.end()
             continue
         sign = body[place]
         if sign in "{}":
@@ -88,15 +88,15 @@ def statements(body: str) -> Iterator[Statement]:
             place += 1
         elif sign == ";":
             place += 1
-        elif found := _LINE.match(body, place):
-            yield Statement("line", found[0])
-            place = found.end()
-        elif found := _LABEL.match(body, place):
-            yield Statement("label", found[1])
-            place = found.end()
-        elif found := _STATEMENT.match(body, place):
-            yield Statement("text", found[0][:-1].strip())
-            place = found.end()
+        elif match := _LINE.match(body, place):
+            yield Statement("line", match[0])
+            place = match.end()
+        elif match := _LABEL.match(body, place):
+            yield Statement("label", match[1])
+            place = match.end()
+        elif match := _STATEMENT.match(body, place):
+            yield Statement("text", match[0][:-1].strip())
+            place = match.end()
         else:
             raise syntax.PtxError(f"PTX: expected a statement that ends with ';', got {body[place : place + 60]!r}")
 
@@ -106,10 +106,10 @@ def split_module(text: str) -> tuple[list[str], list[Function]]:
     outer: list[str] = []
     functions: list[Function] = []
     place = 0
-    while found := _ENTRY.search(text, place):
-        start = max(text.rfind(sign, place, found.start()) for sign in ";}\n") + 1
+    while head := _ENTRY.search(text, place):
+        start = max(text.rfind(sign, place, head.start()) for sign in ";}\n") + 1
         outer.append(text[place : max(start, place)])
-        function, place = _function(text, found)
+        function, place = _function(text, head)
         if function is not None:
             functions.append(function)
     rest = text[place:]
@@ -229,7 +229,7 @@ def _address(text: str, resolve: Resolve) -> syntax.Address:
 
 
 def special_register(text: str) -> syntax.Special | None:
-    """The special register of this name, if it is one."""
+    """The special register called `text`; None if PTX has no such special register."""
     return syntax.Special(text[1:]) if SPECIALS.match(text) else None
 
 
@@ -267,8 +267,8 @@ def declared_variable(text: str) -> syntax.Variable | None:
     references: list[syntax.Reference] = []
     data = _initial(initial.strip(), kind[1], width, references, sizes) if initial.strip() else b""
     length = max(width * math.prod(sizes), len(data))
-    own = width * int(vector[1]) if vector else width
-    return syntax.Variable(name[1], space, length, int(align[1]) if align else own, data, tuple(references))
+    natural_align = width * int(vector[1]) if vector else width
+    return syntax.Variable(name[1], space, length, int(align[1]) if align else natural_align, data, tuple(references))
 
 
 def _initial(
@@ -281,8 +281,8 @@ def _initial(
         if value.startswith("{"):
             row = _initial(value, kind, width, references, sizes[1:], start + len(data))
             data += row.ljust(width * math.prod(sizes[1:]), b"\0")
-        elif found := _REFERENCE.match(value):
-            mask, symbol, offset = found[1], found[2] or found[3], found[4] or "0"
+        elif reference := _REFERENCE.match(value):
+            mask, symbol, offset = reference[1], reference[2] or reference[3], reference[4] or "0"
             bits = int(mask, 16) if mask else (1 << 64) - 1
             references.append(syntax.Reference(start + len(data), width, symbol, int(offset.replace(" ", "")), bits))
             data += bytes(width)
@@ -312,7 +312,7 @@ def declared_parameters(text: str) -> list[syntax.Parameter]:
         kind = re.search(r"\.([busf]\d+)\b", item)
         assert kind is not None
         array = "[" in item
-        # `.ptr .align` is the alignment of what the pointer points to.
+        # `.ptr .align` is the alignment of the memory behind the pointer, not of the parameter.
         align = max(syntax.WIDTHS[kind[1]], declared.align) if array else syntax.WIDTHS[kind[1]]
         parameters.append(syntax.Parameter(declared.name, "bytes" if array else kind[1], declared.size, align))
     return parameters

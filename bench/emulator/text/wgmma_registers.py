@@ -58,7 +58,7 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
         flow,
         {(BEGINNING, 0): -1},
         lambda instruction, state: _step(instruction, state, taken),
-        lambda state, known: {key: number for key, number in state.items() if key not in known},
+        lambda state, earlier: {key: number for key, number in state.items() if key not in earlier},
     )
     return [(wgmma, kernel.instructions[number] if number >= 0 else None) for wgmma, number in facts]
 
@@ -74,20 +74,20 @@ def _follow(
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entering: dict[int, _Facts] = {start: type(entry)() for start in blocks}
     entering[0].update(entry)
-    work, seen, found = [0], set[int](), dict[tuple[int, int], None]()
+    work, seen, pairs = [0], set[int](), dict[tuple[int, int], None]()
     while work:
         start = work.pop()
         seen.add(start)
         facts = type(entry)(entering[start])
         for instruction in flow.kernel.instructions[blocks[start].start : blocks[start].end]:
-            found |= dict.fromkeys((instruction.number, number) for number in step(instruction, facts))
+            pairs |= dict.fromkeys((instruction.number, number) for number in step(instruction, facts))
         for following in blocks[start].following:
             if following in blocks:
                 learnt = new(facts, entering[following])
                 if learnt or following not in seen:
                     entering[following].update(learnt)
                     work.append(following)
-    return [(flow.kernel.instructions[place], number) for place, number in found]
+    return [(flow.kernel.instructions[place], number) for place, number in pairs]
 
 
 def _registers(instruction: Instruction) -> list[int]:
@@ -107,12 +107,12 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
         state.clear()
         state.update(had)
     elif instruction.opcode.startswith("wgmma.mma_async"):
-        own = _registers(instruction)
-        keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in own)]
+        registers = _registers(instruction)
+        keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in registers)]
         early = {state[key] for key in keys if key in state}
         for kind, index in [key for key in state if key[0] == FENCED]:
             state[MULTIPLIED, index] = state.pop((kind, index))
-        for index in own:
+        for index in registers:
             state[MULTIPLIED, index] = instruction.number
             state.pop((READ, index), None)
     elif not instruction.opcode.startswith("wgmma"):
@@ -129,14 +129,14 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Each write of a register that an earlier wgmma may not have read as A yet, with that wgmma."""
+    """Each write of a register that an earlier wgmma may still have to read as A, with this wgmma."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
 
-    def younger(ages: _Ages, known: _Ages) -> _Ages:
+    def younger(ages: _Ages, earlier: _Ages) -> _Ages:
         # The smallest age counts: on that path the most groups may be pending.
-        return {index: age for index, age in ages.items() if index not in known or age < known[index]}
+        return {index: age for index, age in ages.items() if index not in earlier or age < earlier[index]}
 
     facts = _follow(flow, _Ages(), _step_reads, younger)
     return [(writer, kernel.instructions[number]) for writer, number in facts]

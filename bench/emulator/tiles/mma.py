@@ -162,7 +162,7 @@ def mma(
     saturate: bool = False,
     lanes: int = 0,
 ) -> list[np.ndarray]:
-    """The registers of D, each (lanes,), from those of A, B and C, each (lanes,) or one value for all lanes.
+    """The registers of D, each (lanes,), from the registers of A, B, C, each (lanes,) or one value for all lanes.
 
     `shape` is m16n8k4 to m16n8k32 or m8n8k4 (f64) and m8n8k16 (s8, u8); types are named as in PTX.  A and B are uint32
     (float64 for f64); C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around, or with
@@ -223,9 +223,9 @@ def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -
     step = 16 if d_type == "s32" and n not in (8, 24) else 8
     if not 0 < n <= 256 or n % step:
         raise ValueError(f"wgmma: expected an N of 8 to 256 that {a_type} has, got {n}")
-    wanted = n // (4 if d_type == "f16" else 2)
-    if registers != wanted:
-        raise ValueError(f"wgmma: expected {wanted} registers of D for {n} columns of {d_type}, got {registers}")
+    expected = n // (4 if d_type == "f16" else 2)
+    if registers != expected:
+        raise ValueError(f"wgmma: expected {expected} registers of D for {n} columns of {d_type}, got {registers}")
 
 
 def wgmma(

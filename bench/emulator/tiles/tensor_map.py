@@ -102,9 +102,9 @@ class TensorMap:
             raise ValueError(f"dims: expected 1 to 5 dimensions, got {self.rank}")
         if self.element not in ELEMENTS:
             raise ValueError(f"element: expected one of {ELEMENTS}, got {self.element!r}")
-        for name, wanted in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
-            if len(getattr(self, name)) != wanted:
-                raise ValueError(f"{name}: expected {wanted} for {self.rank} dimensions, got {getattr(self, name)}")
+        for name, length in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
+            if len(getattr(self, name)) != length:
+                raise ValueError(f"{name}: expected {length} for {self.rank} dimensions, got {getattr(self, name)}")
         self._check_sizes()
         self._check_modes()
 
@@ -334,7 +334,7 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
 
     PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor; `element` is
     one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included;
-    min and max of a number and a NaN give the number.  inc and dec are those of u32.  Raises `ValueError` on a
+    min and max of a number and a NaN give the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
     combination that PTX does not have.
     """
     if element not in REDUCIBLE[op]:
