@@ -24,7 +24,7 @@ import torch
 from rooflab.kernels import _checks, _device
 from rooflab.kernels.registry import Backend, Function, Kernel, Role, add_kernel, get_op, who_takes
 from rooflab.kernels.takes import OWN, Takes, Unsupported
-from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed
+from rooflab.reference.contract import Argument, CallArguments, Contract, Dims, Packed
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent, get_scheme
 from rooflab.roofline.model import Traffic
 
@@ -132,7 +132,7 @@ class Launcher:
             returned = self.fn(**given)
         return result if bound.made else returned
 
-    def bound(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
+    def bound(self, given: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
         """Returns the `BoundCall` of these arguments' layout; checks them if it is new.  Raises `ValueError`."""
         key: tuple[Any, ...] | None
         try:
@@ -159,7 +159,7 @@ class Launcher:
             self._known[key] = found
         return found
 
-    def _check_values(self, given: Given, dims: Dims) -> None:
+    def _check_values(self, given: CallArguments, dims: Dims) -> None:
         """Raises `ValueError` on wrong values of integer tensors, where they are read."""
         first = given[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first):
@@ -167,7 +167,7 @@ class Launcher:
         if self.contract.values is not None and _checks.checks_values(first):
             self.contract.values(given, dims)
 
-    def _bind(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
+    def _bind(self, given: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
         """Binds a new layout.  Raises `ValueError` on arguments that the op or this kernel does not take."""
         dims = self.contract.check(given)
         tensors = {name: given[name] for name in self.tensors if given[name] is not None}
@@ -199,7 +199,7 @@ class Launcher:
         absent = dict.fromkeys(name for name in self.results if name not in wanted)
         return BoundCall(dims, made, absent, apart, device, gpu, config, other)
 
-    def _apart(self, inputs: Given, outs: Given) -> list[tuple[str, int, str, int, bool, str]]:
+    def _apart(self, inputs: CallArguments, outs: Given) -> list[tuple[str, int, str, int, bool, str]]:
         """The pairs that may not overlap: each of the caller's outputs with the inputs and with earlier outputs."""
         spans = {
             name: extent(x.shape, x.stride()) * x.element_size()
@@ -216,7 +216,7 @@ class Launcher:
                 apart.append((name, spans[name], other, spans[other], over, error))
         return apart
 
-    def default_config(self, given: Given, dims: Dims) -> Any:
+    def default_config(self, given: CallArguments, dims: Dims) -> Any:
         """Returns the config of a launch with these arguments if the caller gives no config."""
         contract, first = self.contract, given[self.tensors[0]]
         name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(given)

@@ -15,7 +15,7 @@ import torch
 
 from rooflab.kernels._device import kind_of
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
-from rooflab.reference.contract import Contract, Given
+from rooflab.reference.contract import CallArguments, Contract
 from rooflab.reference.spec import Arguments
 
 OWN = ("out", "config", "plan")
@@ -75,7 +75,7 @@ class Takes:
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
-    def _refused(self, given: Given, contract: Contract) -> Iterator[str]:
+    def _refused(self, given: CallArguments, contract: Contract) -> Iterator[str]:
         """Yields a sentence for each reason to refuse."""
         tensors = {name: x for name in contract.arguments if (x := given.get(name)) is not None}
         for name, dtypes in self.dtypes.items():

@@ -119,7 +119,7 @@ CONTRACT = Contract(
         "bias": Argument("N", (torch.bfloat16,), optional=True),
     },
     {"c": Result("M N", torch.bfloat16)},
-    scheme=lambda given: "w8a16",
+    scheme=lambda arguments: "w8a16",
 )
 SPEC = OpSpec(
     name="gemm_w8a16",

@@ -224,9 +224,9 @@ class OpSpec:
         for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values(), *self.slots):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
-        wanted = [each.name for each in inspect.signature(self.cost).parameters.values() if each.default is each.empty]
-        if len(wanted) != 1:
-            raise TypeError(f"{self.name}: expected a cost of one object, cost(args), got cost({', '.join(wanted)})")
+        needed = [each.name for each in inspect.signature(self.cost).parameters.values() if each.default is each.empty]
+        if len(needed) != 1:
+            raise TypeError(f"{self.name}: expected a cost of one object, cost(args), got cost({', '.join(needed)})")
         if (self.tolerance is None) == (self.compare is None):
             raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
 
@@ -272,15 +272,15 @@ class OpSpec:
 
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
         """Returns the outputs of a kernel with the mistake `name` of `wrong`."""
-        found = self.wrong[name](self.arguments(inputs))
-        return self.oracle({**inputs, **found}) if isinstance(found, dict) else as_tuple(found)
+        result = self.wrong[name](self.arguments(inputs))
+        return self.oracle({**inputs, **result}) if isinstance(result, dict) else as_tuple(result)
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
         """Returns the cases of a suite.  Raises `ValueError` with the known suites."""
-        found = self.cases_in(suite)
-        if not found and suite not in self.cases:
+        cases = self.cases_in(suite)
+        if not cases and suite not in self.cases:
             raise ValueError(f"suite: {self.name} has {', '.join(self.cases)}, got {suite!r}")
-        return found
+        return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
         """Returns the cases of a suite, which may be a file of `rooflab capture`; for one of `DEFAULT_SUITES` that the
