@@ -49,5 +49,5 @@ def processor_time() -> tuple[float, float, float]:
 def others_since(began: tuple[float, float, float]) -> float | None:
     """Returns the share of all processors' time that other processes took since `began`, a result of `processor_time`;
     None if no time has passed on its clock."""
-    worked, there, own = np.subtract(processor_time(), began)
-    return max(0.0, float((worked - own) / there)) if there > 0 else None
+    worked, there, ours = np.subtract(processor_time(), began)
+    return max(0.0, float((worked - ours) / there)) if there > 0 else None

@@ -217,10 +217,10 @@ def get_op(name: str) -> OpSpec:
     """Returns the op called `name`.  Raises `ValueError` that lists the known ops."""
     if name not in _ops and name in _folders():
         add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
-    known = _ops if name in _ops else ops()
-    if name not in known:
-        raise _unknown(f"op: expected one of {', '.join(known)}, got {name!r}")
-    return known[name]
+    known_ops = _ops if name in _ops else ops()
+    if name not in known_ops:
+        raise _unknown(f"op: expected one of {', '.join(known_ops)}, got {name!r}")
+    return known_ops[name]
 
 
 def _unknown(text: str) -> ValueError:
@@ -247,9 +247,9 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
 
 def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> Kernel:
     """Registers a function as a kernel.  Raises as `register` does."""
-    for option, value, known in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
-        if value not in known:
-            raise ValueError(f"{option}: expected one of {', '.join(known)}, got {value!r}")
+    for option, value, choices in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
+        if value not in choices:
+            raise ValueError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
     check_name("name", name)
     kernel = Kernel(spec.name, name, role, backend, fn, **options)
     _check_arguments(kernel, spec)
@@ -265,21 +265,21 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
     """Raises `TypeError` unless the kernel takes the reference's arguments in their order (keyword-only ones may be
     missing), and has `config` and `plan` if and only if it is registered with the functions that make them."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
-    own = {name: parameters.pop(name, None) for name in OWN}
-    wanted = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
-    for theirs, ours in zip_longest(wanted, parameters.values()):
+    extra = {name: parameters.pop(name, None) for name in OWN}
+    expected = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
+    for theirs, ours in zip_longest(expected, parameters.values()):
         if theirs is None or ours is None or (theirs.name, theirs.default) != (ours.name, ours.default):
             needs = "no other argument" if theirs is None else f"the argument {theirs.replace(annotation=theirs.empty)}"
             has = "none" if ours is None else ours.replace(annotation=ours.empty)
             raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {has}")
     for name, option, value in (("config", "tuning", kernel.tuning), ("plan", "plan", kernel.plan)):
-        each = own[name]
+        each = extra[name]
         if (each is None) != (value is None) or (each and (each.kind, each.default) != (each.KEYWORD_ONLY, None)):
             raise TypeError(f"{kernel.id}: expected both {option} and a keyword-only argument {name}=None, or neither")
     for name in [] if kernel.prepare is None else [*inspect.signature(kernel.prepare).parameters][1:]:
         if name not in spec.prepared_with:
-            known = ", ".join(spec.prepared_with) or "nothing"
-            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {known}")
+            choices = ", ".join(spec.prepared_with) or "nothing"
+            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {choices}")
 
 
 def ops() -> dict[str, OpSpec]:
@@ -310,18 +310,18 @@ def get_kernel(op: str, name: str) -> Kernel:
     get_op(op)
     if op in _folders() and name.isidentifier() and (Path(__file__).parent / op / f"{name}.py").is_file():
         importlib.import_module(f"rooflab.kernels.{op}.{name}")  # alone: all modules of an op take 1.5 s
-    if f"{op}/{name}" not in _kernels and name not in (known := kernels(op)):
-        raise _unknown(f"kernel: {op} has {', '.join(known)}, got {name!r}")
+    if f"{op}/{name}" not in _kernels and name not in (known_names := kernels(op)):
+        raise _unknown(f"kernel: {op} has {', '.join(known_names)}, got {name!r}")
     return _kernels[f"{op}/{name}"]
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
     """Text such as `; gemm/tma takes it`: the nearest rung below that takes these arguments, else torch's, or naive."""
-    spec, known, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
-    while below in known and below not in (*names, "naive"):
+    spec, rungs, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
+    while below in rungs and below not in (*names, "naive"):
         names.append(below)
-        below = known[below].over
-    others = (known[name] for name in (*names, "library", "naive") if name in known)
+        below = rungs[below].over
+    others = (rungs[name] for name in (*names, "library", "naive") if name in rungs)
     taking = (other for other in others if other != kernel and other.why_not_args(inputs, spec) is None)
     return "".join(f"; {other.id} takes it" for other in islice(taking, 1))
 
@@ -358,9 +358,9 @@ def _broken(load: Callable[[], object]) -> BaseException | None:
     try:
         load()
     except IMPORT_ERRORS as error:
-        for known, kept in before:
-            known.clear()
-            known.update(kept)
+        for registered, saved in before:
+            registered.clear()
+            registered.update(saved)
         return error
     return None
 
@@ -372,14 +372,14 @@ def load_file(path: Path) -> list[Kernel]:
     """
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
-    known = {kernel.id for kernel in every_kernel()}
+    known_ids = {kernel.id for kernel in every_kernel()}
     failed = _broken(partial(import_file, path))
     if failed is not None and _card.pretended is not None:  # only then: a file may ask whether there is one
         with _card.pretended():
             failed = _broken(partial(import_file, path))
     if failed is not None:
         raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(failed)}") from failed
-    added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in known}
+    added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in known_ids}
     if not added:
         raise ValueError(f"kernel: {path.name} registers no kernel; use rooflab.kernels.registry.register")
     _kernels.update(added)

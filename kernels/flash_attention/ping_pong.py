@@ -232,9 +232,9 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 
 
 @gluon.jit
-def _consume(given, CAUSAL: gl.constexpr, NTH: gl.constexpr):
+def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     """Does a consumer's work: 64 rows of each tile, from the last block of keys to the first."""
-    results, order, scales, memory, staged = given
+    results, order, scales, memory, staged = args
     T, S, H, heads, tiles_m, _, window = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = memory
     CONSUMERS: gl.constexpr = queries.shape[0]
@@ -325,21 +325,21 @@ def _attention(
     results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride)
     order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
     memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
-    given = (results, order, (scale, stretch, cap), memory, staged)
+    args = (results, order, (scale, stretch, cap), memory, staged)
     loads = (q, k, v, group, order, memory)
     # The first function runs on the kernel's own four warps; the lists have warps and registers of the others.
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consume, (given, CAUSAL, 0)), (_consume, (given, CAUSAL, 1)), (_produce, (loads, CAUSAL))],
+            [(_consume, (args, CAUSAL, 0)), (_consume, (args, CAUSAL, 1)), (_produce, (loads, CAUSAL))],
             [4, 1],
             [240, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (_consume, (given, CAUSAL, 0)),
-                (_consume, (given, CAUSAL, 1)),
-                (_consume, (given, CAUSAL, 2)),
+                (_consume, (args, CAUSAL, 0)),
+                (_consume, (args, CAUSAL, 1)),
+                (_consume, (args, CAUSAL, 2)),
                 (_produce, (loads, CAUSAL)),
             ],
             [4, 4, 1],

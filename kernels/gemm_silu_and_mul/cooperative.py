@@ -53,8 +53,8 @@ class PairRing(LaunchConfig):
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the needs of the ring and of the staged result."""
-    kept, tiles = config.block_m * config.block_i, tile_count(config, case)
-    return ring_footprint(config, 2 * config.block_i, tiles, kept, case, scheme)
+    staged, tiles = config.block_m * config.block_i, tile_count(config, case)
+    return ring_footprint(config, 2 * config.block_i, tiles, staged, case, scheme)
 
 
 # By the rows of a and the columns of gate; unmeasured.

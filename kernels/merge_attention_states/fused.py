@@ -46,8 +46,8 @@ def fused_kernel(
     for first in range(0, parts, AT_ONCE):
         part = first + tl.arange(0, AT_ONCE)
         place = part.to(tl.int64)
-        own = real[:, None] & (part < parts)[None, :]
-        lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=own, other=float("-inf"))
+        has_part = real[:, None] & (part < parts)[None, :]
+        lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
         lse = tl.where(lse == float("inf"), float("-inf"), lse)  # as some libraries write of a part that saw no key
         seen = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
