@@ -42,7 +42,7 @@ def processor_time() -> tuple[float, float, float]:
     """Returns seconds that all processors worked, seconds that they existed, and seconds of this process.  Time that
     another guest of the host took counts as work."""
     now = psutil.cpu_times()
-    there = sum(now[:8])  # those of the host's guests, which follow, are in `user` too
+    there = sum(now[:8])  # the next times, of the host's guests, are in `user` too
     return there - now.idle - getattr(now, "iowait", 0.0), there, time.process_time()
 
 

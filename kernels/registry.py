@@ -136,7 +136,7 @@ class Kernel:
         return f"needs sm{self.min_sm}, found sm{major}{minor}" if 10 * major + minor < (self.min_sm or 0) else None
 
     def why_not_served(self, device: torch.device) -> str | None:
-        """Why an engine must not use this kernel on `device`, though a bench may: answers could differ by chance."""
+        """Returns why an engine must not use this kernel on `device`, though a bench may, or None: answers may vary."""
         if self.nondeterministic is not None:
             return f"an answer must not depend on chance: {self.nondeterministic}"
         if device.type != "cuda" or not self.fenced_since or Version(version("triton")) >= Version(self.fenced_since):
@@ -160,7 +160,7 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """The config for a launch on `device` without a config: the device's recorded choice if that is legal for this
+        """Returns the config of a launch on `device` without a config: the recorded choice if that is legal for this
         case, or else the default; None if the kernel takes no config.  A case without rows has no recorded choice."""
         if self.tuning is None:
             return None
@@ -172,7 +172,7 @@ class Kernel:
         return config if taken else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
-        """The kernel with a fixed config, also for its traffic.  Raises `ValueError` on a config of another kernel."""
+        """Returns the kernel with a fixed config, in its traffic too.  Raises `ValueError` on another kernel's config."""
         if not isinstance(config, self.tunable.config_type):
             raise ValueError(f"config: expected one of {self.id}, got {config!r}")
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
@@ -316,7 +316,7 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Text such as `; gemm/tma takes it`: the nearest rung below that takes these arguments, else torch's, or naive."""
+    """Returns `; gemm/tma takes it` for the nearest rung below that takes these arguments, else torch's, or naive."""
     spec, rungs, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
     while below in rungs and below not in (*names, "naive"):
         names.append(below)
@@ -353,7 +353,7 @@ def load_plugins() -> None:
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Imports code of another package; returns why that failed, and then nothing stays registered, or None."""
+    """Imports code of another package; returns None, or the error, after which nothing of it stays registered."""
     before: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()
@@ -374,7 +374,7 @@ def load_file(path: Path) -> list[Kernel]:
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     known_ids = {kernel.id for kernel in every_kernel()}
     failed = _broken(partial(import_file, path))
-    if failed is not None and _card.pretended is not None:  # only then: a file may ask whether there is one
+    if failed is not None and _card.pretended is not None:  # not before: a file may ask for a GPU
         with _card.pretended():
             failed = _broken(partial(import_file, path))
     if failed is not None:

@@ -148,7 +148,7 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """Yields the pieces of all scores of a sequence.  On a GPU a piece has 2**26: smaller ones wait for the host."""
+    """Yields the pieces of all scores of a sequence.  On a GPU they are large: it waits between pieces."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
     held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
     together = H_kv if H * S * min(T, LEAST_ROWS) <= held else 1
@@ -219,7 +219,7 @@ def error_bounds(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tolerance above for one sequence: (T, H, Dv) without u_out * |ref|, and (T, H) for the log-sum-exp.
 
-    q, k and v as in `attend`; quantised tensors were multiplied by their scales before.
+    q, k and v have the shapes of `attend`; the caller has multiplied quantised tensors by their scales.
     """
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     weight = scheme.activation
@@ -233,7 +233,7 @@ def error_bounds(
         sink = _of(sinks, piece, H_kv)
         other = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
         delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, piece) + WALK * FP32_ROUNDOFF * other
-        magnitude = _columns(v, piece).abs().nan_to_num(0.0, 0.0, 0.0)  # a query may not see what is not finite
+        magnitude = _columns(v, piece).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
         weighted, peak, lse = _averaged(_scores(q, k, seen, scores, piece), sink, magnitude)
         underflow = eta * torch.exp((peak - lse).nan_to_num(nan=0.0, neginf=-math.inf))
         small = (underflow + FLUSHED)[..., None] * _sums(magnitude, seen, piece)[:, None] + eta_out

@@ -29,7 +29,7 @@ Dims = dict[str, int]
 class Dim:
     """One dimension: a number, or an expression `times * name / over + plus`.
 
-    A quotient is rounded down, but in a product up: `4K/16` is 4 * ceil(K / 16).
+    `K/16` is rounded down, but a quotient with a factor is rounded up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str
@@ -212,10 +212,10 @@ class Contract:
         return dims
 
     def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
-        """The dimensions of a call.  Raises `ValueError` that names the argument, the expected and the given value.
+        """Returns the dimensions of a call.  Raises `ValueError` with the argument, the expected and the actual value.
 
         With `any_dtype`, for a reference, layouts are not checked, an argument with a choice of dtypes may have any
-        float of 16 bits or more, and fp64 may stand for fp32.
+        float dtype of 16 bits or more, and fp64 may replace fp32.
         """
         dims: Dims = {name: value for name, value in arguments.items() if type(value) is int}
         first: Any = None

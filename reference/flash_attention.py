@@ -79,7 +79,7 @@ def keys_contiguous(v: torch.Tensor) -> bool:
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if v is contiguous along its keys, or scales are given, and the dtype is not e4m3."""
+    """Raises `ValueError` on scales, and on v that is contiguous along its keys, unless the dtype is e4m3."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")

@@ -112,7 +112,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """As `gemm_w8a16`: sums in fp32, one rounding of each dequantised weight to bf16, and the output's rounding.
+    """The tolerance of `gemm_w8a16`: fp32 sums, one rounding of each dequantised weight to bf16, one of the output.
 
     code - zero is an integer of five bits and a sign, and bf16 holds it exactly.  So a kernel that multiplies this
     integer and scales each group's fp32 sum rounds no weight.

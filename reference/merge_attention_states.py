@@ -71,7 +71,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal outputs; log-sum-exps of deviation 3; with `empty` a quarter of the parts saw no key and hold NaN."""
+    """Makes normal outputs and log-sum-exps; with `empty` a quarter of the parts saw no key and hold NaN."""
     P, T, H, D = (int(case[key]) for key in ("P", "T", "H", "D"))
     outs = randn(P, T, H, D, dtype=scheme.activation, device=device, seed=seed)
     lses = randn(P, T, H, dtype=torch.float32, device=device, seed=seed + 1, scale=3.0)

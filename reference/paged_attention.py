@@ -125,7 +125,7 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """For each sequence with queries: their rows, and the keys and values from the first key that a query sees."""
+    """Yields, for each sequence with queries, its rows, keys and values, from the first key that a query sees."""
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end > start:
             first = 0 if window is None else max(0, length - (end - start) + 1 - window)
@@ -145,7 +145,7 @@ def _spans(
 def _scaled(
     cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """A sequence's tokens from `first` on in order, (length - first, H_kv, D), times the scales of the heads."""
+    """Returns a sequence's tokens from `first` on, (length - first, H_kv, D), times the scales of the heads."""
     tokens = gathered(cache, pages, length, first)
     return tokens if scale is None else tokens.double() * scale.double()[:, None]
 

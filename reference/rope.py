@@ -124,8 +124,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial tables: random tables that no theta gives; then tables of a large theta, longer than 1, as YaRN's
-    (arXiv 2309.00071)."""
+    """Adversarial tables: random tables that no theta gives; then tables of a large theta, scaled by 1.2 (YaRN,
+    arXiv 2309.00071, scales too)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
     rows, half = cos.shape

@@ -166,8 +166,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the limits of rows (n, heads, D) whose first R values of a head are rotated and that are rounded to
-    `dtype`; `more` is the error of x before, in u_32."""
+    """Returns the limits of rows (n, heads, D): the first R values of a head are rotated, all are rounded to `dtype`;
+    `more` is the error of x before the rotation, in u_32."""
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
     size = first + second

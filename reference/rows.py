@@ -58,8 +58,8 @@ def planted_columns(width: int) -> list[int]:
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Returns magnitudes whose squares overflow or underflow `dtype`: up to the largest of which fp32 holds the sum of
-    `terms` squares, and down to the least normal number."""
+    """Returns magnitudes whose squares overflow or underflow `dtype`, down to the least normal number; fp32 still holds
+    the sum of `terms` squares of the largest magnitude."""
     finfo = torch.finfo(dtype)
     most = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
     sizes = {"300": 300.0, "10,000": 1e4, "the largest": most, "the least": 4.0 * finfo.smallest_normal}

@@ -50,7 +50,7 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     """
     scores = logits.detach().cpu().double() / temperature
     n = min(top_k or len(scores), int((scores > -math.inf).sum()))
-    # Only the values of the first n are sorted: of 128,256 in 2 to 5 ms, all with their ids in 12 (one EPYC core).
+    # Sorting only the first n of 128,256 values takes 2 to 5 ms, sorting all with their ids 12 ms (one EPYC core).
     ordered = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
     ranked = torch.exp(ordered[:n] - ordered[0])
     # With 2**n equal weights, every sum and quotient is exact in fp32, and there is no doubt.

@@ -159,8 +159,8 @@ class Arguments(SimpleNamespace):
 
 MakeInputs = Callable[[Case, Scheme, torch.device, int], Inputs]
 Mistakes = Mapping[str, Callable[[Arguments], Inputs | Outputs | torch.Tensor]]
-"""Functions, by name, that return what a kernel with this mistake returns: results in fp64, or a dict of the arguments
-that the kernel mistakes for the real ones."""
+"""Functions by the names of mistakes.  Each returns the results, in fp64, of a kernel with this mistake, or the wrong
+arguments with which such a kernel computes, as a dict."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class OpSpec:
     cost: Callable[[Arguments], Cost]
     """The least work of a call; the function reads only shapes and the real int tensors."""
     outputs: tuple[str, ...]
-    """The names of the results, in order; for a mutating op, of the arguments that it changes.  The last result may be
+    """The names of the results, in order; for a mutating op, the arguments that it changes.  The last result may be
     optional (a log-sum-exp): a call without that option returns fewer results."""
     cases: Mapping[str, tuple[Case, ...]]
     """The cases by suite: `smoke`, `edge`, and one suite per model."""
@@ -240,7 +240,7 @@ class OpSpec:
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
-        """Returns the arguments of a call with these inputs; `more` come with them."""
+        """Returns the arguments of a call with these inputs and with `more`."""
         defaults = {each.name: each.default for each in self.parameters if each.default is not each.empty}
         return Arguments(**{**defaults, **more, **inputs})
 

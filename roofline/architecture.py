@@ -299,13 +299,13 @@ def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     windowed = mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
     if config.get("sliding_window", 4096) is None:
         windowed = False
-    window = _integer(config, "sliding_window", 4096) if windowed else None  # transformers' default for both
+    window = _integer(config, "sliding_window", 4096) if windowed else None  # 4096 in transformers
     first = 0 if mistral else _integer(config, "max_window_layers", 28)
     types = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(count)]
     named = types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
     if len(named) != count:
         raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(named)}")
-    lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # none: refused by its number
+    lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # set(): no layers
     if set(named) not in lawful or (mistral and named != types):
         raise ValueError(f"{model_type}: {_WINDOW} is not modelled yet")
     if model_type in ("llama", "gemma") and config.get("sliding_window") is not None:
@@ -339,7 +339,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     theta = _positive({"rope_theta": config.get("rope_theta") if theta is None else theta}, "rope_theta", 10_000.0)
     if inner := sorted(key for key, value in scaling.items() if isinstance(value, Mapping)):
         raise ValueError(f"model: positions by kind of layer ({', '.join(inner)}) are not modelled yet")
-    if scaling.get("rope_type") in (None, scaling.get("type")):  # both, alike, is what some versions write
+    if scaling.get("rope_type") in (None, scaling.get("type")):  # some versions write both
         scaling["rope_type"] = scaling.pop("type", None) or "default"
     return theta, None if scaling["rope_type"] == "default" else scaling
 

@@ -62,7 +62,7 @@ _PALE = 0.4
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
 _NAMES = 0.44
-"""The most that a roof's name may be wide, over the plane's width: the lowest roof's corner is farther to the right."""
+"""The largest width of a roof's name over the plane's width: the lowest roof's corner is farther to the right."""
 own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
 """A decorator for functions that draw: the user's settings of matplotlib (`text.usetex`, a dark page) do not apply."""
 _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
@@ -141,7 +141,7 @@ def _frame(
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
     several = len({ceiling.device for ceiling in ceilings}) > 1
     corner = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings)
-    right, top = max(high, ridge) * 4, max(*peaks, above) * (60 if several else 4)  # where the legend of several is
+    right, top = max(high, ridge) * 4, max(*peaks, above) * (60 if several else 4)  # room for their legend
     if fixed:
         right, top = (10.0 ** ceil(log10(most)) for most in (max(high, ridge * 30), max(above, max(peaks) * 2)))
     before = 10 ** ((log10(corner) - _NAMES * log10(right)) / (1 - _NAMES))
@@ -260,7 +260,7 @@ def _write_along(
         covered = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in spots)
         covered += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in steps) for box in names)
         candidates.append((covered, along, steps))
-    _, along, steps = min(candidates, key=lambda candidate: candidate[0])  # the lowest of those that cover least
+    _, along, steps = min(candidates, key=lambda candidate: candidate[0])  # the lowest with least covered
     slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (foot, foot * rate), along, **slanted)
     return [(x - 4, y - 4, x + 4, y + 4) for x, y in steps]

@@ -28,7 +28,7 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Why fp8 operands do not fit TMA and wgmma, or None; cuBLASLt and DeepGEMM also need both operands along K."""
+    """Returns why fp8 operands do not fit TMA and wgmma, or None; cuBLASLt and DeepGEMM need both along K too."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT

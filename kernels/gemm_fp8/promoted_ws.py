@@ -134,13 +134,13 @@ def _produce(
 def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CONSUMERS: gl.constexpr,
               HAS_BIAS: gl.constexpr, BLOCK_SCALES: gl.constexpr, BY_TMA: gl.constexpr,
               BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    a_ring, b_ring, full, empty, c_kept = shared
+    a_ring, b_ring, full, empty, c_staged = shared
     a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr = pointers
     stride_am, stride_ak, stride_bk, stride_bn, stride_om = strides
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 32])
     zeros = gl.zeros((64, BLOCK_N), gl.float32, layout)
-    staged = c_kept.index(WHICH)
+    staged = c_staged.index(WHICH)
     step = 0
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -193,14 +193,14 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     a_ring = gl.allocate_shared_memory(a_map.dtype, [STAGES * CONSUMERS, 64, BLOCK_K], a_map.layout)
     b_ring = gl.allocate_shared_memory(b_map.dtype, [STAGES, BLOCK_N, BLOCK_K], b_map.layout)
-    c_kept = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 64, BLOCK_N], c_map.layout)
+    c_staged = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 64, BLOCK_N], c_map.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=CONSUMERS)
     fence_async_shared()
-    shared = (a_ring, b_ring, full, empty, c_kept)
+    shared = (a_ring, b_ring, full, empty, c_staged)
     pointers = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
     strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
     gl.warp_specialize(

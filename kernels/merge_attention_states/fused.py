@@ -80,7 +80,7 @@ def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int
         "ROWS": rows,
         "AT_ONCE": PARTS_AT_ONCE,
         "num_warps": WARPS,
-        # Fused, a lane adds its own exact product to the rounded ones of others: lanes with one sum then differ.
+        # In a fused multiply-add a lane's own product is exact and others' are rounded: equal sums would then differ.
         "enable_fp_fusion": False,
     }
     return cdiv(T * H, rows), (parts, T, H, D, *strides), constants

@@ -318,9 +318,9 @@ def pages_kernel(
     queries = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], swizzled)
     keys = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
     values = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
-    k_full = new_barriers(STAGES, 1)  # of a block's bytes
+    k_full = new_barriers(STAGES, 1)  # a block's bytes have arrived
     k_empty = new_barriers(STAGES, 2)  # both consumers' products of the block are done
-    v_full = new_barriers(STAGES + 1, 1)  # the last: of the bytes of a block that the producer then clears in part
+    v_full = new_barriers(STAGES + 1, 1)  # the last counts the bytes of a block that the producer then clears in part
     v_empty = new_barriers(STAGES, 2)
     fence_async_shared()
     memory = (keys, values, k_full, k_empty, v_full, v_empty)

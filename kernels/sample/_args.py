@@ -22,7 +22,7 @@ def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
 
 
 def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
-    """The logits (B, V) in fp32 after edits and mask, each operation rounded; `logits` itself if nothing changes it."""
+    """Returns logits (B, V) in fp32 after edits and mask, each operation rounded; `logits` itself without a change."""
     x = logits.float()
     if not edits.tensors:
         return x
