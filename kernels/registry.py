@@ -172,7 +172,7 @@ class Kernel:
         return config if taken else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
-        """Returns the kernel with a fixed config, in its traffic too.  Raises `ValueError` on another kernel's config."""
+        """Returns the kernel with a fixed config, also in its traffic.  Raises `ValueError` on another type."""
         if not isinstance(config, self.tunable.config_type):
             raise ValueError(f"config: expected one of {self.id}, got {config!r}")
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
