@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 BUSY_SHARE = 0.1
-"""A thread took part in the work if it ran for more than this fraction of the compared thread's time."""
+"""A thread took part in the work if it ran for more than this fraction of the busiest thread's time."""
 _TASKS = Path("/proc/self/task")
 
 

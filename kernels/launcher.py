@@ -42,8 +42,8 @@ class BoundCall:
     absent: dict[str, None]
     """The other results, which this kernel gets as None."""
     apart: list[tuple[str, int, str, int, bool, str]]
-    """The pairs that may not overlap: an output of the caller and its bytes, an input or another output and its bytes,
-    whether the output may be that input, and the error."""
+    """The pairs of tensors that may not overlap: name and bytes of an output of the caller, name and bytes of an input
+    or another output, whether the output may be that input, and the error."""
     device: torch.device
     gpu: int | None
     """The number of the GPU that must be the current GPU."""

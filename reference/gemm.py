@@ -142,7 +142,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case whose sizes in `equal` all have the first one's value: a kernel may tell operands apart by shape."""
+    """Makes a case; the sizes that `equal` names are equal, because a kernel may tell operands apart by shape."""
     together = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 

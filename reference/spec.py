@@ -197,9 +197,9 @@ class OpSpec:
     mutates: tuple[str, ...] = ()
     """The arguments that the op changes; empty for a functional op."""
     in_place: Mapping[str, str] = field(default_factory=dict)
-    """For each output, the input in whose memory the caller's `out` may lie, as engines call the op."""
+    """Maps an output to the input whose memory the caller's `out` may share, as engines call the op."""
     slots: tuple[str, ...] = ()
-    """An argument of slots, then the contiguous caches of pages whose rows the slots number."""
+    """The name of the argument with slots, then the names of the caches whose rows the slots number."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """The keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an

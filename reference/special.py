@@ -34,8 +34,8 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The arguments of the data's dtype that have rows, and the position of the rows in their shapes: the rows are the
-    first dimension of the first float tensor that is longer than 1 and is also in the results, if there are any."""
+    """Returns the position of the rows in the shape of each argument of the data's dtype that has rows.  The rows are
+    the first dimension of the first float tensor that is longer than 1, and is in the results if there are any."""
     floats = {
         name: argument
         for name, argument in contract.arguments.items()
