@@ -158,8 +158,8 @@ def include_folders() -> tuple[str, ...]:
     NVIDIA's pathfinder, with which CuPy finds NVRTC too, searches wheels, conda, the system and `CUDA_PATH`.
     """
     pathfinder: Any = import_module("cuda.pathfinder")
-    known = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
-    folders = [pathfinder.find_nvidia_header_directory(name) for name in known]
+    names = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
+    folders = [pathfinder.find_nvidia_header_directory(name) for name in names]
     # In some toolkits CCCL is a subfolder of the other headers, which pathfinder does not search.
     below = [os.path.join(folder, "cccl") for folder in folders if folder]
     present = [folder for folder in (*folders, *below) if folder and os.path.isdir(folder)]

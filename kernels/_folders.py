@@ -24,7 +24,7 @@ def check_caches(environment: Mapping[str, str] = os.environ) -> None:
 def check_writable(name: str, folder: Path) -> None:
     """Raises `ValueError`, which begins with `name`, unless `folder` can be made and written to; leaves no file."""
     try:
-        with tempfile.TemporaryDirectory(dir=next(one for one in (folder, *folder.absolute().parents) if one.exists())):
+        with tempfile.TemporaryDirectory(dir=next(p for p in (folder, *folder.absolute().parents) if p.exists())):
             return
     except OSError as error:
         got = f"{str(folder)!r} ({error.strerror})"

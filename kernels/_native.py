@@ -49,16 +49,16 @@ def why_no_compiler() -> str | None:
 def _why_too_old(path: str) -> str | None:
     """Returns why a compiler does not understand the headers, or None; asks once for each compiler."""
     texts = (_version(path), *(header.read_text() for header in HEADERS), *OPTIONS)
-    known = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
-    if known.is_file():
+    marker = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
+    if marker.is_file():
         return None
     command = [path, *OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"needs GCC 12 or Clang 15; {path} says: {_first_error(done.stderr)}"
-    check_writable("ROOFLAB_CACHE", known.parent)
-    known.parent.mkdir(parents=True, exist_ok=True)
-    known.touch()
+    check_writable("ROOFLAB_CACHE", marker.parent)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
     return None
 
 

@@ -2,7 +2,7 @@
 
 `compiled` is torch's second library kernel: the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989,
 `liger-kernel`) is written in Triton, QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) in CuTe DSL; names and
-arguments are those of Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles, which takes seconds; a time
+arguments are as in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles, which takes seconds; a time
 measured after a warm-up does not contain it.
 """
 

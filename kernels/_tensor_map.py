@@ -62,9 +62,9 @@ class CudaMap:
             FILL_ZERO,
         )
         if status:
-            wanted = "a matrix that cuTensorMapEncodeTiled takes"
+            expected = "a matrix that cuTensorMapEncodeTiled takes"
             got = f"error {status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
-            raise ValueError(f"tensor map: expected {wanted}, got {got}")
+            raise ValueError(f"tensor map: expected {expected}, got {got}")
         return target.view([("bytes", np.uint8, BYTES)])
 
 

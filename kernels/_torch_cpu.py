@@ -64,7 +64,7 @@ def scaled_mm_writes_between_rows() -> bool:
     """Returns whether `torch._scaled_mm` on this CPU writes to a padded `out` as if its rows had no padding."""
     M, N, K, mark = 32, 48, 64, 7.0
     a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
-    one = torch.ones(())
+    scale = torch.ones(())
     wide = torch.full((M, 2 * N), mark, dtype=torch.bfloat16)
-    torch._scaled_mm(a, b.mT, one, one, out_dtype=torch.bfloat16, out=wide[:, :N])
+    torch._scaled_mm(a, b.mT, scale, scale, out_dtype=torch.bfloat16, out=wide[:, :N])
     return not bool((wide[:, :N] == K).all() and (wide[:, N:] == mark).all())

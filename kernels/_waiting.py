@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 BUSY_SHARE = 0.1
-"""A thread took part in the work if it ran for more than this fraction of the compared thread's time."""
+"""A thread took part in the work if it ran for more than this fraction of the busiest thread's time."""
 _TASKS = Path("/proc/self/task")
 
 
@@ -42,12 +42,12 @@ def processor_time() -> tuple[float, float, float]:
     """Returns seconds that all processors worked, seconds that they existed, and seconds of this process.  Time that
     another guest of the host took counts as work."""
     now = psutil.cpu_times()
-    there = sum(now[:8])  # those of the host's guests, which follow, are in `user` too
+    there = sum(now[:8])  # the next times, of the host's guests, are in `user` too
     return there - now.idle - getattr(now, "iowait", 0.0), there, time.process_time()
 
 
 def others_since(began: tuple[float, float, float]) -> float | None:
     """Returns the share of all processors' time that other processes took since `began`, a result of `processor_time`;
     None if no time has passed on its clock."""
-    worked, there, own = np.subtract(processor_time(), began)
-    return max(0.0, float((worked - own) / there)) if there > 0 else None
+    worked, there, ours = np.subtract(processor_time(), began)
+    return max(0.0, float((worked - ours) / there)) if there > 0 else None

@@ -24,7 +24,7 @@ import torch
 from rooflab.kernels import _checks, _device
 from rooflab.kernels.registry import Backend, Function, Kernel, Role, add_kernel, get_op, who_takes
 from rooflab.kernels.takes import OWN, Takes, Unsupported
-from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed
+from rooflab.reference.contract import Argument, CallArguments, Contract, Dims, Packed
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent, get_scheme
 from rooflab.roofline.model import Traffic
 
@@ -42,8 +42,8 @@ class BoundCall:
     absent: dict[str, None]
     """The other results, which this kernel gets as None."""
     apart: list[tuple[str, int, str, int, bool, str]]
-    """The pairs that may not overlap: an output of the caller and its bytes, an input or another output and its bytes,
-    whether the output may be that input, and the error."""
+    """The pairs of tensors that may not overlap: name and bytes of an output of the caller, name and bytes of an input
+    or another output, whether the output may be that input, and the error."""
     device: torch.device
     gpu: int | None
     """The number of the GPU that must be the current GPU."""
@@ -69,10 +69,10 @@ class Launcher:
     kernel: Kernel = field(init=False)
 
     def __post_init__(self) -> None:
-        own = inspect.signature(self.fn).parameters
-        self.results = {name: result for name, result in self.contract.results.items() if name in own}
+        fn_parameters = inspect.signature(self.fn).parameters
+        self.results = {name: result for name, result in self.contract.results.items() if name in fn_parameters}
         self.in_place = dict(zip(self.contract.results, map(self.spec.in_place.get, self.spec.outputs), strict=False))
-        self.signature = self._signature(own)
+        self.signature = self._signature(fn_parameters)
         parameters = self.signature.parameters.values()
         self.positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -82,124 +82,124 @@ class Launcher:
         self._tensors_of = _getter(self.tensors)
         self._known: dict[Any, BoundCall] = {}
 
-    def _signature(self, own: Mapping[str, inspect.Parameter]) -> inspect.Signature:
+    def _signature(self, fn_parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
         """Returns the signature: the op's own arguments that the launcher takes, then `out`, `plan` and `config`."""
-        everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
-        parameters = [parameter for parameter in self.spec.parameters if everything or parameter.name in own]
+        everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
+        parameters = [parameter for parameter in self.spec.parameters if everything or parameter.name in fn_parameters]
         if self.results:
             parameters.append(inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
-        optional = [own[name] for name in ("plan", "config") if name in own]
+        optional = [fn_parameters[name] for name in ("plan", "config") if name in fn_parameters]
         parameters += [each.replace(kind=each.KEYWORD_ONLY, default=None) for each in optional]
         return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
-    def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launches the kernel with the op's arguments."""
         named = dict(zip(self.positional, args, strict=False))
-        if len(args) > len(self.positional) or (given and not given.keys().isdisjoint(named)):
-            self.signature.bind(*args, **given)
-        given = {**self.defaults, **named, **given}
-        outs = given.pop("out", None)
+        if len(args) > len(self.positional) or (kwargs and not kwargs.keys().isdisjoint(named)):
+            self.signature.bind(*args, **kwargs)
+        arguments = {**self.defaults, **named, **kwargs}
+        outs = arguments.pop("out", None)
         if outs is not None and not isinstance(outs, tuple):
             outs = (outs,)
-        bound = self.bound(given, outs)
+        bound = self.bound(arguments, outs)
         if self.contract.bounds is not None or _checks.CHECK_VALUES:
-            self._check_values(given, bound.dims)
+            self._check_values(arguments, bound.dims)
         made = {} if outs is None else dict(zip(bound.made, outs, strict=True))
         if outs is None:
             for name, (shape, strides, dtype) in bound.made.items():  # 1.3 us; torch.empty takes 2.4
                 made[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
-        given.update(bound.absent)
-        given.update(made)
+        arguments.update(bound.absent)
+        arguments.update(made)
         results = tuple(made.values())
         result = results[0] if len(results) == 1 else results or None
         for name, nbytes, other, other_nbytes, over, error in bound.apart:
-            start, begin = given[name].data_ptr(), given[other].data_ptr()
+            start, begin = arguments[name].data_ptr(), arguments[other].data_ptr()
             if start < begin + other_nbytes and begin < start + nbytes and not (over and start == begin):
                 raise ValueError(error)
         if bound.instead is not None:
-            bound.instead(Arguments(**given))
+            bound.instead(Arguments(**arguments))
             return result
         if bound.config is not None:
-            given["config"] = bound.config
+            arguments["config"] = bound.config
         if self.bind is not None:
             if bound.more is None:
-                bound.more = self.bind(Arguments(**given))
-            given["bound"] = bound.more
+                bound.more = self.bind(Arguments(**arguments))
+            arguments["bound"] = bound.more
         if bound.gpu is not None and bound.gpu != torch.cuda.current_device():
             with torch.cuda.device(bound.gpu):
-                returned = self.fn(**given)
+                returned = self.fn(**arguments)
         else:
-            returned = self.fn(**given)
+            returned = self.fn(**arguments)
         return result if bound.made else returned
 
-    def bound(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
+    def bound(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
         """Returns the `BoundCall` of these arguments' layout; checks them if it is new.  Raises `ValueError`."""
         key: tuple[Any, ...] | None
         try:
-            tensors = self._tensors_of(given) if outs is None else (*self._tensors_of(given), None, *outs)
+            tensors = self._tensors_of(arguments) if outs is None else (*self._tensors_of(arguments), None, *outs)
             key = (
-                self._options_of(given),
+                self._options_of(arguments),
                 _device.few_sms,
                 *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
             )
             if self.on_cpu:
                 key += (torch.get_num_threads(),)
             if self.aligned:
-                pointers = [given[name] for name in self.aligned] + list(outs or ())
+                pointers = [arguments[name] for name in self.aligned] + list(outs or ())
                 key += tuple([None if x is None else x.data_ptr() % 16 for x in pointers])
         except (AttributeError, KeyError):
             key = None  # an argument is missing or no tensor; the checks say which
-        found = self._known.get(key)
-        if found is None:
-            self.signature.bind(**given)
-            found = self._bind(given, outs)
+        bound = self._known.get(key)
+        if bound is None:
+            self.signature.bind(**arguments)
+            bound = self._bind(arguments, outs)
             assert key is not None, "an argument without a layout is refused"
             if len(self._known) >= MOST_LAYOUTS:
                 self._known.clear()
-            self._known[key] = found
-        return found
+            self._known[key] = bound
+        return bound
 
-    def _check_values(self, given: Given, dims: Dims) -> None:
+    def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
         """Raises `ValueError` on wrong values of integer tensors, where they are read."""
-        first = given[self.tensors[0]]
+        first = arguments[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first):
-            self.contract.bounds(given, dims)
+            self.contract.bounds(arguments, dims)
         if self.contract.values is not None and _checks.checks_values(first):
-            self.contract.values(given, dims)
+            self.contract.values(arguments, dims)
 
-    def _bind(self, given: Given, outs: tuple[Any, ...] | None) -> BoundCall:
+    def _bind(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
         """Binds a new layout.  Raises `ValueError` on arguments that the op or this kernel does not take."""
-        dims = self.contract.check(given)
-        tensors = {name: given[name] for name in self.tensors if given[name] is not None}
-        device = given[self.tensors[0]].device
+        dims = self.contract.check(arguments)
+        tensors = {name: arguments[name] for name in self.tensors if arguments[name] is not None}
+        device = arguments[self.tensors[0]].device
         gpu = device.index if device.type == "cuda" else None
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
-        if reason := self.kernel.unsupported(self.spec.arguments(given, config=None, device="cuda")):
-            plain = {name: given[name] for name in self.signature.parameters if name not in OWN}
+        if reason := self.kernel.unsupported(self.spec.arguments(arguments, config=None, device="cuda")):
+            plain = {name: arguments[name] for name in self.signature.parameters if name not in OWN}
             # Nobody else takes a packed form.
             raise ValueError(reason + ("" if self.kernel.prepare else who_takes(self.kernel, plain)))
-        wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
-        if outs is not None and len(outs) != len(wanted):
-            raise ValueError(f"out: expected {len(wanted)} tensors, got {len(outs)}")
-        for result, out in zip(wanted.values(), outs or (), strict=False):
-            self.contract.check_out("out", out, result, given, dims)
-        shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in wanted.items()}
+        returned = {name: result for name, result in self.results.items() if result.wanted(arguments)}
+        if outs is not None and len(outs) != len(returned):
+            raise ValueError(f"out: expected {len(returned)} tensors, got {len(outs)}")
+        for result, out in zip(returned.values(), outs or (), strict=False):
+            self.contract.check_out("out", out, result, arguments, dims)
+        shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in returned.items()}
         written = [*shapes.values()] if self.contract.results else [next(iter(tensors.values())).shape]
         other = self.empty if any(0 in x.shape for x in tensors.values()) else None
         other = (lambda arguments: None) if written and all(0 in shape for shape in written) else other
-        config = given.get("config")
+        config = arguments.get("config")
         if self.kernel.tuning is not None and config is None and other is None:
-            config = self.default_config(given, dims)
-        apart = self._apart(tensors, dict(zip(wanted, outs or (), strict=False)))
+            config = self.default_config(arguments, dims)
+        apart = self._apart(tensors, dict(zip(returned, outs or (), strict=False)))
         if self.allocates and outs is None and other is None:
-            wanted = {}
+            returned = {}
         strides = {name: torch.empty(shape, device="meta").stride() for name, shape in shapes.items()}
-        made = {name: (shapes[name], strides[name], result.dtype_of(given)) for name, result in wanted.items()}
-        absent = dict.fromkeys(name for name in self.results if name not in wanted)
+        made = {name: (shapes[name], strides[name], result.dtype_of(arguments)) for name, result in returned.items()}
+        absent = dict.fromkeys(name for name in self.results if name not in returned)
         return BoundCall(dims, made, absent, apart, device, gpu, config, other)
 
-    def _apart(self, inputs: Given, outs: Given) -> list[tuple[str, int, str, int, bool, str]]:
+    def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
         """The pairs that may not overlap: each of the caller's outputs with the inputs and with earlier outputs."""
         spans = {
             name: extent(x.shape, x.stride()) * x.element_size()
@@ -216,12 +216,12 @@ class Launcher:
                 apart.append((name, spans[name], other, spans[other], over, error))
         return apart
 
-    def default_config(self, given: Given, dims: Dims) -> Any:
+    def default_config(self, arguments: CallArguments, dims: Dims) -> Any:
         """Returns the config of a launch with these arguments if the caller gives no config."""
-        contract, first = self.contract, given[self.tensors[0]]
-        name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(given)
+        contract, first = self.contract, arguments[self.tensors[0]]
+        name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(arguments)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
-        case |= {} if contract.case is None else contract.case(given)
+        case |= {} if contract.case is None else contract.case(arguments)
         return self.kernel.config_for(Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
@@ -236,7 +236,7 @@ def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ..
     every = tuple(names)
     if len(every) > 1:
         return itemgetter(*every)
-    return (lambda given: (given[every[0]],)) if every else lambda given: ()
+    return (lambda arguments: (arguments[every[0]],)) if every else lambda arguments: ()
 
 
 def kernel(
@@ -269,6 +269,7 @@ def kernel(
     `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  Raises `TypeError` and
     `ValueError` as `registry.register` does.
     """
+    traffic = "counted" if traffic is None and backend == "torch" and op is None else traffic
 
     def decorate(fn: Function) -> Function:
         name = fn.__name__
@@ -277,9 +278,9 @@ def kernel(
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
         contract = replace(contract, bounds=None) if backend == "cpp" else contract
-        given = {option: value for option, value in options.items() if value is not None}
-        of_takes = given.keys() & {field.name for field in fields(Takes)}
-        takes = Takes(**{option: given.pop(option) for option in of_takes})
+        settings = {option: value for option, value in options.items() if value is not None}
+        of_takes = settings.keys() & {field.name for field in fields(Takes)}
+        takes = Takes(**{option: settings.pop(option) for option in of_takes})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         why = partial(takes.why_not, contract=contract, rest=unsupported)
         aligned_too = (*aligned, *takes.whole, *takes.mapped)
@@ -290,11 +291,10 @@ def kernel(
             return launcher(args, kwargs)
 
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
-        told = "counted" if traffic is None and backend == "torch" and op is None else traffic
         usual = name if name in ("naive", "library") else "optimized"
         launcher.kernel = add_kernel(
             spec, name, cast(Role, role or usual), backend, launch, unsupported=why,
-            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else told, **given,
+            takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else traffic, **settings,
         )  # fmt: skip
         return cast(Function, launch)
 

@@ -136,7 +136,7 @@ class Kernel:
         return f"needs sm{self.min_sm}, found sm{major}{minor}" if 10 * major + minor < (self.min_sm or 0) else None
 
     def why_not_served(self, device: torch.device) -> str | None:
-        """Why an engine must not use this kernel on `device`, though a bench may: answers could differ by chance."""
+        """Returns why an engine must not use this kernel on `device`, though a bench may, or None: answers may vary."""
         if self.nondeterministic is not None:
             return f"an answer must not depend on chance: {self.nondeterministic}"
         if device.type != "cuda" or not self.fenced_since or Version(version("triton")) >= Version(self.fenced_since):
@@ -160,7 +160,7 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """The config for a launch on `device` without a config: the device's recorded choice if that is legal for this
+        """Returns the config of a launch on `device` without a config: the recorded choice if that is legal for this
         case, or else the default; None if the kernel takes no config.  A case without rows has no recorded choice."""
         if self.tuning is None:
             return None
@@ -172,7 +172,7 @@ class Kernel:
         return config if taken else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
-        """The kernel with a fixed config, also for its traffic.  Raises `ValueError` on a config of another kernel."""
+        """Returns the kernel with a fixed config, also in its traffic.  Raises `ValueError` on another type."""
         if not isinstance(config, self.tunable.config_type):
             raise ValueError(f"config: expected one of {self.id}, got {config!r}")
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
@@ -217,10 +217,10 @@ def get_op(name: str) -> OpSpec:
     """Returns the op called `name`.  Raises `ValueError` that lists the known ops."""
     if name not in _ops and name in _folders():
         add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
-    known = _ops if name in _ops else ops()
-    if name not in known:
-        raise _unknown(f"op: expected one of {', '.join(known)}, got {name!r}")
-    return known[name]
+    known_ops = _ops if name in _ops else ops()
+    if name not in known_ops:
+        raise _unknown(f"op: expected one of {', '.join(known_ops)}, got {name!r}")
+    return known_ops[name]
 
 
 def _unknown(text: str) -> ValueError:
@@ -247,9 +247,9 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
 
 def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> Kernel:
     """Registers a function as a kernel.  Raises as `register` does."""
-    for option, value, known in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
-        if value not in known:
-            raise ValueError(f"{option}: expected one of {', '.join(known)}, got {value!r}")
+    for option, value, choices in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
+        if value not in choices:
+            raise ValueError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
     check_name("name", name)
     kernel = Kernel(spec.name, name, role, backend, fn, **options)
     _check_arguments(kernel, spec)
@@ -265,21 +265,21 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
     """Raises `TypeError` unless the kernel takes the reference's arguments in their order (keyword-only ones may be
     missing), and has `config` and `plan` if and only if it is registered with the functions that make them."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
-    own = {name: parameters.pop(name, None) for name in OWN}
-    wanted = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
-    for theirs, ours in zip_longest(wanted, parameters.values()):
+    extra = {name: parameters.pop(name, None) for name in OWN}
+    expected = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
+    for theirs, ours in zip_longest(expected, parameters.values()):
         if theirs is None or ours is None or (theirs.name, theirs.default) != (ours.name, ours.default):
             needs = "no other argument" if theirs is None else f"the argument {theirs.replace(annotation=theirs.empty)}"
             has = "none" if ours is None else ours.replace(annotation=ours.empty)
             raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {has}")
     for name, option, value in (("config", "tuning", kernel.tuning), ("plan", "plan", kernel.plan)):
-        each = own[name]
+        each = extra[name]
         if (each is None) != (value is None) or (each and (each.kind, each.default) != (each.KEYWORD_ONLY, None)):
             raise TypeError(f"{kernel.id}: expected both {option} and a keyword-only argument {name}=None, or neither")
     for name in [] if kernel.prepare is None else [*inspect.signature(kernel.prepare).parameters][1:]:
         if name not in spec.prepared_with:
-            known = ", ".join(spec.prepared_with) or "nothing"
-            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {known}")
+            choices = ", ".join(spec.prepared_with) or "nothing"
+            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {choices}")
 
 
 def ops() -> dict[str, OpSpec]:
@@ -310,18 +310,18 @@ def get_kernel(op: str, name: str) -> Kernel:
     get_op(op)
     if op in _folders() and name.isidentifier() and (Path(__file__).parent / op / f"{name}.py").is_file():
         importlib.import_module(f"rooflab.kernels.{op}.{name}")  # alone: all modules of an op take 1.5 s
-    if f"{op}/{name}" not in _kernels and name not in (known := kernels(op)):
-        raise _unknown(f"kernel: {op} has {', '.join(known)}, got {name!r}")
+    if f"{op}/{name}" not in _kernels and name not in (known_names := kernels(op)):
+        raise _unknown(f"kernel: {op} has {', '.join(known_names)}, got {name!r}")
     return _kernels[f"{op}/{name}"]
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Text such as `; gemm/tma takes it`: the nearest rung below that takes these arguments, else torch's, or naive."""
-    spec, known, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
-    while below in known and below not in (*names, "naive"):
+    """Returns `; gemm/tma takes it` for the nearest rung below that takes these arguments, else torch's, or naive."""
+    spec, rungs, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
+    while below in rungs and below not in (*names, "naive"):
         names.append(below)
-        below = known[below].over
-    others = (known[name] for name in (*names, "library", "naive") if name in known)
+        below = rungs[below].over
+    others = (rungs[name] for name in (*names, "library", "naive") if name in rungs)
     taking = (other for other in others if other != kernel and other.why_not_args(inputs, spec) is None)
     return "".join(f"; {other.id} takes it" for other in islice(taking, 1))
 
@@ -353,14 +353,14 @@ def load_plugins() -> None:
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Imports code of another package; returns why that failed, and then nothing stays registered, or None."""
+    """Imports code of another package; returns None, or the error, after which nothing of it stays registered."""
     before: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()
     except IMPORT_ERRORS as error:
-        for known, kept in before:
-            known.clear()
-            known.update(kept)
+        for registered, saved in before:
+            registered.clear()
+            registered.update(saved)
         return error
     return None
 
@@ -372,14 +372,14 @@ def load_file(path: Path) -> list[Kernel]:
     """
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
-    known = {kernel.id for kernel in every_kernel()}
+    known_ids = {kernel.id for kernel in every_kernel()}
     failed = _broken(partial(import_file, path))
-    if failed is not None and _card.pretended is not None:  # only then: a file may ask whether there is one
+    if failed is not None and _card.pretended is not None:  # not before: a file may ask for a GPU
         with _card.pretended():
             failed = _broken(partial(import_file, path))
     if failed is not None:
         raise ValueError(f"kernel: {path.name} cannot be imported: {first_line(failed)}") from failed
-    added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in known}
+    added = {name: replace(kernel, file=path.resolve()) for name, kernel in _kernels.items() if name not in known_ids}
     if not added:
         raise ValueError(f"kernel: {path.name} registers no kernel; use rooflab.kernels.registry.register")
     _kernels.update(added)

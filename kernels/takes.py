@@ -15,7 +15,7 @@ import torch
 
 from rooflab.kernels._device import kind_of
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
-from rooflab.reference.contract import Contract, Given
+from rooflab.reference.contract import CallArguments, Contract
 from rooflab.reference.spec import Arguments
 
 OWN = ("out", "config", "plan")
@@ -64,10 +64,10 @@ class Takes:
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
         """Raises `TypeError` on a name that the op does not have."""
         dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
-        known = {*parameters, *dims, *OF_FIRST}
+        known_names = {*parameters, *dims, *OF_FIRST}
         held = [name for text in self.holds for name in _compiled(text).co_names]
         for name in (*self.dtypes, *self.limits, *self.off, *held, *self.contiguous, *self.whole, *self.mapped):
-            if name not in known:
+            if name not in known_names:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
@@ -75,29 +75,29 @@ class Takes:
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
-    def _refused(self, given: Given, contract: Contract) -> Iterator[str]:
+    def _refused(self, arguments: CallArguments, contract: Contract) -> Iterator[str]:
         """Yields a sentence for each reason to refuse."""
-        tensors = {name: x for name in contract.arguments if (x := given.get(name)) is not None}
+        tensors = {name: x for name in contract.arguments if (x := arguments.get(name)) is not None}
         for name, dtypes in self.dtypes.items():
             if name in tensors and tensors[name].dtype not in dtypes:
                 yield f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensors[name].dtype}"
         for name, reason in self.off.items():
-            if given.get(name) is not None:
+            if arguments.get(name) is not None:
                 yield f"{name}: expected none, because {reason}"
-        sizes = contract.sizes(given) if self.limits or self.holds else {}
+        sizes = contract.sizes(arguments) if self.limits or self.holds else {}
         for name, limit in self.limits.items():
             if name in sizes and not (sizes[name] <= limit if isinstance(limit, int) else sizes[name] in limit):
                 argument = _argument(contract, name)
-                wanted = _words(limit) if argument == name else f"{name} of {_words(limit)}"
-                yield f"{argument}: expected {wanted}, got {sizes[name]}"
+                expected = _words(limit) if argument == name else f"{name} of {_words(limit)}"
+                yield f"{argument}: expected {expected}, got {sizes[name]}"
         if self.holds:
             first, strides = next(iter(tensors.values())), {name: x.stride() for name, x in tensors.items()}
-            known = {**given, **strides, **sizes, "itemsize": first.element_size(), "device": kind_of(first)}
-            for text, wanted in self.holds.items():
+            values = {**arguments, **strides, **sizes, "itemsize": first.element_size(), "device": kind_of(first)}
+            for text, expected in self.holds.items():
                 names = _compiled(text).co_names
-                if known.keys() >= {*names} and not eval(_compiled(text), {"__builtins__": {}}, known):
-                    got = ", ".join(f"{name}={known[name]}" for name in names) if names[1:] else known[names[0]]
-                    yield f"{_argument(contract, names[0])}: expected {wanted}, got {got}"
+                if values.keys() >= {*names} and not eval(_compiled(text), {"__builtins__": {}}, values):
+                    got = ", ".join(f"{name}={values[name]}" for name in names) if names[1:] else values[names[0]]
+                    yield f"{_argument(contract, names[0])}: expected {expected}, got {got}"
         for name in self.contiguous:
             if name in tensors and not tensors[name].is_contiguous():
                 yield f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"
@@ -123,9 +123,9 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
         if not x.numel() or (whole and (fits or not tma)):
             return None
     others = f"strides of whole {ALIGNMENT} bytes"
-    wanted = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {others}, for TMA"
+    expected = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {others}, for TMA"
     got = f"address % {ALIGNMENT} = {address} and strides of {', '.join(map(str, strides))} bytes"
-    return f"expected {wanted if tma else f'an address and {others}'}, got {got}"
+    return f"expected {expected if tma else f'an address and {others}'}, got {got}"
 
 
 def _argument(contract: Contract, name: str) -> str:

@@ -71,9 +71,9 @@ def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) 
     """Returns the traffic of torch's calls in `kernel` with these real or `meta` inputs, as on `device` (cpu or cuda);
     None if the kernel refuses them, with a `ValueError`."""
     with torch.inference_mode(False):
-        given = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+        arguments = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         try:
-            calls = calls_of(lambda: kernel(**given), device)
+            calls = calls_of(lambda: kernel(**arguments), device)
         except ValueError:
             return None
     return steps(*[(sum(map(held, call.read)), sum(map(held, call.written))) for call in calls])
@@ -111,10 +111,10 @@ class _Whole(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in (F.rms_norm, F.layer_norm, F.scaled_dot_product_attention):
             return func(*args, **kwargs)
-        given = [x for x in tree_leaves((args, kwargs)) if type(x) is torch.Tensor]  # not torch's causal mask
-        width = given[2 if func is F.scaled_dot_product_attention else 0].shape[-1]
-        result = torch.empty((*given[0].shape[:-1], width), dtype=given[0].dtype, device="meta")
-        self.calls.append(TorchCall(func.__name__, False, tuple(given), (result,)))
+        tensors = [x for x in tree_leaves((args, kwargs)) if type(x) is torch.Tensor]  # not torch's causal mask
+        width = tensors[2 if func is F.scaled_dot_product_attention else 0].shape[-1]
+        result = torch.empty((*tensors[0].shape[:-1], width), dtype=tensors[0].dtype, device="meta")
+        self.calls.append(TorchCall(func.__name__, False, tuple(tensors), (result,)))
         return result
 
 
@@ -159,8 +159,8 @@ def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.
     peaks = aten.amax(x, dim, True)
     squeezed = peaks if keepdim else aten.squeeze(peaks, dim)
     squeezed.masked_fill_(squeezed.abs() == math.inf, 0)
-    found: torch.Tensor = aten.sum((x - peaks).exp_(), dim, keepdim)
-    return found.log_().add_(squeezed)
+    total: torch.Tensor = aten.sum((x - peaks).exp_(), dim, keepdim)
+    return total.log_().add_(squeezed)
 
 
 COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {
@@ -205,24 +205,24 @@ def _operands(
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]) -> Any:
     """Returns the call's result: values where all operands have them and are small, else tensors on `meta`."""
-    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
-    shape = torch.broadcast_shapes(*(x.shape for x in given)) if elementwise else ()  # type: ignore[no-untyped-call]
-    small = max([math.prod(shape), *(x.numel() for x in given)]) <= MOST
-    if not any(x.is_meta for x in given) and (small or func.is_view):
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
+    small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MOST
+    if not any(x.is_meta for x in tensors) and (small or func.is_view):
         return func(*args, **kwargs)
     if changed:
         return changed[0] if len(changed) == 1 else tuple(changed)
     if name in SHAPES:
-        dtype = torch.bool if name == "any" else given[0].dtype
+        dtype = torch.bool if name == "any" else tensors[0].dtype
         return torch.empty(SHAPES[name](*args, **kwargs), dtype=dtype, device="meta")
     if elementwise:  # torch would do this in Python too
         tiny = tree_map_only(torch.Tensor, lambda x: torch.ones((1,) * x.dim(), dtype=x.dtype), (args, dict(kwargs)))
         dtype = func(*tiny[0], **tiny[1]).dtype
-        like = next((x for x in given if x.shape == shape), torch.empty(shape, device="meta"))
+        like = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))
         layout = kwargs.get("memory_format") or torch.preserve_format
         return torch.empty_like(like, dtype=dtype, device="meta", memory_format=layout)
-    keep = name in TAKES and not any(x.is_meta for x in given[1:])  # a mask must have values
+    keep = name in TAKES and not any(x.is_meta for x in tensors[1:])  # a mask must have values
     moved = [x if keep and place else tree_map_only(torch.Tensor, _meta, x) for place, x in enumerate(args)]
     return func(*moved, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
 
@@ -231,14 +231,14 @@ def _meta(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_meta else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+def _shared(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
 def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
     """Returns the elements that a call writes into its first operand."""
     target = _meta(args[0])
     if name == "index_put_":
-        found: torch.Tensor = aten.index.Tensor(target, args[1])
-        return found
+        elements: torch.Tensor = aten.index.Tensor(target, args[1])
+        return elements
     return target.new_empty(args[3 if name == "index_copy_" else 2].shape)

@@ -144,7 +144,7 @@ def bucket_of(rows: float) -> str:
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """The rows of a step of this case: the first of M, T and B that it has; None without one, as in other packages."""
+    """Returns the rows of a step of this case: the first of M, T and B that it has; None if it has none of them."""
     return next((int(case[key]) for key in ("M", "T", "B") if key in case), None)
 
 

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rooflab.reference.contract import Argument, Dims, Given
+from rooflab.reference.contract import Argument, CallArguments, Dims
 from rooflab.reference.domain import Axis, Sizes
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, Scheme
 from rooflab.roofline.model import Cost
@@ -96,7 +96,7 @@ class KeyRange:
         return self.end - self.first
 
     def hide(self, x: torch.Tensor, rows: slice, keys: slice, value: float) -> torch.Tensor:
-        """Writes `value` over x (..., rows, keys) where a query does not see a key; no key is before all windows."""
+        """Writes `value` over x (..., rows, keys) where a query does not see a key; `keys` begin in some window."""
         first, end = self.first[rows], self.end[rows]
         # All queries see the keys in front of the first end, if no window begins among them.
         start = int(end.min()) if int(first.max()) <= keys.start else keys.start
@@ -115,13 +115,13 @@ def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRan
     return KeyRange(first.minimum(end), end)
 
 
-def option_rules(given: Given, dims: Dims, keys: str) -> None:
+def option_rules(arguments: CallArguments, dims: Dims, keys: str) -> None:
     """Raises `ValueError` unless the heads of `keys` divide those of q, a window is causal and at least 1, and a soft
     cap is positive.  An op without the argument `causal` is causal."""
     if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
-    _check_window(given.get("window"), given.get("causal", True))
-    softcap = given.get("softcap")
+    _check_window(arguments.get("window"), arguments.get("causal", True))
+    softcap = arguments.get("softcap")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: expected more than 0, got {softcap}")
 
@@ -148,7 +148,7 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """Yields the pieces of all scores of a sequence.  On a GPU a piece has 2**26: smaller ones wait for the host."""
+    """Yields the pieces of all scores of a sequence.  On a GPU they are large: it waits between pieces."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
     held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
     together = H_kv if H * S * min(T, LEAST_ROWS) <= held else 1
@@ -163,8 +163,8 @@ def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]
 def _rows(x: torch.Tensor, piece: Piece, H_kv: int) -> torch.Tensor:
     """Returns the piece's queries of x (T, H, D) in fp64: (heads, group * rows, D)."""
     T, H, D = x.shape
-    own = x.reshape(T, H_kv, H // H_kv, D)[piece.rows, piece.heads]
-    return own.permute(1, 2, 0, 3).double().flatten(1, 2)
+    queries = x.reshape(T, H_kv, H // H_kv, D)[piece.rows, piece.heads]
+    return queries.permute(1, 2, 0, 3).double().flatten(1, 2)
 
 
 def _columns(x: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -203,8 +203,8 @@ def together(
     """Joins the results of the sequences of q (B, ..., D), also for B = 0: (B, ..., width) and (B, ...)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
-    for b, found in enumerate(results):
-        out[b], lse[b] = found
+    for b, result in enumerate(results):
+        out[b], lse[b] = result
     return out, lse
 
 
@@ -219,7 +219,7 @@ def error_bounds(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tolerance above for one sequence: (T, H, Dv) without u_out * |ref|, and (T, H) for the log-sum-exp.
 
-    q, k and v as in `attend`; quantised tensors were multiplied by their scales before.
+    q, k and v have the shapes of `attend`; the caller has multiplied quantised tensors by their scales.
     """
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     weight = scheme.activation
@@ -233,7 +233,7 @@ def error_bounds(
         sink = _of(sinks, piece, H_kv)
         other = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
         delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, piece) + WALK * FP32_ROUNDOFF * other
-        magnitude = _columns(v, piece).abs().nan_to_num(0.0, 0.0, 0.0)  # a query may not see what is not finite
+        magnitude = _columns(v, piece).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
         weighted, peak, lse = _averaged(_scores(q, k, seen, scores, piece), sink, magnitude)
         underflow = eta * torch.exp((peak - lse).nan_to_num(nan=0.0, neginf=-math.inf))
         small = (underflow + FLUSHED)[..., None] * _sums(magnitude, seen, piece)[:, None] + eta_out
@@ -313,8 +313,8 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
-    far = 120.0 / D**0.25  # squared, times D, times D**-0.5
-    yield "all scores below -10,000", {**inputs, q: inputs[q].abs() + far, k: -(inputs[k].abs() + far)}
+    offset = 120.0 / D**0.25  # squared, times D, times D**-0.5
+    yield "all scores below -10,000", {**inputs, q: inputs[q].abs() + offset, k: -(inputs[k].abs() + offset)}
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:

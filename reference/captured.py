@@ -17,7 +17,7 @@ def is_file(suite: str) -> bool:
 
 
 def cases_of(op: str, suite: str) -> list[str]:
-    """Returns the cases of an op in a file, most time first.  Raises `ValueError` if the file is not such a suite."""
+    """Returns the cases of an op in a file, by falling time.  Raises `ValueError` if the file is not such a suite."""
     return list(dict.fromkeys(row["case"] for row in read(suite)["ops"].get(op, ())))
 
 
@@ -25,9 +25,9 @@ def cases_of(op: str, suite: str) -> list[str]:
 def read(suite: str) -> Mapping[str, Any]:
     """Returns the content of the file.  Raises `ValueError` if the file is not a suite of `rooflab capture`."""
     try:
-        found = json.loads(Path(suite).read_text(encoding="utf-8"))
-        if found["rooflab_suite"] != VERSION or not all(row["case"] for rows in found["ops"].values() for row in rows):
+        data = json.loads(Path(suite).read_text(encoding="utf-8"))
+        if data["rooflab_suite"] != VERSION or not all(row["case"] for rows in data["ops"].values() for row in rows):
             raise ValueError("of another version")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"suite: expected a file of `rooflab capture`, got {suite!r}: {error}") from error
-    return dict(found)
+    return dict(data)

@@ -47,9 +47,9 @@ def _ratio(ratio: float) -> str:
 
 
 PIECE = {"cpu": 2**15, "cuda": 2**26}
-"""The number of elements that are compared at once.  On a CPU they stay in L2, and torch starts no threads for so few:
-7 ns an element (100 in one piece), also beside other work, where threads that waited for each other took 20 times as
-long."""
+"""The number of elements that are compared at once.  On a CPU they stay in L2, and torch starts no threads for a piece
+of this size: an element takes 7 ns (100 ns if all are one piece).  Beside other work, threads that wait for each other
+take 20 times as long."""
 
 
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:
@@ -65,12 +65,12 @@ def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance
         return ErrorStats(name, True, 0.0, 0.0, 0, 0)
     worst, largest, ratio, wrong = 0, 0.0, -1.0, 0
     for start, values, right, limit in _pieces(actual, oracle, tolerance):
-        found = _plain(values, right, limit) or _careful(values, right, limit)
-        wrong += found.wrong
+        stats = _plain(values, right, limit) or _careful(values, right, limit)
+        wrong += stats.wrong
         # NaN stays: it is neither larger nor smaller than a number.
-        largest = found.largest if found.largest > largest or math.isnan(found.largest) else largest
-        if found.ratio > ratio:
-            worst, ratio = start + found.worst, found.ratio
+        largest = stats.largest if stats.largest > largest or math.isnan(stats.largest) else largest
+        if stats.ratio > ratio:
+            worst, ratio = start + stats.worst, stats.ratio
     index = tuple(int(i) for i in np.unravel_index(worst, tuple(oracle.shape)))  # torch's own imports SymPy: 1 s
     return ErrorStats(name, wrong == 0, largest, ratio, wrong, oracle.numel(), index)
 
@@ -82,7 +82,7 @@ def all_within(actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tens
     )
 
 
-class _Found(NamedTuple):
+class _PieceStats(NamedTuple):
     """The result of the comparison of one piece."""
 
     wrong: int
@@ -100,11 +100,11 @@ def _pieces(
     limit = limit.reshape(1).expand(len(right)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
     size = PIECE[oracle.device.type]
     for start in range(0, len(right), size):
-        one, two, three = (tensor[start : start + size].double() for tensor in (values, right, limit))
-        yield start, one, two, three
+        part = slice(start, start + size)
+        yield start, values[part].double(), right[part].double(), limit[part].double()
 
 
-def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _Found | None:
+def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:
     """Compares a piece of finite numbers with positive limits; None if the piece has any other value."""
     error = (values - right).abs_()
     ratio = error / limit
@@ -114,10 +114,10 @@ def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _F
         return None
     # A ratio of 1 may be rounded.
     wrong = int((error > limit).sum()) if most > 0.999 else 0
-    return _Found(wrong, largest, most, worst)
+    return _PieceStats(wrong, largest, most, worst)
 
 
-def _careful(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _Found:
+def _careful(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats:
     error = (values - right).abs()
     same = values == right  # equal infinities have a NaN difference
     passed = same | (error.isfinite() & (error <= limit))  # an infinite tolerance must not pass an infinite error
@@ -125,7 +125,7 @@ def _careful(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> 
     ratio = torch.where(ratio.isnan() | ~error.isfinite() & ~same, torch.inf, ratio)
     worst = int(ratio.argmax())
     largest = float("nan") if error[~same].isnan().any() else float(torch.where(same, 0.0, error).max())
-    return _Found(int((~passed).sum()), largest, float(ratio[worst]), worst)
+    return _PieceStats(int((~passed).sum()), largest, float(ratio[worst]), worst)
 
 
 def exact(oracle: torch.Tensor) -> torch.Tensor:

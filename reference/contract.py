@@ -20,7 +20,7 @@ LAYOUTS = ("rows", "contiguous", "any")
 DOUBLED = (torch.float32, torch.float64)
 ANY_SHAPE = "..."
 PACKED = "a weight packed by this kernel's prepare"
-Given = Mapping[str, Any]
+CallArguments = Mapping[str, Any]
 """The arguments of a call by name, defaults included."""
 Dims = dict[str, int]
 
@@ -29,7 +29,7 @@ Dims = dict[str, int]
 class Dim:
     """One dimension: a number, or an expression `times * name / over + plus`.
 
-    A quotient is rounded down, but in a product up: `4K/16` is 4 * ceil(K / 16).
+    `K/16` is rounded down, but a quotient with a factor is rounded up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str
@@ -41,10 +41,10 @@ class Dim:
     @classmethod
     def parse(cls, text: str) -> Dim:
         """Reads a dimension such as `2I` or `K/2`.  Raises `ValueError` on any other form."""
-        found = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
-        if found is None or not (found[1] or found[2]):
+        match = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
+        if match is None or not (match[1] or match[2]):
             raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
-        times, name, sign, number = found.groups()
+        times, name, sign, number = match.groups()
         more = {"over": int(number)} if sign == "/" else {"plus": int(number)} if sign == "+" else {}
         return cls(text, name, int(times or 1), **more)
 
@@ -52,11 +52,11 @@ class Dim:
         """Returns the size if the name's number is known, else None."""
         if self.name is None:
             return self.times
-        known = dims.get(self.name)
+        number = dims.get(self.name)
         return (
             None
-            if known is None
-            else self.times * ((known + (self.over - 1) * (self.times > 1)) // self.over) + self.plus
+            if number is None
+            else self.times * ((number + (self.over - 1) * (self.times > 1)) // self.over) + self.plus
         )
 
     def solve(self, size: int) -> int | None:
@@ -131,7 +131,7 @@ class Result:
     """A tensor that an op returns, and its requirements."""
 
     shape: str
-    dtype: torch.dtype | str | Callable[[Given], torch.dtype]
+    dtype: torch.dtype | str | Callable[[CallArguments], torch.dtype]
     """The result's dtype, the name of the argument with the same dtype, or a function of the arguments."""
     when: str | None = None
     """The option with which the result is returned; None if it is always returned."""
@@ -143,16 +143,16 @@ class Result:
         """Returns the dimensions of `shape`."""
         return _dims(self.shape)
 
-    def wanted(self, given: Given) -> bool:
+    def wanted(self, arguments: CallArguments) -> bool:
         """Returns whether a call with these arguments returns this result."""
-        option = True if self.when is None else given.get(self.when)
+        option = True if self.when is None else arguments.get(self.when)
         return option is not None and option is not False
 
-    def dtype_of(self, given: Given) -> torch.dtype:
+    def dtype_of(self, arguments: CallArguments) -> torch.dtype:
         """Returns the dtype of this result in a call with these arguments."""
         if isinstance(self.dtype, torch.dtype):
             return self.dtype
-        return given[self.dtype].dtype if isinstance(self.dtype, str) else self.dtype(given)
+        return arguments[self.dtype].dtype if isinstance(self.dtype, str) else self.dtype(arguments)
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,16 @@ class Contract:
     results: Mapping[str, Result]
     """The results in the order of the op's outputs; empty for an op that changes its arguments.  A call of such an op
     is empty if its first tensor is empty."""
-    rules: Callable[[Given, Dims], None] | None = None
+    rules: Callable[[CallArguments, Dims], None] | None = None
     """Raises `ValueError` where shapes and options do not fit together."""
-    bounds: Callable[[Given, Dims], None] | None = None
+    bounds: Callable[[CallArguments, Dims], None] | None = None
     """Raises `ValueError` on lengths, offsets or tables that point outside memory; called at every launch on a CPU,
     where reading them costs little, and with `ROOFLAB_CHECK_VALUES` on a GPU."""
-    values: Callable[[Given, Dims], None] | None = None
+    values: Callable[[CallArguments, Dims], None] | None = None
     """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
-    scheme: Callable[[Given], str] | None = None
+    scheme: Callable[[CallArguments], str] | None = None
     """The name of the scheme under which a config is looked up; by default the scheme of the first tensor's dtype."""
-    case: Callable[[Given], Mapping[str, bool | int]] | None = None
+    case: Callable[[CallArguments], Mapping[str, bool | int]] | None = None
     """Keys of a case on which a config depends and which no dimension shows, such as whether there is a residual."""
 
     def with_packed(self, name: str, packed: Argument | type[Packed]) -> Contract:
@@ -200,56 +200,57 @@ class Contract:
             rows.append((f"returns {name}", f"({', '.join(result.shape.split())}) {dtype}{when}"))
         return rows
 
-    def sizes(self, given: Given) -> Dims:
+    def sizes(self, arguments: CallArguments) -> Dims:
         """Reads the dimensions from tensors and integers, without a check."""
-        dims = {name: value for name, value in given.items() if type(value) is int}
+        dims = {name: value for name, value in arguments.items() if type(value) is int}
         for name, argument in self.arguments.items():
-            tensor = given.get(name)
+            tensor = arguments.get(name)
             if isinstance(tensor, torch.Tensor | Packed):
                 for dim, size in zip(argument.dims, tensor.shape, strict=False):
                     if dim.name is not None and dim.name not in dims and (number := dim.solve(size)) is not None:
                         dims[dim.name] = number
         return dims
 
-    def check(self, given: Given, any_dtype: bool = False) -> Dims:
-        """The dimensions of a call.  Raises `ValueError` that names the argument, the expected and the given value.
+    def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
+        """Returns the dimensions of a call.  Raises `ValueError` with the argument, the expected and the actual value.
 
         With `any_dtype`, for a reference, layouts are not checked, an argument with a choice of dtypes may have any
-        float of 16 bits or more, and fp64 may stand for fp32.
+        float dtype of 16 bits or more, and fp64 may replace fp32.
         """
-        dims: Dims = {name: value for name, value in given.items() if type(value) is int}
+        dims: Dims = {name: value for name, value in arguments.items() if type(value) is int}
         first: Any = None
         for name, argument in self.arguments.items():
-            tensor: Any = given.get(name)
+            tensor: Any = arguments.get(name)
             if tensor is None and argument.optional:
                 continue
             kind: Any = argument.packed or torch.Tensor
             if not isinstance(tensor, kind):
-                wanted = PACKED if argument.packed else "a tensor"
-                raise ValueError(f"{name}: expected {wanted}, got {type(tensor).__name__}")
+                expected = PACKED if argument.packed else "a tensor"
+                raise ValueError(f"{name}: expected {expected}, got {type(tensor).__name__}")
             first = tensor if first is None else first
-            dtypes = (given[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
-            wanted = " or ".join(map(str, dtypes))
-            if argument.packed and tensor.dtype not in dtypes:  # before the shape: it may be that of another weight
-                raise ValueError(f"{name}: expected {PACKED}, which is {wanted}, got {tensor.dtype}")
+            dtypes = (arguments[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
+            expected = " or ".join(map(str, dtypes))
+            if argument.packed and tensor.dtype not in dtypes:  # before the shape, which may be another weight's
+                raise ValueError(f"{name}: expected {PACKED}, which is {expected}, got {tensor.dtype}")
             if argument.shape != ANY_SHAPE:
                 check_shape(name, tensor, argument.dims, dims)
             if tensor.dtype not in dtypes and not (any_dtype and argument.may_be(tensor.dtype)):
-                raise ValueError(f"{name}: expected {wanted}, got {tensor.dtype}")
+                raise ValueError(f"{name}: expected {expected}, got {tensor.dtype}")
             check_layout(name, tensor, "any" if any_dtype else argument.layout)
-            known = first.is_meta or (tensor.is_meta and first.dtype in INDICES)  # among meta tensors lengths are real
-            if tensor.device != first.device and not known:
+            # The lengths beside meta tensors are real tensors, on another device.
+            may_differ = first.is_meta or (tensor.is_meta and first.dtype in INDICES)
+            if tensor.device != first.device and not may_differ:
                 raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
         if self.rules is not None:
-            self.rules(given, dims)
+            self.rules(arguments, dims)
         return dims
 
-    def check_out(self, name: str, tensor: Any, result: Result, given: Given, dims: Dims) -> None:
+    def check_out(self, name: str, tensor: Any, result: Result, arguments: CallArguments, dims: Dims) -> None:
         """Raises `ValueError` unless the caller's `tensor` can hold a result; its elements must not share memory."""
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         check_shape(name, tensor, result.dims, dims)
-        if tensor.dtype != (dtype := result.dtype_of(given)):
+        if tensor.dtype != (dtype := result.dtype_of(arguments)):
             raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
         check_layout(name, tensor, result.layout)
         inner = 1
@@ -257,7 +258,7 @@ class Contract:
             if size > 1 and stride < inner:
                 raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
             inner = max(inner, stride * size)
-        device = next(given[each].device for each in self.arguments if given.get(each) is not None)
+        device = next(arguments[each].device for each in self.arguments if arguments.get(each) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
 
@@ -266,21 +267,21 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
     return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def check_shape(name: str, tensor: torch.Tensor, wanted: tuple[Dim, ...], dims: Dims) -> None:
+def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims: Dims) -> None:
     """Raises `ValueError` unless the tensor has these dimensions; adds the numbers of its names to `dims`."""
-    fits = len(wanted) == tensor.ndim
-    for dim, size in zip(wanted, tensor.shape, strict=False) if fits else ():
-        known = dim.size(dims)
-        if known is None and dim.name is not None and (number := dim.solve(size)) is not None:
+    fits = len(expected) == tensor.ndim
+    for dim, size in zip(expected, tensor.shape, strict=False) if fits else ():
+        expected_size = dim.size(dims)
+        if expected_size is None and dim.name is not None and (number := dim.solve(size)) is not None:
             dims[dim.name] = number
-        elif known != size:
+        elif expected_size != size:
             fits = False
             break
     if not fits:
-        sizes = [dim.size(dims) for dim in wanted]
+        sizes = [dim.size(dims) for dim in expected]
         text = ", ".join(
-            dim.text if known is None or dim.name is None else f"{dim.text}={known}"
-            for dim, known in zip(wanted, sizes, strict=True)
+            dim.text if size is None or dim.name is None else f"{dim.text}={size}"
+            for dim, size in zip(expected, sizes, strict=True)
         )
         raise ValueError(f"{name}: expected shape ({text}), got {tuple(tensor.shape)}")
 

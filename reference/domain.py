@@ -41,16 +41,16 @@ class Sizes:
         """Returns the sizes that real models have."""
         return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
-    def draw(self, state: random.Random, own: Sequence[int] = ()) -> tuple[str, int]:
-        """Draws a place and a size there: the least size, at or beside a power of two, a prime, anywhere, in the upper
-        half, a size of a real model; every second time beside or beyond one of the kernel's `own` numbers, if that is a
-        size.
+    def draw(self, state: random.Random, sizes: Sequence[int] = ()) -> tuple[str, int]:
+        """Draws the name of a place and a size there: the least size, at or beside a power of two, a prime, anywhere,
+        in the upper half, a size of a real model.  Every second draw is beside or beyond one of the numbers `sizes` of
+        the kernel's file, if the axis has this number.
 
         Except in the upper half, small sizes are as likely as large sizes, by their logarithm.
         """
-        near_own = [number for number in own if self.least <= number <= self.most]
-        if near_own and state.randrange(2):
-            number = state.choice(near_own)
+        usable = [number for number in sizes if self.least <= number <= self.most]
+        if usable and state.randrange(2):
+            number = state.choice(usable)
             size = state.choice((number - 1, number, number + 1, 2 * number, 2 * number + 1))
             return f"own {number}: {size}", self._within(size)
         if self.real and not state.randrange(6):
@@ -76,7 +76,7 @@ class Sizes:
         """Returns smaller sizes, the smallest first."""
         power = 2 ** (int(size) - 1).bit_length() // 2
         near = {self.least, int(size) // 2, power, power + self.step, int(size) - self.step}
-        return [found for found in sorted(near) if self.least <= found < int(size) and found % self.step == 0]
+        return [smaller for smaller in sorted(near) if self.least <= smaller < int(size) and smaller % self.step == 0]
 
 
 def _prime(size: int) -> int:
@@ -109,33 +109,33 @@ class Domain:
     make: Callable[..., Made | None]
     """Makes the case of one value of each axis, by name; None if these values may not be combined."""
 
-    def cover(self, seed: int, settle: Settle[C], count: int, own: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
+    def cover(self, seed: int, settle: Settle[C], count: int, sizes: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
         """Yields at most `count` points; each point adds as many new pairs of places as the drawing finds.
 
-        The first points have a size of 0, each on one axis. If a kernel's `own` numbers are given, all points have
-        sizes near these numbers instead.
+        The first points have a size of 0, each on one axis. With `sizes`, the numbers of a kernel's file, all points
+        have sizes near these numbers instead.
         """
         state = random.Random(seed)
         met: set[frozenset[tuple[str, object]]] = set()
         taken: set[C] = set()
-        bare = [{name: 0} for name, axis in self.axes.items() if isinstance(axis, Sizes) and axis.empty and not own]
+        bare = [{name: 0} for name, axis in self.axes.items() if isinstance(axis, Sizes) and axis.empty and not sizes]
         for fixed in islice(chain(bare, repeat(dict[str, int]())), count):
-            drawn = [self._draw(state, own) for _ in range(CANDIDATES)]
-            for values, pairs in sorted(drawn, key=lambda found: -len(found[1] - met)):
+            drawn = [self._draw(state, sizes) for _ in range(CANDIDATES)]
+            for values, pairs in sorted(drawn, key=lambda candidate: -len(candidate[1] - met)):
                 point = self._point({**values, **fixed}, settle) if pairs - met else None
                 if point is not None and point.case not in taken:
                     met |= pairs if not fixed else set()
                     taken.add(point.case)
-                    yield replace(point, principle="sizes of its file" if own else "empty" if fixed else "")
+                    yield replace(point, principle="sizes of its file" if sizes else "empty" if fixed else "")
                     break
 
     def _draw(
-        self, state: random.Random, own: Sequence[int] = ()
+        self, state: random.Random, sizes: Sequence[int] = ()
     ) -> tuple[dict[str, Value], set[frozenset[tuple[str, object]]]]:
         values: dict[str, Value] = {}
         places: list[tuple[str, object]] = []
         for name, axis in self.axes.items():
-            place, values[name] = axis.draw(state, own) if isinstance(axis, Sizes) else (None, state.choice(axis))
+            place, values[name] = axis.draw(state, sizes) if isinstance(axis, Sizes) else (None, state.choice(axis))
             places.append((name, values[name] if place is None else place))
         return values, {frozenset(pair) for pair in combinations(places, 2)}
 
@@ -150,9 +150,9 @@ class Domain:
             value = point.values[name]
             simpler = axis.simpler(value) if isinstance(axis, Sizes) else axis[: axis.index(value)]
             for less in simpler:
-                found = self._point({**point.values, name: less}, settle)
-                if found is not None and found.case != point.case:
-                    yield found
+                candidate = self._point({**point.values, name: less}, settle)
+                if candidate is not None and candidate.case != point.case:
+                    yield candidate
 
 
 @dataclass(frozen=True)

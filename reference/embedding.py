@@ -68,8 +68,8 @@ def _cases(V: int, H: int, *T_values: int) -> tuple[Case, ...]:
 CONTRACT = Contract(
     {"token_ids": Argument("T", (torch.int64,)), "weight": Argument("V H", FLOATS)},
     {"out": Result("T H", "weight")},
-    values=lambda given, dims: check_values("token_ids", given["token_ids"], 0, dims["V"] - 1),
-    scheme=lambda given: DTYPE_NAMES[given["weight"].dtype],
+    values=lambda arguments, dims: check_values("token_ids", arguments["token_ids"], 0, dims["V"] - 1),
+    scheme=lambda arguments: DTYPE_NAMES[arguments["weight"].dtype],
 )
 SPEC = OpSpec(
     name="embedding",

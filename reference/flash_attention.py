@@ -31,7 +31,7 @@ from rooflab.reference.attention import (
     together,
     with_heads,
 )
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result, check_layout
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result, check_layout
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import LEAST_SCALE
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -78,17 +78,17 @@ def keys_contiguous(v: torch.Tensor) -> bool:
     return v.stride(1) == 1 and v.stride(3) != 1
 
 
-def _rules(given: Given, dims: Dims) -> None:
-    """Raises `ValueError` if v is contiguous along its keys, or scales are given, and the dtype is not e4m3."""
-    option_rules(given, dims, "k")
-    if given["q"].dtype != E4M3:
-        check_layout("v", given["v"], "rows")
+def _rules(arguments: CallArguments, dims: Dims) -> None:
+    """Raises `ValueError` on scales, and on v that is contiguous along its keys, unless the dtype is e4m3."""
+    option_rules(arguments, dims, "k")
+    if arguments["q"].dtype != E4M3:
+        check_layout("v", arguments["v"], "rows")
         for name in ("q_scale", "k_scale", "v_scale"):
-            if given.get(name) is not None:
-                wanted = f"None, as q, k and v are {given['q'].dtype} and not {E4M3}"
-                raise ValueError(f"{name}: expected {wanted}, got a tensor")
-    elif not keys_contiguous(given["v"]):
-        check_layout("v", given["v"], "rows")
+            if arguments.get(name) is not None:
+                expected = f"None, as q, k and v are {arguments['q'].dtype} and not {E4M3}"
+                raise ValueError(f"{name}: expected {expected}, got a tensor")
+    elif not keys_contiguous(arguments["v"]):
+        check_layout("v", arguments["v"], "rows")
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -276,12 +276,14 @@ CONTRACT = Contract(
         "v_scale": Argument("B H_kv", (torch.float32,), layout="any", optional=True),
     },
     {
-        "out": Result("B T H D", lambda given: torch.bfloat16 if given["q"].dtype == E4M3 else given["q"].dtype),
+        "out": Result(
+            "B T H D", lambda arguments: torch.bfloat16 if arguments["q"].dtype == E4M3 else arguments["q"].dtype
+        ),
         "lse": Result("B T H", torch.float32, when="return_lse", layout="any"),
     },
     _rules,
-    scheme=lambda given: "fp8_e4m3" if given["q"].dtype == E4M3 else DTYPE_NAMES[given["q"].dtype],
-    case=lambda given: {"v_columns": True} if keys_contiguous(given["v"]) else {},
+    scheme=lambda arguments: "fp8_e4m3" if arguments["q"].dtype == E4M3 else DTYPE_NAMES[arguments["q"].dtype],
+    case=lambda arguments: {"v_columns": True} if keys_contiguous(arguments["v"]) else {},
 )
 SPEC = OpSpec(
     name="flash_attention",

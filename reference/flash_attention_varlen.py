@@ -30,7 +30,7 @@ from rooflab.reference.attention import (
     shout,
     with_heads,
 )
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
 from rooflab.reference.pages import offsets_of, turned
@@ -63,8 +63,8 @@ def reference(
     `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises `ValueError` if a row belongs to no
     sequence, because its result is undefined.
     """
-    given = locals()
-    check_lengths(given, CONTRACT.check(given, any_dtype=True))
+    arguments = locals()
+    check_lengths(arguments, CONTRACT.check(arguments, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
@@ -74,17 +74,17 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def _rules(given: Given, dims: Dims) -> None:
-    option_rules(given, dims, "k")
+def _rules(arguments: CallArguments, dims: Dims) -> None:
+    option_rules(arguments, dims, "k")
     for name in ("max_seqlen_q", "max_seqlen_k"):
-        if given[name] < 0:
-            raise ValueError(f"{name}: expected at least 0, got {given[name]}")
+        if arguments[name] < 0:
+            raise ValueError(f"{name}: expected at least 0, got {arguments[name]}")
 
 
-def check_lengths(given: Given, dims: Dims) -> None:
+def check_lengths(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless offsets begin at 0, never fall, end at T and S, and differ by at most the longest."""
     for letter, end in (("q", dims["T"]), ("k", dims["S"])):
-        offsets, longest = given[f"cu_seqlens_{letter}"], given[f"max_seqlen_{letter}"]
+        offsets, longest = arguments[f"cu_seqlens_{letter}"], arguments[f"max_seqlen_{letter}"]
         check_offsets(f"cu_seqlens_{letter}", offsets, end)
         most = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
         if most > longest:
@@ -94,7 +94,7 @@ def check_lengths(given: Given, dims: Dims) -> None:
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields the queries and the keys of each sequence."""
     bounds = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
-    pairs = [[slice(*pair) for pair in pairwise(own)] for own in bounds]
+    pairs = [[slice(*pair) for pair in pairwise(offsets)] for offsets in bounds]
     return zip(*pairs, strict=True)
 
 
@@ -184,8 +184,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     uneven = _inputs(case, counts[0], counts[1], scheme, device, seed)
     yield "uneven rows: queries, keys and what comes before", uneven
     yield "uneven rows: max_seqlen above the longest", {**uneven, "max_seqlen_q": 173, "max_seqlen_k": 291}
-    own = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(counts[1, 0])
-    tainted = {name: uneven[name].masked_fill(own, math.nan) for name in ("k", "v")}
+    in_first = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(counts[1, 0])
+    tainted = {name: uneven[name].masked_fill(in_first, math.nan) for name in ("k", "v")}
     yield "values: NaN in the keys of one sequence", {**uneven, **tainted}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
@@ -222,8 +222,8 @@ OFFSETS = Argument("B+1", (torch.int32,), layout="contiguous")
 def _a_key_too_few(of: Arguments) -> Inputs:
     """Removes the last key of each sequence, as a kernel with this mistake does."""
     last = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
-    kept = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last.long(), False)
-    return {"k": of.k[kept], "v": of.v[kept], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}
+    rest = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last.long(), False)
+    return {"k": of.k[rest], "v": of.v[rest], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}
 
 
 CONTRACT = Contract(
@@ -238,7 +238,7 @@ CONTRACT = Contract(
     {"out": Result("T H D", "q"), "lse": Result("T H", torch.float32, when="return_lse", layout="any")},
     _rules,
     bounds=check_lengths,
-    case=lambda given: {"T": given["max_seqlen_q"], "S": given["max_seqlen_k"]},
+    case=lambda arguments: {"T": arguments["max_seqlen_q"], "S": arguments["max_seqlen_k"]},
 )
 SPEC = OpSpec(
     name="flash_attention_varlen",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import (
     DTYPE_NAMES,
@@ -55,9 +55,9 @@ def gemm(
     return product
 
 
-def rules(given: Given, dims: Dims) -> None:
+def rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless `precision` is `ieee`, or `tf32` with fp32 operands."""
-    a, precision = given["a"], given.get("precision", "ieee")
+    a, precision = arguments["a"], arguments.get("precision", "ieee")
     if precision not in ("ieee", "tf32"):
         raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
     if precision == "tf32" and a.dtype != torch.float32:
@@ -142,7 +142,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case whose sizes in `equal` all have the first one's value: a kernel may tell operands apart by shape."""
+    """Makes a case; the sizes that `equal` names are equal, because a kernel may tell operands apart by shape."""
     together = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 
@@ -169,8 +169,8 @@ CONTRACT = Contract(
     },
     {"c": Result("M N", "a")},
     rules=rules,
-    scheme=lambda given: "tf32" if given.get("precision") == "tf32" else DTYPE_NAMES[given["a"].dtype],
-    case=lambda given: {"residual": given.get("residual") is not None},
+    scheme=lambda arguments: "tf32" if arguments.get("precision") == "tf32" else DTYPE_NAMES[arguments["a"].dtype],
+    case=lambda arguments: {"residual": arguments.get("residual") is not None},
 )
 SPEC = OpSpec(
     name="gemm",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.reference.contract import ANY_SHAPE, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import ANY_SHAPE, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm import without_last_k
 from rooflab.reference.rows import LEAST_SCALE
@@ -85,16 +85,16 @@ def gemm_fp8(
     return product if bias is None else product + bias.double()
 
 
-def rules(given: Given, dims: Dims) -> None:
+def rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless each scale has one element, or both have the shapes of block scales."""
-    if given["a_scale"].ndim == 2:
+    if arguments["a_scale"].ndim == 2:
         groups = -(-dims["K"] // GROUP)
-        check_shape("a_scale", given["a_scale"], dims["M"], groups)
-        check_shape("b_scale", given["b_scale"], groups, -(-dims["N"] // GROUP))
+        check_shape("a_scale", arguments["a_scale"], dims["M"], groups)
+        check_shape("b_scale", arguments["b_scale"], groups, -(-dims["N"] // GROUP))
         return
     for name in ("a_scale", "b_scale"):
-        if given[name].ndim > 1 or given[name].numel() != 1:
-            raise ValueError(f"{name}: expected one element, shape () or (1,), got {tuple(given[name].shape)}")
+        if arguments[name].ndim > 1 or arguments[name].numel() != 1:
+            raise ValueError(f"{name}: expected one element, shape () or (1,), got {tuple(arguments[name].shape)}")
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -207,7 +207,7 @@ CONTRACT = Contract(
     },
     {"c": Result("M N", torch.bfloat16)},
     rules=rules,
-    scheme=lambda given: "fp8_e4m3",
+    scheme=lambda arguments: "fp8_e4m3",
 )
 SPEC = OpSpec(
     name="gemm_fp8",

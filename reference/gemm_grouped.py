@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm import without_last_k
 from rooflab.reference.pages import offsets_of, turned
@@ -58,7 +58,7 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     return out
 
 
-def rules(given: Given, dims: Dims) -> None:
+def rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on rows that belong to no expert."""
     if dims["T"] and not dims["E"]:
         raise ValueError(f"b: expected an expert for the {dims['T']} rows of a, got none")
@@ -180,7 +180,7 @@ CONTRACT = Contract(
     },
     {"out": Result("T N", "a")},
     rules=rules,
-    bounds=lambda given, dims: check_offsets("offsets", given["offsets"], dims["T"]),
+    bounds=lambda arguments, dims: check_offsets("offsets", arguments["offsets"], dims["T"]),
 )
 SPEC = OpSpec(
     name="gemm_grouped",

@@ -93,8 +93,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     through = SILU_SLOPE * gate_error * (up.abs() + up_error) + silu.abs() * up_error
     relative = (8.0 + 2.0 * gate.abs()) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    own = relative * oracle[0].abs() + 2.0**-126 * (gate * up).abs() + subnormal * (1.0 + up.abs())
-    return (through + own,)
+    activation_error = relative * oracle[0].abs() + 2.0**-126 * (gate * up).abs() + subnormal * (1.0 + up.abs())
+    return (through + activation_error,)
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:

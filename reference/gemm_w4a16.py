@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm import without_last_k
 from rooflab.reference.gemm_w8a16 import within
@@ -40,7 +40,7 @@ def group_size(K: int, groups: int) -> int:
     raise ValueError(f"scale: expected a scale for each 32, 64 or 128 of K={K}, got {groups} groups")
 
 
-def rules(given: Given, dims: Dims) -> None:
+def rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on an odd K, and if no group size fits."""
     if dims["K"] % 2:
         raise ValueError(f"a: expected an even K, for two codes a byte, got {dims['K']}")
@@ -112,7 +112,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """As `gemm_w8a16`: sums in fp32, one rounding of each dequantised weight to bf16, and the output's rounding.
+    """The tolerance of `gemm_w8a16`: fp32 sums, one rounding of each dequantised weight to bf16, one of the output.
 
     code - zero is an integer of five bits and a sign, and bf16 holds it exactly.  So a kernel that multiplies this
     integer and scales each group's fp32 sum rounds no weight.
@@ -155,8 +155,8 @@ CONTRACT = Contract(
     },
     {"c": Result("M N", torch.bfloat16)},
     rules=rules,
-    scheme=lambda given: f"w4a16_g{group_size(given['a'].shape[1], given['scale'].shape[1])}",
-    case=lambda given: {"zeros": given["zero"] is not None},
+    scheme=lambda arguments: f"w4a16_g{group_size(arguments['a'].shape[1], arguments['scale'].shape[1])}",
+    case=lambda arguments: {"zeros": arguments["zero"] is not None},
 )
 SPEC = OpSpec(
     name="gemm_w4a16",

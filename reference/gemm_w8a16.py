@@ -28,7 +28,7 @@ ROUNDED_WEIGHT_FACTOR = 3.5
 
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """A (scale b) + bias in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16; returns (M, N)."""
+    """Returns a (scale b) + bias in fp64, (M, N).  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16."""
     CONTRACT.check({"a": a, "b": b, "scale": scale, "bias": bias})
     product = a.double() @ dequantize_int8(b.mT, scale).mT
     return product if bias is None else product + bias.double()
@@ -119,7 +119,7 @@ CONTRACT = Contract(
         "bias": Argument("N", (torch.bfloat16,), optional=True),
     },
     {"c": Result("M N", torch.bfloat16)},
-    scheme=lambda given: "w8a16",
+    scheme=lambda arguments: "w8a16",
 )
 SPEC = OpSpec(
     name="gemm_w8a16",

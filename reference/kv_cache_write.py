@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.compare import exact
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
 from rooflab.reference.rules import check_slots
@@ -27,8 +27,8 @@ def kv_cache_write(
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
     once.
     """
-    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
-    slots_exist(given, CONTRACT.check(given))
+    arguments = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
+    slots_exist(arguments, CONTRACT.check(arguments))
     block_size = k_cache.shape[1]
     new_k, new_v = k_cache.clone(), v_cache.clone()
     for token, slot in enumerate(slot_mapping.tolist()):
@@ -38,9 +38,9 @@ def kv_cache_write(
     return new_k, new_v
 
 
-def slots_exist(given: Given, dims: Dims) -> None:
+def slots_exist(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless each token has its own slot, or -1 for no slot."""
-    check_slots(given["slot_mapping"], dims["num_blocks"] * dims["block_size"])
+    check_slots(arguments["slot_mapping"], dims["num_blocks"] * dims["block_size"])
 
 
 NEW, CACHE = Argument("T H_kv D", "k"), Argument("num_blocks block_size H_kv D", "k", "contiguous")

@@ -36,7 +36,7 @@ def logits(arch: Architecture, tensors: Tensors, tokens: Sequence[int]) -> Tenso
     cos, sin = rotation(arch, len(tokens))
     for index in range(arch.num_layers):
         prefix = f"model.layers.{index}."
-        layer = {name.removeprefix(prefix): one.float() for name, one in tensors.items() if name.startswith(prefix)}
+        layer = {name.removeprefix(prefix): value.float() for name, value in tensors.items() if name.startswith(prefix)}
         x = x + attention(arch, layer, norm(arch, x, layer["input_layernorm.weight"]), cos, sin)
         x = x + mlp(arch, layer, norm(arch, x, layer["post_attention_layernorm.weight"]))
     x = norm(arch, x, tensors["model.norm.weight"].float())
@@ -67,7 +67,7 @@ def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: T
     if arch.qk_norm:
         q, k = norm(arch, q, layer["self_attn.q_norm.weight"]), norm(arch, k, layer["self_attn.k_norm.weight"])
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    k, v = (one.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for one in (k, v))
+    k, v = (tensor.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for tensor in (k, v))
     behind = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
     hidden = (behind < 0) | (behind >= (arch.window or T))
     weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden, -math.inf).softmax(dim=-1)  # (heads, T, T)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -29,11 +29,11 @@ def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
     """
     CONTRACT.check(locals(), any_dtype=True)
     weights, lse = _weights(lses)
-    kept = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
-    return (weights[..., None] * kept).sum(0), lse
+    values = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
+    return (weights[..., None] * values).sum(0), lse
 
 
-def _rules(given: Given, dims: Dims) -> None:
+def _rules(arguments: CallArguments, dims: Dims) -> None:
     if dims["P"] == 0:
         raise ValueError("outs: expected at least one part, got none")
 
@@ -63,15 +63,15 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     seen = lses > -math.inf
     spread = (peak - lses).masked_fill(~seen, 0.0).clamp(max=200.0)
     step = OPERATIONS * FP32_ROUNDOFF
-    kept = inputs["outs"].double().abs().masked_fill(~seen[..., None], 0.0)
-    error = (step * (parts + spread + peak.abs().nan_to_num(posinf=0.0)) * weights)[..., None] * kept
+    magnitude = inputs["outs"].double().abs().masked_fill(~seen[..., None], 0.0)
+    error = (step * (parts + spread + peak.abs().nan_to_num(posinf=0.0)) * weights)[..., None] * magnitude
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     out = error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
     return out, step * (parts + oracle[1].abs().nan_to_num(posinf=0.0))
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal outputs; log-sum-exps of deviation 3; with `empty` a quarter of the parts saw no key and hold NaN."""
+    """Makes normal outputs and log-sum-exps; with `empty` a quarter of the parts saw no key and hold NaN."""
     P, T, H, D = (int(case[key]) for key in ("P", "T", "H", "D"))
     outs = randn(P, T, H, D, dtype=scheme.activation, device=device, seed=seed)
     lses = randn(P, T, H, dtype=torch.float32, device=device, seed=seed + 1, scale=3.0)
@@ -131,8 +131,8 @@ CONTRACT = Contract(
 def _mean(of: Arguments) -> Outputs:
     """Returns the mean of the parts that saw a key, as a kernel with this mistake does."""
     seen = ~of.lses.isinf()
-    kept = of.outs.double().masked_fill(~seen[..., None], 0.0)
-    return kept.sum(0) / seen.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]
+    values = of.outs.double().masked_fill(~seen[..., None], 0.0)
+    return values.sum(0) / seen.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]
 
 
 SPEC = OpSpec(

@@ -23,7 +23,7 @@ from rooflab.reference.attention import (
     shout,
     together,
 )
-from rooflab.reference.contract import Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, uneven_tables, used_slots
 from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -50,8 +50,8 @@ def reference(
     of any value; seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An
     empty sequence gives 0 and -inf.
     """
-    given = locals()
-    bounds(given, CONTRACT.check(given, any_dtype=True))
+    arguments = locals()
+    bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
     results = []
     for b, length in enumerate(seq_lens.tolist()):
         kv = gathered(kv_cache, block_table[b], length)[:, None]
@@ -61,14 +61,14 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def _rules(given: Given, dims: Dims) -> None:
-    if not 1 <= given["latent_dim"] <= dims["D"]:
-        raise ValueError(f"latent_dim: expected 1 to {dims['D']}, q's last dimension, got {given['latent_dim']}")
+def _rules(arguments: CallArguments, dims: Dims) -> None:
+    if not 1 <= arguments["latent_dim"] <= dims["D"]:
+        raise ValueError(f"latent_dim: expected 1 to {dims['D']}, q's last dimension, got {arguments['latent_dim']}")
 
 
-def bounds(given: Given, dims: Dims) -> None:
+def bounds(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on lengths beyond the table, and on pages beyond the cache."""
-    check_pages(given["block_table"], given["seq_lens"], dims["num_blocks"], dims["block_size"], dims["B"])
+    check_pages(arguments["block_table"], arguments["seq_lens"], dims["num_blocks"], dims["block_size"], dims["B"])
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -181,7 +181,10 @@ CONTRACT = Contract(
     {"out": Result("B H latent_dim", "q"), "lse": Result("B H", torch.float32, when="return_lse", layout="any")},
     _rules,
     bounds=bounds,
-    case=lambda given: {"latent": given["latent_dim"], "rotary": given["q"].shape[-1] - given["latent_dim"]},
+    case=lambda arguments: {
+        "latent": arguments["latent_dim"],
+        "rotary": arguments["q"].shape[-1] - arguments["latent_dim"],
+    },
 )
 SPEC = OpSpec(
     name="mla_decode",

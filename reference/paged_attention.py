@@ -29,7 +29,7 @@ from rooflab.reference.attention import (
     shout,
     with_heads,
 )
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import E4M3, options
 from rooflab.reference.pages import (
@@ -74,8 +74,8 @@ def reference(
     `flash_attention`. Slots and table entries that no query sees may hold anything. Raises `ValueError` if a row of q
     belongs to no sequence, because its result is undefined.
     """
-    given = locals()
-    bounds(given, CONTRACT.check(given, any_dtype=True))
+    arguments = locals()
+    bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
@@ -85,35 +85,35 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def _rules(given: Given, dims: Dims) -> None:
+def _rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless a sequence without `cu_seqlens_q` has one query, and caches with scales are e4m3,
     others of q's dtype."""
-    option_rules(given, dims, "k_cache")
-    if given.get("cu_seqlens_q") is None:
-        check_shape("seq_lens", given["seq_lens"], dims["T"])
+    option_rules(arguments, dims, "k_cache")
+    if arguments.get("cu_seqlens_q") is None:
+        check_shape("seq_lens", arguments["seq_lens"], dims["T"])
     elif dims["T"] and not dims["B"]:
         raise ValueError(f"seq_lens: expected a sequence for q's {dims['T']} queries, got none")
     for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
-        check_dtype(cache, given[cache], given["q"].dtype if given.get(scale) is None else E4M3)
+        check_dtype(cache, arguments[cache], arguments["q"].dtype if arguments.get(scale) is None else E4M3)
 
 
-def bounds(given: Given, dims: Dims) -> None:
+def bounds(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on lengths, query bounds or pages that do not fit; only pages that a query sees are checked,
     with a `window` only pages in the window."""
     check_pages(
-        given["block_table"],
-        given["seq_lens"],
+        arguments["block_table"],
+        arguments["seq_lens"],
         dims["num_blocks"],
         dims["block_size"],
         dims["T"],
-        given.get("cu_seqlens_q"),
-        given.get("window"),
+        arguments.get("cu_seqlens_q"),
+        arguments.get("window"),
     )
 
 
-def _scheme(given: Given) -> str:
+def _scheme(arguments: CallArguments) -> str:
     """Returns the scheme: queries of fp32 are multiplied in fp32, with any dtype of the cache."""
-    q, cache = given["q"].dtype, given["k_cache"].dtype
+    q, cache = arguments["q"].dtype, arguments["k_cache"].dtype
     return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
 
@@ -125,7 +125,7 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """For each sequence with queries: their rows, and the keys and values from the first key that a query sees."""
+    """Yields, for each sequence with queries, its rows, keys and values, from the first key that a query sees."""
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end > start:
             first = 0 if window is None else max(0, length - (end - start) + 1 - window)
@@ -145,7 +145,7 @@ def _spans(
 def _scaled(
     cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """A sequence's tokens from `first` on in order, (length - first, H_kv, D), times the scales of the heads."""
+    """Returns a sequence's tokens from `first` on, (length - first, H_kv, D), times the scales of the heads."""
     tokens = gathered(cache, pages, length, first)
     return tokens if scale is None else tokens.double() * scale.double()[:, None]
 
@@ -300,7 +300,7 @@ CONTRACT = Contract(
     _rules,
     bounds=bounds,
     scheme=_scheme,
-    case=lambda given: {"queries": -(-len(given["q"]) // max(len(given["seq_lens"]), 1))},
+    case=lambda arguments: {"queries": -(-len(arguments["q"]) // max(len(arguments["seq_lens"]), 1))},
 )
 SPEC = OpSpec(
     name="paged_attention",

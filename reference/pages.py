@@ -82,10 +82,10 @@ def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str
         {**inputs, "block_table": torch.where(wide < 0, padding, wide)},
     )
     if len(table) > 1:
-        own = table[0][table[0] >= 0].long()
+        pages = table[0][table[0] >= 0].long()
         tainted = {name: inputs[name].clone() for name in caches}
         for cache in tainted.values():
-            cache[own] = math.nan
+            cache[pages] = math.nan
         yield "values: NaN in the pages of one sequence", {**inputs, **tainted}
 
 

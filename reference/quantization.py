@@ -139,12 +139,12 @@ def expected_mean_squared(scale: torch.Tensor) -> float:
     return scale.double().square().mean().item() / 12
 
 
-def _scale(wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the least value of `dtype` that is at least `wanted`; 1 where `wanted` is 0."""
-    wanted = torch.where(wanted > 0, wanted, 1.0)
-    rounded = wanted.to(dtype)
+def _scale(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the least value of `dtype` that is at least `exact`; 1 where `exact` is 0."""
+    exact = torch.where(exact > 0, exact, 1.0)
+    rounded = exact.to(dtype)
     above = torch.nextafter(rounded.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded.device)
-    return torch.where(rounded.double() < wanted.double(), above, rounded)
+    return torch.where(rounded.double() < exact.double(), above, rounded)
 
 
 def _check_matrix(tensor: torch.Tensor) -> None:

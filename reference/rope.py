@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.attention import with_heads
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rules import check_values
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -33,8 +33,8 @@ def rope(
 
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.
     """
-    given = {"q": q, "k": k, "cos": cos, "sin": sin, "positions": positions}
-    positions_known(given, CONTRACT.check(given))
+    arguments = {"q": q, "k": k, "cos": cos, "sin": sin, "positions": positions}
+    positions_known(arguments, CONTRACT.check(arguments))
     cos64 = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
     sin64 = sin.double()[positions].unsqueeze(1)
     turned = []
@@ -46,15 +46,15 @@ def rope(
     return turned[0], turned[1]
 
 
-def even(given: Given, dims: Dims) -> None:
+def even(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless the head size is even, so that heads have pairs."""
     if dims["D"] % 2:
         raise ValueError(f"q: expected an even head_dim, got {dims['D']}")
 
 
-def positions_known(given: Given, dims: Dims) -> None:
+def positions_known(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on a position outside the tables."""
-    check_values("positions", given["positions"], 0, dims["max_position"] - 1)
+    check_values("positions", arguments["positions"], 0, dims["max_position"] - 1)
 
 
 TABLE, INDEX = Argument("max_position D/2", (torch.float32,)), Argument("T", (torch.int64,))
@@ -124,8 +124,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial tables: random tables that no theta gives; then tables of a large theta, longer than 1, as YaRN's
-    (arXiv 2309.00071)."""
+    """Adversarial tables: random tables that no theta gives; then tables of a large theta, scaled by 1.2 (YaRN,
+    arXiv 2309.00071, scales too)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
     rows, half = cos.shape

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given
+from rooflab.reference.contract import FLOATS, Argument, CallArguments, Contract, Dims
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.kv_cache_write import slots_exist
 from rooflab.reference.pages import drawn_pages
@@ -52,12 +52,12 @@ def reference(
     block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.  q_norm and k_norm: (D,)
     weights of the norms of all heads of q and of k, or neither.
     """
-    given = {
+    arguments = {
         "q": q, "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
         "v_cache": v_cache, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale, "q_norm": q_norm,
         "k_norm": k_norm,
     }  # fmt: skip
-    places_exist(given, CONTRACT.check(given))
+    places_exist(arguments, CONTRACT.check(arguments))
     heads = ((q, q_norm), (k, k_norm))
     turned_q, turned_k = (
         _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in heads
@@ -67,32 +67,32 @@ def reference(
         if scale is not None:
             new = (new / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
         held = cache.double().flatten(0, 1)
-        kept = slot_mapping >= 0
-        held[slot_mapping[kept]] = new[kept]
+        has_slot = slot_mapping >= 0
+        held[slot_mapping[has_slot]] = new[has_slot]
         caches.append(held.view(cache.shape))
     return turned_q, caches[0], caches[1]
 
 
-def whole(given: Given, dims: Dims) -> None:
+def whole(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless scales and norms come in pairs, a head has all rotated columns, and caches have the
     right dtype."""
     for name, words in (("scale", "scales"), ("norm", "norms")):
-        one, other = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
-        if (given.get(one) is None) != (given.get(other) is None):
-            missing = other if given.get(other) is None else one
+        first, second = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
+        if (arguments.get(first) is None) != (arguments.get(second) is None):
+            missing = second if arguments.get(second) is None else first
             raise ValueError(f"{missing}: expected both {words} or none, got one")
     if dims["rotary"] > dims["D"]:
         most, half = dims["D"] // 2, dims["rotary"] // 2
         raise ValueError(f"cos: expected at most {most} columns, half of q's head_dim, got {half}")
-    cached = given["q"].dtype if given.get("k_scale") is None else torch.float8_e4m3fn
+    cached = arguments["q"].dtype if arguments.get("k_scale") is None else torch.float8_e4m3fn
     for name in ("k_cache", "v_cache"):
-        check_dtype(name, given[name], cached)
+        check_dtype(name, arguments[name], cached)
 
 
-def places_exist(given: Given, dims: Dims) -> None:
+def places_exist(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on a position outside the tables or a slot outside the caches."""
-    positions_known(given, dims)
-    slots_exist(given, dims)
+    positions_known(arguments, dims)
+    slots_exist(arguments, dims)
 
 
 NEW, INDEX = Argument("T H_kv D", "q"), Argument("T", (torch.int64,))
@@ -144,7 +144,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """
     R = 2 * inputs["cos"].shape[1]
     slots = inputs["slot_mapping"]
-    kept = slots >= 0
+    has_slot = slots >= 0
     q_norm, k_norm, eps = inputs.get("q_norm"), inputs.get("k_norm"), inputs.get("norm_eps", 1e-6)
     more = 0.0 if q_norm is None else ACCUMULATION_FACTOR / 2 * inputs["q"].shape[-1] ** 0.5 + 4.0
     limits = [_limit(_normed(inputs["q"], q_norm, eps), oracle[0], R, inputs["interleaved"], scheme.output, more)]
@@ -155,10 +155,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         rows = out.flatten(0, 1)
         limit = torch.zeros_like(rows)
         rotated = R if name == "k" else 0
-        written = _limit(size[kept], rows[slots[kept]], rotated, inputs["interleaved"], dtype, error)
+        written = _limit(size[has_slot], rows[slots[has_slot]], rotated, inputs["interleaved"], dtype, error)
         if scale is None and not error:
             written[..., rotated:] = 0.0
-        limit[slots[kept]] = written
+        limit[slots[has_slot]] = written
         limits.append(limit.view(out.shape))
     return tuple(limits)
 
@@ -166,8 +166,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the limits of rows (n, heads, D) whose first R values of a head are rotated and that are rounded to
-    `dtype`; `more` is the error of x before, in u_32."""
+    """Returns the limits of rows (n, heads, D): the first R values of a head are rotated, all are rounded to `dtype`;
+    `more` is the error of x before the rotation, in u_32."""
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
     size = first + second

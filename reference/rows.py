@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.reference.contract import Dims, Given, Result
+from rooflab.reference.contract import CallArguments, Dims, Result
 from rooflab.reference.quantization import INT8_MAX
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Inputs, Outputs, Scheme
 
@@ -32,21 +32,21 @@ CODES = {name: dtype for dtype, name in QUANTIZED.items()}
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
     """The results of an op over rows: the rows, or their codes and the scales of the codes; `more` come in between."""
 
-    def dtype(given: Given) -> torch.dtype:
-        quantize = given.get("quantize")
-        return given["x"].dtype if quantize is None else CODES[quantize]
+    def dtype(arguments: CallArguments) -> torch.dtype:
+        quantize = arguments.get("quantize")
+        return arguments["x"].dtype if quantize is None else CODES[quantize]
 
     return {"out": Result(shape, dtype), **more, "scale": Result("T", torch.float32, when="quantize")}
 
 
-def row_rules(given: Given, dims: Dims) -> None:
+def row_rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless `quantize` has a known value."""
-    check_quantize(given.get("quantize"))
+    check_quantize(arguments.get("quantize"))
 
 
-def row_scheme(given: Given) -> str:
+def row_scheme(arguments: CallArguments) -> str:
     """Returns the scheme of a launch: the schemes of quantised outputs have inputs of 16 bits."""
-    quantize, dtype = given.get("quantize"), given["x"].dtype
+    quantize, dtype = arguments.get("quantize"), arguments["x"].dtype
     if quantize is None or dtype == torch.float32:
         return DTYPE_NAMES[dtype]
     return "out_int8" if quantize == "int8" else "out_fp8"
@@ -58,8 +58,8 @@ def planted_columns(width: int) -> list[int]:
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Returns magnitudes whose squares overflow or underflow `dtype`: up to the largest of which fp32 holds the sum of
-    `terms` squares, and down to the least normal number."""
+    """Returns magnitudes whose squares overflow or underflow `dtype`, down to the least normal number; fp32 still holds
+    the sum of `terms` squares of the largest magnitude."""
     finfo = torch.finfo(dtype)
     most = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
     sizes = {"300": 300.0, "10,000": 1e4, "the largest": most, "the least": 4.0 * finfo.smallest_normal}

@@ -16,8 +16,8 @@ def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
     if sizes == shape:  # the usual case
         return
     if len(sizes) == len(shape):
-        for wanted, size in zip(shape, sizes, strict=True):  # three times as fast as `any` of a generator
-            if wanted is not None and wanted != size:
+        for expected, size in zip(shape, sizes, strict=True):  # three times as fast as `any` of a generator
+            if expected is not None and expected != size:
                 break
         else:
             return

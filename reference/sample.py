@@ -61,9 +61,9 @@ def reference(
     """
     penalties = repetition_penalty, presence_penalty, frequency_penalty
     edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
-    given: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    given |= {"seed": seed, "position": position, **edits.tensors, "top_n": top_n}
-    values_fit(given, CONTRACT.check(given))
+    arguments: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    arguments |= {"seed": seed, "position": position, **edits.tensors, "top_n": top_n}
+    values_fit(arguments, CONTRACT.check(arguments))
     rows = edited(logits, **edits.tensors)
     settings = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
@@ -90,8 +90,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     B, V = int(case["B"]), int(case["V"])
     sigma, top_n = float(case.get("sigma", 3.0)), int(case.get("top_n", 0))
     logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=sigma)
-    one = (float(case["temperature"]), int(case["top_k"]), float(case["top_p"]), float(case["min_p"]))
-    inputs = {"logits": logits} | settings([one] * B, device, seed)
+    row_settings = (float(case["temperature"]), int(case["top_k"]), float(case["top_p"]), float(case["min_p"]))
+    inputs = {"logits": logits} | settings([row_settings] * B, device, seed)
     if case.get("penalties"):
         inputs |= _edits(B, V, device, seed)
     if case.get("allowed"):
@@ -179,15 +179,15 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     logits = randn(8, V, dtype=torch.float32, device=device, seed=seed, scale=3.0).round()
     kinds = [(0.7, 40, 1.0, 0.0), (1.0, 0, 0.9, 0.0)]
     kinds += [(0.0, 0, 1.0, 0.0), (1.3, 0, 1.0, 0.1)] if case["min_p"] else kinds
-    own = settings(kinds * 2, device, seed)
-    yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | own
-    yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | own
+    row_settings = settings(kinds * 2, device, seed)
+    yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | row_settings
+    yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | row_settings
     none = {name: value[:0] for name, value in _edits(8, V, device, seed).items() if name.startswith("edit_")}
     none["edit_offsets"] = torch.zeros(9, dtype=torch.int32, device=_place(device))
-    yield "empty: no edits", {"logits": logits.to(scheme.activation)} | own | none
+    yield "empty: no edits", {"logits": logits.to(scheme.activation)} | row_settings | none
     yield (
         "a penalty, a bias and a mask decide",
-        {"logits": logits.to(scheme.activation)} | own | _deciding(8, V, device),
+        {"logits": logits.to(scheme.activation)} | row_settings | _deciding(8, V, device),
     )
 
 

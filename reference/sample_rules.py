@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from rooflab.reference.contract import Dims, Given
+from rooflab.reference.contract import CallArguments, Dims
 from rooflab.reference.rules import check_offsets
 
 
@@ -36,14 +36,14 @@ EDITS = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
-def settings_fit(given: Given, dims: Dims) -> None:
+def settings_fit(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless there are at least one token and `top_n` tokens, and the edits belong together."""
-    V, top_n = dims["V"], given.get("top_n")
+    V, top_n = dims["V"], arguments.get("top_n")
     if not 0 < V <= 2**31 - 1:
         raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
     if top_n is not None and not 0 <= top_n <= V:
         raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
-    edits = edits_of(given)
+    edits = edits_of(arguments)
     missing = [name for name in EDITS if name not in edits.tensors]
     others = sorted(set(edits.tensors) - {"allowed"})
     if missing and others:
@@ -52,23 +52,23 @@ def settings_fit(given: Given, dims: Dims) -> None:
         raise ValueError(f"allowed: expected {-(-V // 32)} words, a bit for each token, got {dims['words']}")
 
 
-def values_fit(given: Given, dims: Dims) -> None:
+def values_fit(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on a setting or an edit of a row that is out of range."""
-    for row, each in enumerate(zip(*(given[name].tolist() for name in SETTINGS), strict=True)):
+    for row, each in enumerate(zip(*(arguments[name].tolist() for name in SETTINGS), strict=True)):
         _check_row(row, *each)
-    _check_edit_values(edits_of(given), dims["V"])
+    _check_edit_values(edits_of(arguments), dims["V"])
 
 
-def finite_rows(given: Given, dims: Dims) -> None:
+def finite_rows(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` on a row of logits whose largest value is NaN or infinite."""
-    largest = given["logits"].float().amax(1)  # NaN if the row has a NaN
+    largest = arguments["logits"].float().amax(1)  # NaN if the row has a NaN
     for row in (~largest.isfinite()).nonzero().flatten().tolist()[:1]:
         raise ValueError(f"logits: row {row}: expected a finite largest value, got {largest[row].item()}")
 
 
-def edits_of(given: Given) -> Edits:
+def edits_of(arguments: CallArguments) -> Edits:
     """Returns the edits among the arguments of a call."""
-    return Edits(**{each.name: given.get(each.name) for each in fields(Edits)})
+    return Edits(**{each.name: arguments.get(each.name) for each in fields(Edits)})
 
 
 def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
@@ -89,8 +89,8 @@ def _check_edit_values(edits: Edits, V: int) -> None:
         values = edits.tensors.get(name)
         for row, value in enumerate(() if values is None else values.tolist()):
             if not math.isfinite(value) or (name == "repetition_penalty" and value <= 0):
-                wanted = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
-                raise ValueError(f"{name}: expected {wanted}, got {value} in row {row}")
+                expected = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
+                raise ValueError(f"{name}: expected {expected}, got {value} in row {row}")
     offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
     if offsets is None or ids is None or counts is None or bias is None:
         return
@@ -101,11 +101,11 @@ def _check_edit_values(edits: Edits, V: int) -> None:
         ("edit_counts", counts, counts < -1, ">= -1"),
         ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
     )
-    for name, values, wrong, wanted in faults:
+    for name, values, wrong, expected in faults:
         if bool(wrong.any()):
             at = int(wrong.int().argmax())
-            raise ValueError(f"{name}: expected {wanted}, got {values[at].item()} in row {int(rows[at])}")
-    own, times = torch.unique(rows * V + ids, return_counts=True)
-    if len(own) < len(ids):
-        twice = int(own[times > 1][0])
+            raise ValueError(f"{name}: expected {expected}, got {values[at].item()} in row {int(rows[at])}")
+    unique, times = torch.unique(rows * V + ids, return_counts=True)
+    if len(unique) < len(ids):
+        twice = int(unique[times > 1][0])
         raise ValueError(f"edit_ids: expected each token once in a row, got {twice % V} again in row {twice // V}")

@@ -159,8 +159,8 @@ class Arguments(SimpleNamespace):
 
 MakeInputs = Callable[[Case, Scheme, torch.device, int], Inputs]
 Mistakes = Mapping[str, Callable[[Arguments], Inputs | Outputs | torch.Tensor]]
-"""Functions, by name, that return what a kernel with this mistake returns: results in fp64, or a dict of the arguments
-that the kernel mistakes for the real ones."""
+"""Functions by the names of mistakes.  Each returns the results, in fp64, of a kernel with this mistake, or the wrong
+arguments with which such a kernel computes, as a dict."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class OpSpec:
     cost: Callable[[Arguments], Cost]
     """The least work of a call; the function reads only shapes and the real int tensors."""
     outputs: tuple[str, ...]
-    """The names of the results, in order; for a mutating op, of the arguments that it changes.  The last result may be
+    """The names of the results, in order; for a mutating op, the arguments that it changes.  The last result may be
     optional (a log-sum-exp): a call without that option returns fewer results."""
     cases: Mapping[str, tuple[Case, ...]]
     """The cases by suite: `smoke`, `edge`, and one suite per model."""
@@ -197,9 +197,9 @@ class OpSpec:
     mutates: tuple[str, ...] = ()
     """The arguments that the op changes; empty for a functional op."""
     in_place: Mapping[str, str] = field(default_factory=dict)
-    """For each output, the input in whose memory the caller's `out` may lie, as engines call the op."""
+    """Maps an output to the input whose memory the caller's `out` may share, as engines call the op."""
     slots: tuple[str, ...] = ()
-    """An argument of slots, then the contiguous caches of pages whose rows the slots number."""
+    """The name of the argument with slots, then the names of the caches whose rows the slots number."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """The keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
@@ -224,9 +224,9 @@ class OpSpec:
         for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values(), *self.slots):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
-        wanted = [each.name for each in inspect.signature(self.cost).parameters.values() if each.default is each.empty]
-        if len(wanted) != 1:
-            raise TypeError(f"{self.name}: expected a cost of one object, cost(args), got cost({', '.join(wanted)})")
+        needed = [each.name for each in inspect.signature(self.cost).parameters.values() if each.default is each.empty]
+        if len(needed) != 1:
+            raise TypeError(f"{self.name}: expected a cost of one object, cost(args), got cost({', '.join(needed)})")
         if (self.tolerance is None) == (self.compare is None):
             raise ValueError(f"{self.name}: expected exactly one of tolerance and compare")
 
@@ -240,7 +240,7 @@ class OpSpec:
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
-        """Returns the arguments of a call with these inputs; `more` come with them."""
+        """Returns the arguments of a call with these inputs and with `more`."""
         defaults = {each.name: each.default for each in self.parameters if each.default is not each.empty}
         return Arguments(**{**defaults, **more, **inputs})
 
@@ -272,15 +272,15 @@ class OpSpec:
 
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
         """Returns the outputs of a kernel with the mistake `name` of `wrong`."""
-        found = self.wrong[name](self.arguments(inputs))
-        return self.oracle({**inputs, **found}) if isinstance(found, dict) else as_tuple(found)
+        result = self.wrong[name](self.arguments(inputs))
+        return self.oracle({**inputs, **result}) if isinstance(result, dict) else as_tuple(result)
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
         """Returns the cases of a suite.  Raises `ValueError` with the known suites."""
-        found = self.cases_in(suite)
-        if not found and suite not in self.cases:
+        cases = self.cases_in(suite)
+        if not cases and suite not in self.cases:
             raise ValueError(f"suite: {self.name} has {', '.join(self.cases)}, got {suite!r}")
-        return found
+        return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
         """Returns the cases of a suite, which may be a file of `rooflab capture`; for one of `DEFAULT_SUITES` that the

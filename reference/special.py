@@ -21,21 +21,21 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
         if changed is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
             continue
         values = {name: changed(inputs[name], place) for name, place in rows.items()}
-        given = {**inputs, **values}
+        new_inputs = {**inputs, **values}
         try:
-            dims = contract.check(given, any_dtype=True)
+            dims = contract.check(new_inputs, any_dtype=True)
             for rule in (contract.bounds, contract.values):
                 if rule is not None:
-                    rule(given, dims)
+                    rule(new_inputs, dims)
         except ValueError:
             continue
         if values:
-            yield f"values: {label}", given
+            yield f"values: {label}", new_inputs
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The arguments of the data's dtype that have rows, and the position of the rows in their shapes: the rows are the
-    first dimension of the first float tensor that is longer than 1 and is also in the results, if there are any."""
+    """Returns the position of the rows in the shape of each argument of the data's dtype that has rows.  The rows are
+    the first dimension of the first float tensor that is longer than 1, and is in the results if there are any."""
     floats = {
         name: argument
         for name, argument in contract.arguments.items()
@@ -50,10 +50,10 @@ def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
         for dim, size in zip(floats[first].dims, inputs[first].shape, strict=False)
         if size > 1 and (dim.name in results or not contract.results)
     ]
-    found = {name: [dim.text for dim in argument.dims] for name, argument in floats.items()}
+    dim_names = {name: [dim.text for dim in argument.dims] for name, argument in floats.items()}
     return {
         name: texts.index(shown[0])
-        for name, texts in found.items()
+        for name, texts in dim_names.items()
         if shown and shown[0] in texts[:-1] and inputs[name].dtype == inputs[first].dtype
     }
 

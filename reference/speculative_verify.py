@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rooflab.reference.compare import ErrorStats
-from rooflab.reference.contract import Argument, Contract, Dims, Given, Result
+from rooflab.reference.contract import Argument, CallArguments, Contract, Dims, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.philox import philox, race
 from rooflab.reference.sample_law import SCORE_ULPS
@@ -71,9 +71,9 @@ def reference(
     law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed, position: (B,)
     int64, the position of the first drafted token.
     """
-    given: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
-    given |= {"seed": seed, "position": position, "draft_probs": draft_probs}
-    values_fit(given, CONTRACT.check(given))
+    arguments: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
+    arguments |= {"seed": seed, "position": position, "draft_probs": draft_probs}
+    values_fit(arguments, CONTRACT.check(arguments))
     B, K = draft_tokens.shape
     inputs: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     inputs["draft_probs"] = draft_probs
@@ -93,27 +93,28 @@ def reference(
     return tokens.to(draft_tokens.device), accepted.to(draft_tokens.device)
 
 
-def some_tokens(given: Given, dims: Dims) -> None:
+def some_tokens(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` if the vocabulary is empty."""
     if not dims["V"]:
         raise ValueError("target_probs: expected at least one token, got 0")
 
 
-def values_fit(given: Given, dims: Dims) -> None:
+def values_fit(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless drafts are counted and known, and each law in use is a probability law."""
     K, V = dims["K"], dims["V"]
-    draft_tokens, num_drafts, draft_probs = given["draft_tokens"], given["num_drafts"], given.get("draft_probs")
+    draft_tokens, num_drafts = arguments["draft_tokens"], arguments["num_drafts"]
+    draft_probs = arguments.get("draft_probs")
     used = torch.arange(K, device=num_drafts.device) < num_drafts[:, None]
     wrong = {
         "num_drafts": ((num_drafts < 0) | (num_drafts > K), f"0 to {K}"),
         "draft_tokens": ((used & ((draft_tokens < 0) | (draft_tokens >= V))).any(-1), f"0 to {V - 1}"),
-        "target_probs": (~_is_law(given["target_probs"]).all(-1), "finite values >= 0, and one > 0"),
+        "target_probs": (~_is_law(arguments["target_probs"]).all(-1), "finite values >= 0, and one > 0"),
     }
     if draft_probs is not None:
         wrong["draft_probs"] = ((used & ~_is_law(draft_probs)).any(-1), "finite values >= 0, and one > 0")
-    for name, (rows, wanted) in wrong.items():
+    for name, (rows, expected) in wrong.items():
         if bool(rows.any()):
-            raise ValueError(f"{name}: expected {wanted}, got another value in row {int(rows.int().argmax())}")
+            raise ValueError(f"{name}: expected {expected}, got another value in row {int(rows.int().argmax())}")
 
 
 def _is_law(probs: torch.Tensor) -> torch.Tensor:
@@ -127,13 +128,13 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both, and where the drawn token's score
     is below the best score by at most `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) of both.
     """
-    names, found = ("tokens", "num_accepted"), []
-    for name, one, other in zip(names, actual, oracle, strict=True):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            note = f"expected {tuple(other.shape)} {other.dtype}, got {tuple(one.shape)} {one.dtype}"
-            found.append(ErrorStats(name, False, math.nan, math.inf, other.numel(), other.numel(), note=note))
-    if found:
-        return found + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in names[len(found) :]]
+    names, errors = ("tokens", "num_accepted"), []
+    for name, result, right in zip(names, actual, oracle, strict=True):
+        if result.shape != right.shape or result.dtype != right.dtype:
+            note = f"expected {tuple(right.shape)} {right.dtype}, got {tuple(result.shape)} {result.dtype}"
+            errors.append(ErrorStats(name, False, math.nan, math.inf, right.numel(), right.numel(), note=note))
+    if errors:
+        return errors + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in names[len(errors) :]]
     wrong = []
     for b, (tokens, accepted) in enumerate(zip(actual[0].tolist(), actual[1].tolist(), strict=True)):
         same = tokens == oracle[0][b].tolist() and accepted == int(oracle[1][b])
@@ -213,9 +214,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         target[:, :K].scatter_(2, drafts, 0)
         yield "values: drafts that both laws give 0", inputs | {"target_probs": target, "draft_probs": draft}
     for first in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
-        wanted = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
-        wanted[:, :first] = inputs["draft_tokens"][:, :first]
-        yield f"certain target, {first} agree", inputs | {"target_probs": _one_hot(wanted, V)}
+        target_tokens = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
+        target_tokens[:, :first] = inputs["draft_tokens"][:, :first]
+        yield f"certain target, {first} agree", inputs | {"target_probs": _one_hot(target_tokens, V)}
     if V > 1:
         never = torch.full_like(inputs["draft_tokens"], V - 1)
         target = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=never.device), V)
@@ -263,7 +264,7 @@ CONTRACT = Contract(
     },
     rules=some_tokens,
     bounds=values_fit,
-    scheme=lambda given: "fp32",
+    scheme=lambda arguments: "fp32",
 )
 
 

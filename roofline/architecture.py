@@ -210,20 +210,20 @@ def _read(path: Path) -> Mapping[str, Any]:
 def read_json(file: Path) -> dict[str, Any]:
     """Returns the object in a JSON file.  Raises `ValueError` if the file does not hold an object."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"model: {file.name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"model: expected an object in {file.name}, got {found!r:.60}")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"model: expected an object in {file.name}, got {content!r:.60}")
+    return content
 
 
-def check_types(file: str, found: Mapping[str, Any], wanted: Mapping[str, str], null: bool = True) -> None:
-    """Raises `ValueError` if a field has another type than `wanted` says; a field may be missing, and None if
+def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str], null: bool = True) -> None:
+    """Raises `ValueError` if a field has another type than `types` says; a field may be missing, and None if
     `null`."""
-    for kind, names in wanted.items():
-        for name in (name for name in names.split() if name in found):
-            if type(value := found[name]) not in _KINDS[kind] and not (null and value is None):
+    for kind, names in types.items():
+        for name in (name for name in names.split() if name in content):
+            if type(value := content[name]) not in _KINDS[kind] and not (null and value is None):
                 raise ValueError(f"model: expected {kind} as {name!r} in {file}, got {value!r:.60}")
 
 
@@ -265,10 +265,10 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
     if config.get("mlp_bias"):
         raise ValueError(f"{model_type}: mlp_bias is not modelled yet")
     # transformers takes Gemma's "gelu" for the tanh approximation too.
-    known = ("gelu_pytorch_tanh", "gelu") if model_type == "gemma" else ("silu",)
+    activations = ("gelu_pytorch_tanh", "gelu") if model_type == "gemma" else ("silu",)
     for key in ("hidden_act", "hidden_activation"):
-        if (config.get(key) or known[0]) not in known:
-            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {known[0]!r}")
+        if (config.get(key) or activations[0]) not in activations:
+            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {activations[0]!r}")
     if (config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ValueError(f"{model_type}: partial_rotary_factor {config['partial_rotary_factor']} is not modelled yet")
     for key in sorted(config.keys() - _READ - _IGNORED - set(_EXPERT_KEYS)):
@@ -299,13 +299,13 @@ def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     windowed = mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
     if config.get("sliding_window", 4096) is None:
         windowed = False
-    window = _integer(config, "sliding_window", 4096) if windowed else None  # transformers' default for both
+    window = _integer(config, "sliding_window", 4096) if windowed else None  # 4096 in transformers
     first = 0 if mistral else _integer(config, "max_window_layers", 28)
     types = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(count)]
     named = types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
     if len(named) != count:
         raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(named)}")
-    lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # none: refused by its number
+    lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # set(): no layers
     if set(named) not in lawful or (mistral and named != types):
         raise ValueError(f"{model_type}: {_WINDOW} is not modelled yet")
     if model_type in ("llama", "gemma") and config.get("sliding_window") is not None:
@@ -335,11 +335,11 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     # transformers 5 writes rope_parameters instead of both; where there is rope_scaling too, it takes that one.
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    own = scaling.pop("rope_theta", None)
-    theta = _positive({"rope_theta": config.get("rope_theta") if own is None else own}, "rope_theta", 10_000.0)
+    theta = scaling.pop("rope_theta", None)
+    theta = _positive({"rope_theta": config.get("rope_theta") if theta is None else theta}, "rope_theta", 10_000.0)
     if inner := sorted(key for key, value in scaling.items() if isinstance(value, Mapping)):
         raise ValueError(f"model: positions by kind of layer ({', '.join(inner)}) are not modelled yet")
-    if scaling.get("rope_type") in (None, scaling.get("type")):  # both, alike, is what some versions write
+    if scaling.get("rope_type") in (None, scaling.get("type")):  # some versions write both
         scaling["rope_type"] = scaling.pop("type", None) or "default"
     return theta, None if scaling["rope_type"] == "default" else scaling
 

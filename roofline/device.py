@@ -275,14 +275,14 @@ def resolve(name: str) -> tuple[Device, str | None]:
     if reported := identify(name):
         return reported, None
     key = "-".join(name.lower().replace("_", "-").split())
-    known = _ALIASES.get(key, key)
-    if known not in DEVICES:
+    resolved = _ALIASES.get(key, key)
+    if resolved not in DEVICES:
         raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
-    device = DEVICES[known]
-    siblings = [other for other in DEVICES if other.startswith(f"{key}-") and other != known]
+    device = DEVICES[resolved]
+    siblings = [other for other in DEVICES if other.startswith(f"{key}-") and other != resolved]
     if not siblings:
         return device, None
-    return device, f"{name} is taken as {known} ({device.full_name}); there are also {', '.join(siblings)}"
+    return device, f"{name} is taken as {resolved} ({device.full_name}); there are also {', '.join(siblings)}"
 
 
 def get_device(name: str) -> Device:

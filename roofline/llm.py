@@ -155,9 +155,9 @@ class Estimate:
         ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
         if not ops:
             return []
-        own = dict.fromkeys(f"{op.source.split(', as ')[0]}" for op in ops if op.basis != "bound" and op.ms)
+        sources = dict.fromkeys(f"{op.source.split(', as ')[0]}" for op in ops if op.basis != "bound" and op.ms)
         outside = dict.fromkeys(f"{op.site}: {op.source}" for op in ops if op.basis == "bound" and op.source)
-        rows = [("whose kernels", "; ".join(own) or "none")]
+        rows = [("whose kernels", "; ".join(sources) or "none")]
         if outside:
             rows.append(("outside of the tables", "; ".join(outside)))
         return [

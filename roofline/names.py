@@ -34,13 +34,13 @@ def values_by_name(
 
     Raises `ValueError` that names `expected` if a text has another form, if a name comes twice, or if `read` raises.
     """
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for text in texts:
         name, between, value = text.strip().partition(sign)
         try:
-            if not (name and between and value) or name in found:
+            if not (name and between and value) or name in values:
                 raise ValueError
-            found[name] = read(name, value)
+            values[name] = read(name, value)
         except ValueError as error:
             raise ValueError(f"{expected}, got {text!r}") from error
-    return found
+    return values

@@ -93,8 +93,8 @@ def limits_of(device: Device | tuple[int, int]) -> SmLimits:
     """The limits of an SM of a GPU, or of a compute capability such as `(9, 0)`.  Raises `ValueError` if unknown."""
     capability = device.compute_capability if isinstance(device, Device) else device
     if capability not in SM_LIMITS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
-        raise ValueError(f"device: expected one of compute capability {known}, got {'.'.join(map(str, capability))}")
+        choices = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
+        raise ValueError(f"device: expected one of compute capability {choices}, got {'.'.join(map(str, capability))}")
     return SM_LIMITS[capability]
 
 

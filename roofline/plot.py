@@ -62,7 +62,7 @@ _PALE = 0.4
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
 _NAMES = 0.44
-"""The most that a roof's name may be wide, over the plane's width: the lowest roof's corner is farther to the right."""
+"""The largest width of a roof's name over the plane's width: the lowest roof's corner is farther to the right."""
 own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
 """A decorator for functions that draw: the user's settings of matplotlib (`text.usetex`, a dark page) do not apply."""
 _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
@@ -87,7 +87,7 @@ def roofline_figure(
     if len(names) != 1 and not (names and all(point.device in names for point in points)):
         raise ValueError(f"ceilings: expected one device's, got {[ceiling.device for ceiling in ceilings]}")
     rows = numbered(that_matter(points))
-    ceilings = [one for one in ceilings if any(point.device in (None, one.device) for _, point in rows)]
+    ceilings = [ceiling for ceiling in ceilings if any(point.device in (None, ceiling.device) for _, point in rows)]
     roofs = Roofs(ceilings)
     ops = list(dict.fromkeys(point.op for _, point in rows))
     colours = {op: COLOURS[index % len(COLOURS)] for index, op in enumerate(ops)}
@@ -137,11 +137,11 @@ def _frame(
     """Returns left, bottom, right and top of the plane."""
     (low, below), (high, above) = (tuple(map(of, zip(*places, strict=True))) for of in (min, max))
     if fixed:
-        peaks = [rate for one in ceilings for rate in (*one.tensor_flops_per_s.values(), one.vector_flops_per_s)]
+        peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
     several = len({ceiling.device for ceiling in ceilings}) > 1
     corner = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings)
-    right, top = max(high, ridge) * 4, max(*peaks, above) * (60 if several else 4)  # where the legend of several is
+    right, top = max(high, ridge) * 4, max(*peaks, above) * (60 if several else 4)  # room for their legend
     if fixed:
         right, top = (10.0 ** ceil(log10(most)) for most in (max(high, ridge * 30), max(above, max(peaks) * 2)))
     before = 10 ** ((log10(corner) - _NAMES * log10(right)) / (1 - _NAMES))
@@ -186,7 +186,7 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
         legends.append((sum(overlap(_box(legend), box) for box in (*named, *spots)), legend))
         if not legends[-1][0]:
             break
-    axes.legend_ = min(legends, key=lambda one: one[0])[1]
+    axes.legend_ = min(legends, key=lambda legend: legend[0])[1]
     _draw_numbers(axes, points, places, [*named, _box(axes.legend_)], colours)
 
 
@@ -215,8 +215,8 @@ def _draw_roofs(
     for device, colour in roofs.colours.items():
         if not dtypes[device]:  # none of its kernels computes
             continue
-        own = [ceiling for ceiling in roofs.ceilings if ceiling.device == device]
-        ordered, names = sorted(own, key=lambda ceiling: -ceiling.hbm_bytes_per_s), []
+        ceilings = [ceiling for ceiling in roofs.ceilings if ceiling.device == device]
+        ordered, names = sorted(ceilings, key=lambda ceiling: -ceiling.hbm_bytes_per_s), []
         for ceiling in ordered:
             line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": colour, "linewidth": 1.2, "zorder": 2}
             rate = ceiling.hbm_bytes_per_s
@@ -252,15 +252,15 @@ def _write_along(
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
     spots = axes.transData.transform(places) * 72 / _DPI
-    found: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
+    candidates: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
     for start in range(20, 320, 10):
         along = (start * cos(angle) - 3 * sin(angle), start * sin(angle) + 3 * cos(angle))
         x, y = x0 + along[0] - 4 * sin(angle), y0 + along[1] + 4 * cos(angle)
         steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
         covered = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in spots)
         covered += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in steps) for box in names)
-        found.append((covered, along, steps))
-    _, along, steps = min(found, key=lambda one: one[0])  # the lowest of those that cover least
+        candidates.append((covered, along, steps))
+    _, along, steps = min(candidates, key=lambda candidate: candidate[0])  # the lowest with least covered
     slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (foot, foot * rate), along, **slanted)
     return [(x - 4, y - 4, x + 4, y + 4) for x, y in steps]

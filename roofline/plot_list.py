@@ -37,8 +37,8 @@ class Roofs:
 
     def of(self, point: Point) -> Ceilings:
         """Returns the roof on which an untimed point lies."""
-        own = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
-        return next((ceiling for ceiling in own if ceiling.kind == "measured"), own[0])
+        ceilings = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
+        return next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
 
     def name(self, ceiling: Ceilings) -> str:
         """Returns the kind of a ceiling, and the letter of its device."""

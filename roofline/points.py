@@ -94,9 +94,9 @@ def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]
     """
     moving = [point for point in points if not point.flops]
     computing = [point for point in points if point.flops]
-    kept = _foremost(moving, MOST_MOVING if computing else most)
-    kept |= _foremost(computing, most - len(kept))
-    return [point for point in points if id(point) in kept]
+    chosen = _foremost(moving, MOST_MOVING if computing else most)
+    chosen |= _foremost(computing, most - len(chosen))
+    return [point for point in points if id(point) in chosen]
 
 
 def _foremost(points: Sequence[Point], most: int) -> set[int]:

@@ -88,12 +88,12 @@ class Table:
             columns, *lines = csv.reader(io.StringIO(text))
             if columns != [*self.exact, *self.axes, "us"]:
                 raise ValueError(f"columns {', '.join(columns)}")
-            found = {tuple(map(int, line[:-1])): float(line[-1]) * 1e-6 for line in lines}
+            times = {tuple(map(int, line[:-1])): float(line[-1]) * 1e-6 for line in lines}
         except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
             raise ValueError(f"published: {path} is not the table that {INDEX} describes: {error}") from error
-        if len(found) != self.rows:
-            raise ValueError(f"published: expected {self.rows} rows in {path}, got {len(found)}")
-        return found
+        if len(times) != self.rows:
+            raise ValueError(f"published: expected {self.rows} rows in {path}, got {len(times)}")
+        return times
 
     @cached_property
     def _values(self) -> dict[Shape, list[list[int]]]:
@@ -123,8 +123,8 @@ class Table:
         """The time of a shape: published, or interpolated between published times; no time outside the table."""
         key = tuple(shape[name] for name in self.exact)
         if key not in self._values:
-            given = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
-            return Time(None, f"no row with {given}", self)
+            exact = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
+            return Time(None, f"no row with {exact}", self)
         point = tuple(shape[name] for name in self.axes)
         for name, value, values in zip(self.axes, point, self._values[key], strict=True):
             if not values[0] <= value <= values[-1]:
@@ -150,7 +150,7 @@ class Table:
             if values[place] != value:
                 ends = [_replaced(point, axis, end) for end in values[place - 1 : place + 1]]
                 return _between(point, axis, ends, [self._log_ratio(key, end) for end in ends])
-        lines = [found for axis in range(len(point)) if (found := self._along(key, point, axis)) is not None]
+        lines = [line for axis in range(len(point)) if (line := self._along(key, point, axis)) is not None]
         return median(lines) if lines else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
@@ -224,15 +224,15 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
     shape = _shape(op, case)
     if shape is None:
         return []
-    found = []
+    times = []
     for table in committed():
         if (table.op, table.scheme, table.gpu) != (op, scheme, gpu):
             continue
         columns = (*table.exact, *table.axes)
         rest = {name: value for name, value in shape.items() if name not in columns}
         if rest == table.case and (time := table.time({name: shape[name] for name in columns})).seconds is not None:
-            found.append(time)
-    return found
+            times.append(time)
+    return times
 
 
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:

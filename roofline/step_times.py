@@ -51,11 +51,11 @@ class StepTime:
 
     def parts_ms(self) -> dict[str, float]:
         """Returns milliseconds of products, attention, all-reduces, and the rest, which is a bound."""
-        found: dict[str, float] = {}
+        parts: dict[str, float] = {}
         for op in self.ops:
             part = _PARTS.get(op.op, "rest")
-            found[part] = found.get(part, 0.0) + op.ms
-        return found
+            parts[part] = parts.get(part, 0.0) + op.ms
+        return parts
 
 
 _PARTS = {
@@ -101,9 +101,9 @@ def loaded_itl_ms(
     gets `output` tokens, the GPU computes as many prompts as there are sequences, and every sequence waits for them
     all.  The mean context is the prompt and half of the output.
     """
-    given = weight_dtype, kv_dtype, gpus
-    step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *given)
-    prefill = step_time(arch, device, "prefill", 1, prompt, *given)
+    options = weight_dtype, kv_dtype, gpus
+    step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *options)
+    prefill = step_time(arch, device, "prefill", 1, prompt, *options)
     if step is None or prefill is None:
         return None
     return step.ms + concurrency / output * prefill.ms
@@ -112,24 +112,24 @@ def loaded_itl_ms(
 def _step_time(
     arch: Architecture, device: Device, ops: Sequence[OpCost], rows: int, weight_dtype: str, kv_dtype: str, gpus: int
 ) -> StepTime | None:
-    own = [table for table in committed() if table.gpu == device.name and table.framework in _FRAMEWORKS]
-    if not own:
+    tables = [table for table in committed() if table.gpu == device.name and table.framework in _FRAMEWORKS]
+    if not tables:
         return None
-    found = [_op_time(op, device, own, kv_dtype) for op in ops]
+    times = [_op_time(op, device, tables, kv_dtype) for op in ops]
     if gpus > 1:
         size = rows * arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
         least = all_reduce_s(size, gpus, link(device, gpus))
-        reduces = [table for table in own if table.op == "all_reduce"]
+        reduces = [table for table in tables if table.op == "all_reduce"]
         shape = {"gpus": gpus, "bytes": size}
-        found.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, least, reduces, shape))
-    inside = {name: op for op in found for name in op.includes}
-    found = [
+        times.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, least, reduces, shape))
+    inside = {name: op for op in times for name in op.includes}
+    times = [
         replace(op, ms=0.0, basis=inside[op.op].basis, source=f"in the time of {inside[op.op].op}")
         if op.op in inside
         else op
-        for op in found
+        for op in times
     ]
-    return StepTime(sum(op.ms for op in found), tuple(found))
+    return StepTime(sum(op.ms for op in times), tuple(times))
 
 
 def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str) -> OpTime:
@@ -137,11 +137,11 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
     (dtype,) = op.cost.tensor_flops or ("",)
     if op.op == "gemm":
         name = "gemm_fp8" if dtype == "fp8_e4m3" else "gemm"
-        own = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
-        return _in_pieces(op, least, own)
+        matching = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
+        return _in_pieces(op, least, matching)
     scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
-    own = [t for t in tables if t.op == op.op and t.scheme == scheme]
-    return _timed(op.op, op.site, op.calls, least, own, op.shape)
+    matching = [t for t in tables if t.op == op.op and t.scheme == scheme]
+    return _timed(op.op, op.site, op.calls, least, matching, op.shape)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
@@ -149,19 +149,19 @@ def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
     widest = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
     pieces = ceil(op.shape["N"] / widest) if widest else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / pieces)}
-    found = _timed(op.op, op.site, op.calls * pieces, least_s / pieces, tables, shape)
-    if pieces == 1 or found.basis == "bound":
-        return found
-    return replace(found, calls=op.calls, source=f"{found.source}, as {pieces} of N = {shape['N']}")
+    piece = _timed(op.op, op.site, op.calls * pieces, least_s / pieces, tables, shape)
+    if pieces == 1 or piece.basis == "bound":
+        return piece
+    return replace(piece, calls=op.calls, source=f"{piece.source}, as {pieces} of N = {shape['N']}")
 
 
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
     """Returns the fastest published time of a shape, or its bound."""
     times: list[Time] = [table.time(shape) for table in tables]
-    known = [(time.seconds, time) for time in times if time.seconds is not None]
-    if not known:
+    published = [(time.seconds, time) for time in times if time.seconds is not None]
+    if not published:
         why = times[0].how if times else ""
         return OpTime(op, site, calls, calls * least_s * 1e3, "bound", why)
-    seconds, best = min(known, key=lambda pair: pair[0])
+    seconds, best = min(published, key=lambda pair: pair[0])
     source = f"{best.table.framework} {best.table.version} {best.table.kernel}"
     return OpTime(op, site, calls, calls * seconds * 1e3, best.how, source, best.table.includes)

@@ -39,7 +39,7 @@ def query_tiles(config: Config, case: Case) -> int:
 
 
 def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[..., Footprint]:
-    """Footprint: shared memory holds a CTA's queries and all stages of keys and values; `ctas` counts the grid."""
+    """Returns the needs: shared memory for queries and all stages of keys and values; `ctas` counts the grid."""
 
     def needs(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         D = padded(int(case["D"]))
@@ -54,7 +54,7 @@ def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[...
 
 
 def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROWS) -> MapMaker:
-    """The map of x (B, T, H, D) in this order, in boxes of `rows` positions of a head; zeros past a sequence's end."""
+    """Makes the map of x (B, T, H, D) in this order, in boxes of `rows` positions of a head; zeros past a sequence."""
     box = 1, rows, 1, padded(x.shape[3])
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
     return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])

@@ -30,7 +30,7 @@ def _planned(
     causal: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> adapter.FlashInferPlan:
-    """A plan with its own wrapper, for sequences of equal length; `lengths`: B, T and S; `heads`: H, H_kv and D."""
+    """Makes a plan and its own wrapper for sequences of equal length; `lengths`: B, T, S; `heads`: H, H_kv and D."""
     B, T, S = lengths
     named = dict(options)
     wrapper = adapter.make_wrapper(

@@ -29,9 +29,9 @@ def _expands(q: Tensor, k: Tensor, device: str) -> bool:
 
 
 def _lower_right(T: int, S: int) -> Tensor | None:
-    if _device.counted:  # the bias has no memory, and torch cannot make it then
+    if _device.counted:  # on `meta`, where torch cannot make the bias; it has no memory
         return None
-    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.4 s of every command
+    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo in 1.4 s
 
     return causal_lower_right(T, S)
 

@@ -36,8 +36,8 @@ def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
 
 def packed_tiles(config: Config, case: Case) -> int:
     """Counts the tiles of all heads of keys."""
-    found = grouped_rows(case, BF16)
-    return cdiv(found["rows"], config.block_m) * found["heads"]
+    sizes = grouped_rows(case, BF16)
+    return cdiv(sizes["rows"], config.block_m) * sizes["heads"]
 
 
 DEFAULTS = Defaults(

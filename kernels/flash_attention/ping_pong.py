@@ -232,9 +232,9 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 
 
 @gluon.jit
-def _consume(given, CAUSAL: gl.constexpr, NTH: gl.constexpr):
+def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     """Does a consumer's work: 64 rows of each tile, from the last block of keys to the first."""
-    results, order, scales, memory, staged = given
+    results, order, scales, memory, staged = args
     T, S, H, heads, tiles_m, _, window = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = memory
     CONSUMERS: gl.constexpr = queries.shape[0]
@@ -314,32 +314,32 @@ def _attention(
     staged = queries
     if D <= 128:
         staged = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled)
-    q_full = new_barriers(CONSUMERS, 1)  # of the queries' bytes
+    q_full = new_barriers(CONSUMERS, 1)  # the queries' bytes have arrived
     q_empty = new_barriers(CONSUMERS, 1)  # the queries' consumer has read them for the last time
-    k_full = new_barriers(STAGES, 1)  # of a block's bytes
+    k_full = new_barriers(STAGES, 1)  # a block's bytes have arrived
     k_empty = new_barriers(STAGES, CONSUMERS)  # every consumer's products of the block are done
     v_full = new_barriers(STAGES, 1)
     v_empty = new_barriers(STAGES, CONSUMERS)
-    turn = new_barriers(CONSUMERS, 1)  # the other consumer has started its products; without use for three consumers
+    turn = new_barriers(CONSUMERS, 1)  # the other consumer has started its products; three consumers do not use it
     fence_async_shared()  # the barriers exist before TMA completes one
     results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride)
     order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
     memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
-    given = (results, order, (scale, stretch, cap), memory, staged)
+    args = (results, order, (scale, stretch, cap), memory, staged)
     loads = (q, k, v, group, order, memory)
-    # The first function runs on the kernel's own four warps; the lists have warps and registers of the others.
+    # The first function runs on the kernel's own four warps; the lists give warps and registers to the others.
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consume, (given, CAUSAL, 0)), (_consume, (given, CAUSAL, 1)), (_produce, (loads, CAUSAL))],
+            [(_consume, (args, CAUSAL, 0)), (_consume, (args, CAUSAL, 1)), (_produce, (loads, CAUSAL))],
             [4, 1],
             [240, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (_consume, (given, CAUSAL, 0)),
-                (_consume, (given, CAUSAL, 1)),
-                (_consume, (given, CAUSAL, 2)),
+                (_consume, (args, CAUSAL, 0)),
+                (_consume, (args, CAUSAL, 1)),
+                (_consume, (args, CAUSAL, 2)),
                 (_produce, (loads, CAUSAL)),
             ],
             [4, 4, 1],

@@ -20,7 +20,7 @@ def has_flash(q: Tensor) -> bool:
     return kind_of(q) == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
-def told_longest(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
+def longest_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
     """Returns the most queries of a sequence, for torch's FlashAttention-2: from 1 it would conclude that no sequence
     is empty, and view q by the number of sequences."""
     return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)
@@ -51,7 +51,7 @@ def library(
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
     if has_flash(q):
-        longest = told_longest(q, cu_seqlens_q, max_seqlen_q)
+        longest = longest_queries(q, cu_seqlens_q, max_seqlen_q)
         answer = torch.ops.aten._flash_attention_forward(
             q,
             k,

@@ -27,5 +27,5 @@ def naive(
     """Computes one sequence after another; waits for the device to read the offsets."""
     scale = get_scale(q, softmax_scale)
     for rows, keys in spans(cu_seqlens_q, cu_seqlens_k):
-        own = out[None, rows], None if lse is None else lse[None, rows]
-        attend(q[None, rows], k[None, keys], v[None, keys], *own, causal, scale, window, softcap, sinks)
+        results = out[None, rows], None if lse is None else lse[None, rows]
+        attend(q[None, rows], k[None, keys], v[None, keys], *results, causal, scale, window, softcap, sinks)

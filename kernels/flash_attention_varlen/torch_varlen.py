@@ -19,7 +19,7 @@ from torch import Tensor
 from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels._attention import traffic as moved_once
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
-from rooflab.kernels.flash_attention_varlen.library import told_longest
+from rooflab.kernels.flash_attention_varlen.library import longest_queries
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALVES
 from rooflab.reference.spec import Arguments
@@ -97,7 +97,7 @@ def torch_varlen(
     """Calls `varlen_attn`, which allocates the result."""
     if len(q) == 0 or len(k) == 0:
         return unseen(q, return_lse)
-    where = (cu_seqlens_q, cu_seqlens_k, told_longest(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
+    where = (cu_seqlens_q, cu_seqlens_k, longest_queries(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
     sides = CAUSAL if causal and window is None else window_sizes(window)
     scale = get_scale(q, softmax_scale)
     return call(q, k, v, *where, return_lse=return_lse, scale=scale, window_size=sides)

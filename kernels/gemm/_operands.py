@@ -144,14 +144,14 @@ def why_not_by_tma(
         return None
     along_k = wide or precision is None
     for name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
-        found = stored_as(matrix, k_dim == 0) if along_k else stored(matrix, k_dim)
+        storage = stored_as(matrix, k_dim == 0) if along_k else stored(matrix, k_dim)
         apart = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
-        if found is None or apart % ALIGNMENT or not 0 < apart < STRIDE_LIMIT:
+        if storage is None or apart % ALIGNMENT or not 0 < apart < STRIDE_LIMIT:
             return _refusal(name, operand, "K, in " if along_k else "")
     columns = b.shape[-1] // (2 if gated else 1)
     if stores and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
-        wanted = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
-        return f"b: expected {wanted}, got {columns} columns of {a.element_size()} bytes"
+        expected = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
+        return f"b: expected {expected}, got {columns} columns of {a.element_size()} bytes"
     if stores and b.ndim == 3 and len(b) > 1 and b.stride(0) != b.shape[2] * stored_operands(a, b)[1].stride:
         return f"b: expected experts that follow one another in memory, got strides {b.stride()}"
     if residual and (x := inputs.residual) is not None and x.numel() and stored_as(x, False) is None:

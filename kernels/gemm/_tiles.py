@@ -73,7 +73,7 @@ def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[
 
     A row with several configs becomes one row for each of them.
     """
-    each = [(most, config) for most, found in rows for config in (found if isinstance(found, tuple) else (found,))]
+    each = [(most, config) for most, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
     wide = [(most, replace(config, block_k=config.block_k // 2)) for most, config in each]
     return (*(({**most, "itemsize": 2}, config) for most, config in each), *wide)
 

@@ -64,10 +64,10 @@ class Ring(LaunchConfig):
     """The number of columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
 
 
-def ring_footprint(config: Any, columns: int, tiles: int, kept: int, case: Case, scheme: Scheme) -> Footprint:
+def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Case, scheme: Scheme) -> Footprint:
     """Returns the needs of a producer and two consumers for `tiles` tiles of `columns` columns, at most one CTA per SM:
-    an fp32 accumulator of half a tile each, the ring, its barriers, and `kept` values of the result."""
-    values, block_k = config.stages * (config.block_m + columns) * config.block_k + kept, config.block_k
+    an fp32 accumulator of half a tile each, the ring, its barriers, and `staged` values of the result."""
+    values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
     ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
     return Footprint(
         threads=THREADS,

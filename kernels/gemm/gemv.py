@@ -60,7 +60,7 @@ def pieces(K: int, scheme: Scheme) -> int:
 
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of a CTA: registers for vectors in flight and sums; shared memory for a sum per warp, row and row of a."""
+    """Returns a CTA's needs: registers for vectors in flight and sums; shared memory for each warp's sums."""
     sums = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,

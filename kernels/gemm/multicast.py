@@ -67,9 +67,9 @@ def multicast(
     config: ClusterTile,
 ) -> None:
     """Computes a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
-    (left, right), kept = _operands.stored_operands(a, b), _operands.stored_output(c)
-    added = (c, kept) if residual is None else (residual, _operands.stored_as(residual, False))
-    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, kept), added) if matrix]
+    (left, right), output = _operands.stored_operands(a, b), _operands.stored_output(c)
+    added = (c, output) if residual is None else (residual, _operands.stored_as(residual, False))
+    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, output), added) if matrix]
     shared.launch(
         DTYPE_NAMES[a.dtype],
         config,

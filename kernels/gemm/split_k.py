@@ -69,8 +69,8 @@ def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
     """
     config: SplitTile = TILES(case, scheme, is_legal=lambda *_: True)
     tiles = tile_needs(config, case, scheme).ctas
-    wanted, most = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
-    return replace(config, split=max(min(wanted, most, 16), 1))
+    split, most = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)
+    return replace(config, split=max(min(split, most, 16), 1))
 
 
 TUNING = Tuning(

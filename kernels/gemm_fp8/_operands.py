@@ -28,15 +28,15 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Why fp8 operands do not fit TMA and wgmma, or None; cuBLASLt and DeepGEMM also need both operands along K."""
+    """Returns why fp8 operands do not fit TMA and wgmma, or None; cuBLASLt and DeepGEMM need both along K too."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
         whole = matrix.stride(1) == 1 and stride % ALIGNMENT == 0 == address
         if not whole or (rows > 1 and stride < columns):
-            wanted = f"stride 1 along K, in rows that do not overlap, at multiples of {ALIGNMENT} bytes, for fp8 wgmma"
+            layout = f"stride 1 along K, in rows that do not overlap, at multiples of {ALIGNMENT} bytes, for fp8 wgmma"
             got = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
-            return f"{name}: expected {wanted}, got {got}"
+            return f"{name}: expected {layout}, got {got}"
     return None
 
 
@@ -46,8 +46,8 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
     if not a.numel() or not b.numel():
         return None
     if stores and len(a) > 1 and 2 * b.shape[1] % ALIGNMENT:
-        wanted = f"N of whole {ALIGNMENT} bytes of the result, so that TMA can store its rows"
-        return f"b: expected {wanted}, got {b.shape[1]}"
+        expected = f"N of whole {ALIGNMENT} bytes of the result, so that TMA can store its rows"
+        return f"b: expected {expected}, got {b.shape[1]}"
     return why_no_tma(inputs)
 
 

@@ -68,11 +68,11 @@ def multicast(
     bound: tuple[Stored, ...],
 ) -> None:
     """Computes the same sums as `promoted`; b is multicast in a cluster."""
-    left, right, kept = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
+    left, right, output = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
         "fp8",
         config,
-        [left, right, kept, kept],
+        [left, right, output, output],
         (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
         bias=bias,
         scales=(a_scale, b_scale),

@@ -134,13 +134,13 @@ def _produce(
 def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CONSUMERS: gl.constexpr,
               HAS_BIAS: gl.constexpr, BLOCK_SCALES: gl.constexpr, BY_TMA: gl.constexpr,
               BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    a_ring, b_ring, full, empty, c_kept = shared
+    a_ring, b_ring, full, empty, c_staged = shared
     a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr = pointers
     stride_am, stride_ak, stride_bk, stride_bn, stride_om = strides
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 32])
     zeros = gl.zeros((64, BLOCK_N), gl.float32, layout)
-    kept = c_kept.index(WHICH)
+    staged = c_staged.index(WHICH)
     step = 0
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -174,9 +174,9 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
             sums += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
         if BY_TMA:
             tma.store_wait(pendings=0)
-            kept.store(sums.to(gl.bfloat16))
+            staged.store(sums.to(gl.bfloat16))
             fence_async_shared()
-            async_store(c_map, [row, column], kept)
+            async_store(c_map, [row, column], staged)
         else:
             mask = (rows < M)[:, None] & (columns < N)[None, :]
             gl.store(out_ptr + rows[:, None] * stride_om + columns[None, :], sums.to(gl.bfloat16), mask=mask)
@@ -193,14 +193,14 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
     CONSUMERS: gl.constexpr = BLOCK_M // 64
     a_ring = gl.allocate_shared_memory(a_map.dtype, [STAGES * CONSUMERS, 64, BLOCK_K], a_map.layout)
     b_ring = gl.allocate_shared_memory(b_map.dtype, [STAGES, BLOCK_N, BLOCK_K], b_map.layout)
-    c_kept = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 64, BLOCK_N], c_map.layout)
+    c_staged = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 64, BLOCK_N], c_map.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=CONSUMERS)
     fence_async_shared()
-    shared = (a_ring, b_ring, full, empty, c_kept)
+    shared = (a_ring, b_ring, full, empty, c_staged)
     pointers = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
     strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
     gl.warp_specialize(
@@ -222,11 +222,11 @@ def arranged(of: Arguments) -> Any:
     (M, K), N = a.shape, b.shape[1]
     by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
     left, right = stored_operands(a, b)
-    kept = Stored(M, N, c.stride(0), False) if by_tma else Stored(1, 8, 8, False)
+    output = Stored(M, N, c.stride(0), False) if by_tma else Stored(1, 8, 8, False)
     maps = (
         left.map(64, BLOCK_K, a.dtype),
         right.map(BLOCK_K, config.block_n, b.dtype),
-        kept.map(64, config.block_n, c.dtype),
+        output.map(64, config.block_n, c.dtype),
     )
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(a.device)),)
     constants = {

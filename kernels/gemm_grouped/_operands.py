@@ -22,5 +22,5 @@ def traffic(inputs: Arguments) -> Traffic:
     """Counts a once, an expert's matrix once per group of its row panels, without reuse from L2."""
     a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
     _, K, N = b.shape
-    reads = sum(cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))
+    reads = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(offsets))
     return Traffic(nbytes(a, offsets) + reads * K * N * b.element_size(), a.shape[0] * N * a.element_size())

@@ -47,8 +47,8 @@ LEAST_EXPERTS = 32
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the needs of the ring and of the staged result."""
-    kept, tiles = config.block_m * config.store_n, tile_count(config, case)
-    return ring_footprint(config, config.block_n, tiles, kept, case, scheme)
+    staged, tiles = config.block_m * config.store_n, tile_count(config, case)
+    return ring_footprint(config, config.block_n, tiles, staged, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:

@@ -53,8 +53,8 @@ class PairRing(LaunchConfig):
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the needs of the ring and of the staged result."""
-    kept, tiles = config.block_m * config.block_i, tile_count(config, case)
-    return ring_footprint(config, 2 * config.block_i, tiles, kept, case, scheme)
+    staged, tiles = config.block_m * config.block_i, tile_count(config, case)
+    return ring_footprint(config, 2 * config.block_i, tiles, staged, case, scheme)
 
 
 # By the rows of a and the columns of gate; unmeasured.
@@ -111,7 +111,7 @@ def _produce(
             mbarrier.expect(bar, 2 * a.block_type.nbytes + 2 * b.block_type.nbytes)
             for half in gl.static_range(2):
                 row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
-                column = tile_i * BLOCK_I + half * I  # columns of gate, then the same of up
+                column = tile_i * BLOCK_I + half * I  # columns of gate, then the same columns of up
                 async_load(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half))
                 async_load(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half))
             slot, phase = advance(slot, phase, full)

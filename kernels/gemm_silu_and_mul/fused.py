@@ -44,7 +44,7 @@ def _gemm(
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     pairs = tl.arange(0, 2 * BLOCK_I)
     columns = tile_i.to(tl.int64) * BLOCK_I + pairs % BLOCK_I
-    both = columns + pairs // BLOCK_I * tl.cast(I, tl.int64)  # columns of gate, then the same of up
+    both = columns + pairs // BLOCK_I * tl.cast(I, tl.int64)  # columns of gate, then the same columns of up
     inner = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + both[None, :] * stride_bn

@@ -68,5 +68,5 @@ def gemv(
     config: Config,
     bound: Any,
 ) -> None:
-    """a W + bias for at most eight rows of a, four in groups of 32; b from `pack`; two runs agree bit for bit."""
+    """Computes a W + bias for up to eight rows of a, four in groups of 32, b from `pack`; runs agree bit for bit."""
     stream.launch(bound, a, b, scale, zero, bias, c)

@@ -48,7 +48,7 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
 
 @triton.jit
 def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
-    """Where rows of a head begin, int64: offsets of batch, row and head pass 2**31 elements in a long context."""
+    """Returns where rows of a head begin, int64: offsets of batch, row, head pass 2**31 elements in a long context."""
     return b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + rows.to(tl.int64) * stride_t
 
 
@@ -78,7 +78,7 @@ def weigh(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
-    """Weights of the key tile at `start`, the factor that rescales earlier sums, the new m_i and the new l_i.
+    """Returns weights of the key tile at `start`, the factor that rescales earlier sums, the new m_i and l_i.
 
     scores: (rows, BLOCK_N) products; rows: positions of the queries.  A score times `factor` is its exponent.  With
     `MASKED` the tile may contain keys that a row does not see.  The weight at the maximum is 2**RANGE, the sum's unit.

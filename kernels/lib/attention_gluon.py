@@ -95,7 +95,7 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns row of a tile (in tiles) and its head. In the last section long tiles come first, in the section before
+    """Returns a tile's row (in tiles) and its head. In the last section long tiles come first, in the section before
     it short tiles, and so on, so lengths change slowly."""
     index = tile // (section * tiles_m)
     first = index * section

@@ -89,15 +89,15 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     A CTA has whole warps, and at most 512 threads; a CTA of a cluster has one row, and four warps or more.
     """
     needed = vectors_of(case, scheme)
-    found: list[Config] = []
+    divisions: list[Config] = []
     for vectors, cluster, persistent in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (False, True)):
         lanes = next_power_of_2(cdiv(needed, vectors * cluster))
         if lanes <= MOST_LANES and (cluster == 1 or lanes >= 4 * WARP):
             least = max(1, WARP // lanes)
             most = 1 if cluster > 1 else max(least, MOST_LANES // lanes)
             rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64) if least <= rows <= most]
-            found += [Config(lanes, vectors, each, cluster, persistent) for each in rows]
-    return tuple(found)
+            divisions += [Config(lanes, vectors, each, cluster, persistent) for each in rows]
+    return tuple(divisions)
 
 
 def tuning(op: str) -> Tuning:

@@ -43,11 +43,11 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
     """
 
     def made(base: torch.Tensor) -> Any:
-        found: Any = object.__new__(kind)
-        found.base, found.shape, found.strides, found.block_shape = base, shape, strides, box
+        tensor_map: Any = object.__new__(kind)
+        tensor_map.base, tensor_map.shape, tensor_map.strides, tensor_map.block_shape = base, shape, strides, box
         if layout:
-            (found.layout,) = layout
-        return found
+            (tensor_map.layout,) = layout
+        return tensor_map
 
     return made
 

@@ -46,8 +46,8 @@ def fused_kernel(
     for first in range(0, parts, AT_ONCE):
         part = first + tl.arange(0, AT_ONCE)
         place = part.to(tl.int64)
-        own = real[:, None] & (part < parts)[None, :]
-        lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=own, other=float("-inf"))
+        has_part = real[:, None] & (part < parts)[None, :]
+        lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
         lse = tl.where(lse == float("inf"), float("-inf"), lse)  # as some libraries write of a part that saw no key
         seen = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
@@ -80,7 +80,7 @@ def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int
         "ROWS": rows,
         "AT_ONCE": PARTS_AT_ONCE,
         "num_warps": WARPS,
-        # Fused, a lane adds its own exact product to the rounded ones of others: lanes with one sum then differ.
+        # In a fused multiply-add a lane's own product is exact and others' are rounded: equal sums would then differ.
         "enable_fp_fusion": False,
     }
     return cdiv(T * H, rows), (parts, T, H, D, *strides), constants

@@ -17,6 +17,6 @@ def naive(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
     total = torch.logsumexp(lses, dim=0)
     # If no part saw a key, -inf - -inf would be NaN; if one part saw no key, its output is undefined.
     weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0))
-    kept = outs.float().masked_fill((lses == -math.inf)[..., None], 0.0)
-    out.copy_((weights[..., None] * kept).sum(0))
+    values = outs.float().masked_fill((lses == -math.inf)[..., None], 0.0)
+    out.copy_((weights[..., None] * values).sum(0))
     lse.copy_(total)

@@ -52,8 +52,8 @@ def why_too_far(inputs: Arguments) -> str | None:
     """Returns why a tensor map cannot count the pages and heads of a cache as one dimension, or None."""
     for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
         if _units(cache)[1] > MOST_UNITS:
-            wanted = "strides of pages and heads with a larger common factor"
-            return f"{name}: expected {wanted}, got {cache.stride()}"
+            expected = "strides of pages and heads with a larger common factor"
+            return f"{name}: expected {expected}, got {cache.stride()}"
     return None
 
 

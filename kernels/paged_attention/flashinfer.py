@@ -82,7 +82,7 @@ def flashinfer(
     waits for the device to read the lengths and the table."""
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
-        given = Arguments(
+        arguments = Arguments(
             q=q,
             k_cache=k_cache,
             block_table=block_table,
@@ -92,7 +92,7 @@ def flashinfer(
             window=window,
             softcap=softcap,
         )
-        plan = plan_of(given, adapter.kept_wrapper)
+        plan = plan_of(arguments, adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q, return_lse)
     return adapter.finished(plan.wrapper.run(q, (k_cache, v_cache), return_lse=return_lse), plan.unseeing)

@@ -127,8 +127,8 @@ def _page(
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
     unseen = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
-    found = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
-    page = torch.where(unseen.all(1), 0, found)
+    entry = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
+    page = torch.where(unseen.all(1), 0, entry)
     keys, values = (
         pages.index_select(0, page).masked_fill(unseen[..., None, None], 0).float() for pages in (k_cache, v_cache)
     )
@@ -142,12 +142,12 @@ def _page(
     return out.reshape(B, H, D), lse.reshape(B, H)
 
 
-def _merged(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _merged(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merges two parts of a row's keys; a part that saw no key is 0 and -inf."""
-    lse = torch.logaddexp(one_lse, other_lse)
+    lse = torch.logaddexp(first_lse, second_lse)
     reached = lse.masked_fill(lse == -math.inf, 0.0)
-    shares = [torch.exp(part - reached)[..., None] for part in (one_lse, other_lse)]
-    return one * shares[0] + other * shares[1], lse
+    shares = [torch.exp(part - reached)[..., None] for part in (first_lse, second_lse)]
+    return first * shares[0] + second * shares[1], lse
 
 
 COMPILED = compiled(attend)

@@ -45,5 +45,5 @@ def naive(
         first = 0 if window is None else max(0, length - count + 1 - window)
         keys, values = (_gathered(cache, block_table[b], first, length) for cache in (k_cache, v_cache))
         scales = [None if factor is None else factor[None] for factor in (k_scale, v_scale)]
-        own = out[None, rows], None if lse is None else lse[None, rows]
-        attend(q[None, rows], keys, values, *own, True, scale, window, softcap, sinks, None, *scales)
+        results = out[None, rows], None if lse is None else lse[None, rows]
+        attend(q[None, rows], keys, values, *results, True, scale, window, softcap, sinks, None, *scales)

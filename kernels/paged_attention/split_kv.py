@@ -112,10 +112,10 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
     """
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
-    for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
-        warps = max(count for count in range(1, min(wanted, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
-        room = min(HOPPER.shared_bytes // (wanted // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
-        rings = [SplitConfig(warps, stages, wanted // warps, least=4) for stages in range(8, 0, -1)]
+    for per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
+        warps = max(count for count in range(1, min(per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
+        room = min(HOPPER.shared_bytes // (per_sm // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
+        rings = [SplitConfig(warps, stages, per_sm // warps, least=4) for stages in range(8, 0, -1)]
         config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= room), rings[-1])
         if config.num_stages >= 3:
             break
@@ -156,10 +156,10 @@ def traffic(inputs: Arguments) -> Traffic:
     lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
     rows, row_tiles = rows_of_tile(H // H_kv)
     ctas, sets = grid(q, k_cache, inputs.block_table, inputs.window, config)
-    kept = parts(lengths.tolist(), sets, ctas, config.least) * config.warps * rows * (D + 1) * 4
+    part_bytes = parts(lengths.tolist(), sets, ctas, config.least) * config.warps * rows * (D + 1) * 4
     again = int(lengths.sum()) * (row_tiles - 1) * 2 * H_kv * D * k_cache.element_size()
     once = in_pages(inputs)
-    return Traffic(once.read_bytes + again + kept, once.write_bytes + kept, launches=1)
+    return Traffic(once.read_bytes + again + part_bytes, once.write_bytes + part_bytes, launches=1)
 
 
 _counters: dict[tuple[int, bool, int], Tensor] = {}
@@ -183,9 +183,9 @@ def counters(count: int, parts: Tensor) -> Tensor:
     with torch.cuda.device(device):
         stream, captured = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
         key = device.index, captured, parts.data_ptr() if captured else stream.cuda_stream
-        found = _counters.get(key)
-        if found is not None and len(found) >= count:
-            return found
+        zeros = _counters.get(key)
+        if zeros is not None and len(zeros) >= count:
+            return zeros
         unused = _unused.get(device.index)
         if unused is None or len(unused) < count:
             if captured:
@@ -232,9 +232,9 @@ def split_kv(
     (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
     ctas, _ = grid(q, k_cache, block_table, window, config)
     # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.
-    kept = 2 * ctas * config.warps * rows_of_tile(H // H_kv)[0]
-    partial = torch.empty(kept, D, dtype=torch.float32, device=q.device)
-    partial_lse = torch.empty(kept, dtype=torch.float32, device=q.device)
+    part_rows = 2 * ctas * config.warps * rows_of_tile(H // H_kv)[0]
+    partial = torch.empty(part_rows, D, dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty(part_rows, dtype=torch.float32, device=q.device)
     # Values of queries and output move in pairs if all pairs are at multiples of 4 bytes.
     even = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
     fp8 = k_scale is not None

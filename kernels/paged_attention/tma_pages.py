@@ -161,13 +161,13 @@ def _produce(
     landed_phase = 0
     for turn in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, _, _, _, length, low, high, begin = _place(turn, work, GROUP, BLOCK_N)
-        own = table + b.to(gl.int64) * table_stride
+        table_row = table + b.to(gl.int64) * table_stride
         start = (high - 1) * BLOCK_N
-        coming = _pages(own, start, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
+        coming = _pages(table_row, start, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
         before = gl.zeros_like(coming)
         for step in range(high - low + 1):
             pages = coming
-            coming = _pages(own, start - BLOCK_N, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
+            coming = _pages(table_row, start - BLOCK_N, begin, length, BLOCK_SIZE, BOX, BLOCK_N)
             if step < high - low:
                 mbarrier.wait(k_empty.index(slot), phase)
                 _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, start % BLOCK_SIZE,
@@ -226,10 +226,10 @@ def _steps(
 
 @gluon.jit
 def _consume(
-    given, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
+    args, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
 ):
     """Does a warpgroup's work: 64 rows of each tile, from the last block of keys to the first."""
-    tensors, strides, scales, work, queries_tile, memory = given
+    tensors, strides, scales, work, queries_tile, memory = args
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides
     cu, lens, B, H_kv, tiles, window = work
@@ -318,20 +318,20 @@ def pages_kernel(
     queries = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], swizzled)
     keys = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
     values = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
-    k_full = new_barriers(STAGES, 1)  # of a block's bytes
+    k_full = new_barriers(STAGES, 1)  # a block's bytes have arrived
     k_empty = new_barriers(STAGES, 2)  # both consumers' products of the block are done
-    v_full = new_barriers(STAGES + 1, 1)  # the last: of the bytes of a block that the producer then clears in part
+    v_full = new_barriers(STAGES + 1, 1)  # the last counts the bytes of a block that the producer then clears in part
     v_empty = new_barriers(STAGES, 2)
     fence_async_shared()
     memory = (keys, values, k_full, k_empty, v_full, v_empty)
     work = (cu, lens, B, H_kv, tiles, window)
     strides = (q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h)
-    given = ((q, out, lse, sinks), strides, (scale, stretch, cap), work, queries, memory)
+    args = ((q, out, lse, sinks), strides, (scale, stretch, cap), work, queries, memory)
     loads = (k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes)
     gl.warp_specialize(
         [
-            (_consume, (given, HEAD_DIM, GROUP, NEGATED, COPIES, 0)),
-            (_consume, (given, HEAD_DIM, GROUP, NEGATED, COPIES, 1)),
+            (_consume, (args, HEAD_DIM, GROUP, NEGATED, COPIES, 0)),
+            (_consume, (args, HEAD_DIM, GROUP, NEGATED, COPIES, 1)),
             (_produce, (loads, work, memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
         ],
         [4, 1],

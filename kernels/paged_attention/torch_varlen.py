@@ -55,8 +55,8 @@ def why_not_taken(inputs: Arguments) -> str | None:
     if _active() is not None:
         return f"kernel: expected FlashAttention-2 or {ANY_PAGE}, got {_active()} activated"
     if block_size % PAGE_MULTIPLE:
-        wanted = f"pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2"
-        return f"k_cache: expected {wanted}, got {block_size}; {ANY_PAGE}, which is not activated, takes any"
+        expected = f"pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2"
+        return f"k_cache: expected {expected}, got {block_size}; {ANY_PAGE}, which is not activated, takes any"
     return None
 
 

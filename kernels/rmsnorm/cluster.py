@@ -25,7 +25,7 @@ def cluster(
     quantize: str | None,
     config: Config,
 ) -> None:
-    """Norms: x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
+    """Computes x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
     launch(
         "rmsnorm",
         x,

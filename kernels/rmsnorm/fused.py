@@ -61,7 +61,7 @@ def _rmsnorm(
 def fused(
     x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, config: Config
 ) -> None:
-    """Norms: x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
+    """Computes x / rms(x) * (weight + weight_offset) in fp32, rounded once; `round_first` also rounds x / rms."""
     T, H = x.shape
     _rmsnorm[(cdiv(T, config.block_t),)](
         x,

@@ -60,9 +60,9 @@ def _rope(
     position = tl.load(positions_ptr + token)
     pairs = tl.arange(0, BLOCK_HALF)
     # Triton 3.9's interpreter ignores a scalar mask that is broadcast.
-    known = pairs < tl.where((position >= 0) & (position < max_position), HALF, 0)
-    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)[None, :]
+    valid = pairs < tl.where((position >= 0) & (position < max_position), HALF, 0)
+    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=valid, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=valid, other=0.0)[None, :]
     q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
     block = tl.program_id(1)
     lanes = tl.arange(0, BLOCK_HEADS)

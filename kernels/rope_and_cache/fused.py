@@ -73,19 +73,19 @@ def _scaled(x, scale, FP8: tl.constexpr):
 @triton.jit
 def _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF: tl.constexpr, BLOCK: tl.constexpr):
     pairs = tl.arange(0, BLOCK)[None, :]
-    known = (position >= 0) & (position < max_position) & (pairs < HALF)
-    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)
-    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)
+    valid = (position >= 0) & (position < max_position) & (pairs < HALF)
+    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=valid, other=0.0)
+    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=valid, other=0.0)
     return cos, sin
 
 
 @triton.jit
 def _turn(
-    x_ptr, v_ptr, out_ptr, norm_ptr, rows, v_rows, out_rows, real, kept, position, scale, cos_ptr, sin_ptr, stride_cos,
-    stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    x_ptr, v_ptr, out_ptr, norm_ptr, rows, v_rows, out_rows, real, stored, position, scale, cos_ptr, sin_ptr,
+    stride_cos, stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norms and rotates some heads, and stores those that are `kept`; returns the rows of v, if v is given."""
+    """Norms and rotates some heads, and stores those that are `stored`; returns the rows of v, if v is given."""
     if norm_ptr is not None:
         first = tl.zeros([1, 1], tl.int32)
         w1, w2, w_tail = _load(norm_ptr, first, first == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
@@ -110,11 +110,11 @@ def _turn(
         root = tl.rsqrt(squares / D + eps)[:, None]
         x1, x2, tail = x1 * root * w1, x2 * root * w2, tail * root * w_tail
     y1, y2 = _scaled(x1 * cos - x2 * sin, scale, FP8), _scaled(x2 * cos + x1 * sin, scale, FP8)
-    _store_pairs(out_ptr, out_rows, kept, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
+    _store_pairs(out_ptr, out_rows, stored, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
         rest = _scaled(tail, scale, FP8).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_rows + columns, rest, mask=kept & (columns < D))
+        tl.store(out_ptr + out_rows + columns, rest, mask=stored & (columns < D))
     return v
 
 
@@ -153,7 +153,7 @@ def _rope_and_cache(
         slot = tl.load(slot_mapping_ptr + tokens, mask=tokens < T, other=-1)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         # A slot past the cache is skipped too, so the kernel never writes outside the cache.
-        kept = real & (slot >= 0) & (slot < num_slots)
+        stored = real & (slot >= 0) & (slot < num_slots)
         k_scale = 1.0
         v_scale = 1.0
         if FP8:
@@ -162,13 +162,13 @@ def _rope_and_cache(
         target = (slot * H_KV + heads) * D
         v = _turn(
             k_ptr, v_ptr, k_cache_ptr, k_norm_ptr, tokens * stride_kt + heads * stride_kh,
-            tokens * stride_vt + heads * stride_vh, target, real, kept, position, k_scale, cos_ptr, sin_ptr, stride_cos,
-            stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, FP8, PDL,
+            tokens * stride_vt + heads * stride_vh, target, real, stored, position, k_scale, cos_ptr, sin_ptr,
+            stride_cos, stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, FP8, PDL,
         )  # fmt: skip
         if FP8:
             v = _scaled(v.to(tl.float32), v_scale, FP8)
         columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
-        tl.store(v_cache_ptr + target + columns, v.to(v_cache_ptr.dtype.element_ty), mask=kept & (columns < D))
+        tl.store(v_cache_ptr + target + columns, v.to(v_cache_ptr.dtype.element_ty), mask=stored & (columns < D))
 
 
 def traffic(inputs: Arguments) -> Traffic:

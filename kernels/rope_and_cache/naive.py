@@ -30,10 +30,10 @@ def naive(
         result[..., seconds] = x32[..., seconds] * c + x32[..., firsts] * s
         rotated.append(result)
     q_out.copy_(rotated[0])
-    kept = slot_mapping >= 0
-    slots = slot_mapping[kept]
+    has_slot = slot_mapping >= 0
+    slots = slot_mapping[has_slot]
     for cache, new, scale in ((k_cache, rotated[1], k_scale), (v_cache, v.float(), v_scale)):
         if scale is not None:
             largest = torch.finfo(cache.dtype).max
             new = (new / scale[:, None]).clamp(-largest, largest)
-        cache.view(-1, *cache.shape[2:])[slots] = new.to(cache.dtype)[kept]
+        cache.view(-1, *cache.shape[2:])[slots] = new.to(cache.dtype)[has_slot]

@@ -22,7 +22,7 @@ def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
 
 
 def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
-    """The logits (B, V) in fp32 after edits and mask, each operation rounded; `logits` itself if nothing changes it."""
+    """Returns logits (B, V) in fp32 after edits and mask, each operation rounded; `logits` itself without a change."""
     x = logits.float()
     if not edits.tensors:
         return x
@@ -38,8 +38,8 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
     rows, ids, values = _changes(logits, edits)
     counts = torch.bincount(rows, minlength=len(logits)).tolist()
     parts = zip(logits, torch.split(ids, counts), torch.split(values, counts), strict=True)
-    for b, (row, own_ids, own) in enumerate(parts):
-        x = row.float().index_copy(0, own_ids, own) if len(own) else row
+    for b, (row, row_ids, row_values) in enumerate(parts):
+        x = row.float().index_copy(0, row_ids, row_values) if len(row_values) else row
         yield x if edits.allowed is None else x.float().masked_fill(_barred(edits.allowed[b], len(x)), -math.inf)
 
 

@@ -154,14 +154,14 @@ def bisect_kernel(
             tie = (key == cut).to(tl.int32)
             rank = ties_before + tl.cumsum(tie, 0) - tie
             kept_tie = (tie > 0) & (rank < ties_left) & (above_mass + rank * weight < allowed)
-            kept = ((key > cut) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
+            in_support = ((key > cut) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
             ties_before += tl.sum(tie, 0)
-            if tl.sum(kept.to(tl.int32), 0) > 0:
+            if tl.sum(in_support.to(tl.int32), 0) > 0:
                 blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
                 w0, w1, w2, w3 = tl.philox(seed, position, blocks, 0, 0)
                 words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # of tokens 0, 1, 2, 3, 4 ...
                 score = tl.div_rn(x - best, temperature) - log_exponential(words)
-                better = kept & (score > lane_best)
+                better = in_support & (score > lane_best)
                 lane_best = tl.where(better, score, lane_best)
                 lane_token = tl.where(better, tokens, lane_token)
         winner = tl.min(tl.where(lane_best == tl.max(lane_best, 0), lane_token, V), 0)

@@ -117,7 +117,7 @@ def cluster(
     """Draws in one launch that reads each logit once, with log-probabilities of up to 32 tokens."""
     B, V = logits.shape
     share = share_of(V, config.cluster)
-    given = [edits[name] for name in EDITS]
+    values = [edits[name] for name in EDITS]
     stride = logits.stride(0) if B > 1 else 0
     places = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
     options = _cuda.macros(
@@ -125,10 +125,10 @@ def cluster(
         THREADS=config.threads,
         ELEMENT=_cuda.ELEMENTS[logits.dtype],
         BYTES=places & -places,
-        EDITS=any(edit is not None for edit in given),
+        EDITS=any(edit is not None for edit in values),
         TOP_N=-1 if top_n is None else top_n,
     )
     _cuda.load(SOURCE, "sample", options=options)(
-        (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *given,
+        (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *values,
         tokens, logprob_ids, logprobs, np.int32(V), np.int32(share), np.int64(stride), shared_bytes=4 * share,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit, check_rows, edited, note_logprobs
-from rooflab.kernels.sample.naive import kept_of
+from rooflab.kernels.sample.naive import support_of
 from rooflab.reference.sample_rules import Edits
 
 
@@ -31,8 +31,8 @@ def library(
     rows without a law."""
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(ordered[:, 0])
-    kept, scores = kept_of(ordered, temperature, top_k, top_p, min_p)
-    kept[:, 1:] &= (temperature > 0)[:, None]
-    drawn = torch.multinomial(scores.exp().mul_(kept), 1)
+    in_support, scores = support_of(ordered, temperature, top_k, top_p, min_p)
+    in_support[:, 1:] &= (temperature > 0)[:, None]
+    drawn = torch.multinomial(scores.exp().mul_(in_support), 1)
     torch.gather(order, 1, drawn, out=tokens[:, None])
     note_logprobs(logits, tokens, logprob_ids, logprobs)

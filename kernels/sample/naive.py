@@ -33,15 +33,15 @@ def naive(
     V = logits.shape[1]
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(ordered[:, 0])
-    kept, scores = kept_of(ordered, temperature, top_k, top_p, min_p)
-    race = torch.full_like(scores, -math.inf).scatter_(1, order, scores.masked_fill(~kept, -math.inf))
+    in_support, scores = support_of(ordered, temperature, top_k, top_p, min_p)
+    race = torch.full_like(scores, -math.inf).scatter_(1, order, scores.masked_fill(~in_support, -math.inf))
     # In vocabulary order: ties go to the lowest index.
     drawn = (race - log_exponential(words_of_rows(seed, position, V))).argmax(-1)
     tokens.copy_(torch.where(temperature > 0, drawn, order[:, 0]))
     note_logprobs(logits, tokens, logprob_ids, logprobs)
 
 
-def kept_of(
+def support_of(
     ordered: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns, for rows (B, V) in descending order, which tokens may be drawn, and (x - largest x) / temperature."""
@@ -49,9 +49,9 @@ def kept_of(
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
     # The maximum is subtracted before the division, so the error of a probability is relative to the gap to the best.
     scores = (ordered - ordered[:, :1]) / divisor
-    kept = (rank < torch.where(top_k > 0, top_k, len(rank))[:, None]) & (ordered > -math.inf)
-    mass = torch.where(kept, scores.exp(), 0.0).double()
+    in_support = (rank < torch.where(top_k > 0, top_k, len(rank))[:, None]) & (ordered > -math.inf)
+    mass = torch.where(in_support, scores.exp(), 0.0).double()
     before = mass.cumsum(-1) - mass
-    kept &= (before < top_p.double()[:, None] * mass.sum(-1, keepdim=True)) | (top_p >= 1)[:, None]
-    kept &= mass >= min_p.double()[:, None]
-    return kept, scores
+    in_support &= (before < top_p.double()[:, None] * mass.sum(-1, keepdim=True)) | (top_p >= 1)[:, None]
+    in_support &= mass >= min_p.double()[:, None]
+    return in_support, scores

@@ -58,7 +58,7 @@ def prefilter(
 
 def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, position: Tensor, out: Tensor) -> None:
     """Writes the drawn tokens (B,); `settings` are the temperature, top_k, top_p and min_p of each row."""
-    few: list[tuple[int, Tensor, Tensor]] = []
+    survivors: list[tuple[int, Tensor, Tensor]] = []
     for b, (row, t, k, p, m) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
         if t == 0:
             out[b] = row.argmax()
@@ -71,10 +71,10 @@ def _draw(rows: Iterator[Tensor], settings: tuple[Tensor, ...], seed: Tensor, po
             words = words_of_rows(seed[b : b + 1], position[b : b + 1], len(row))[0]
             out[b] = ((row - best) / t).sub_(log_exponential(words)).argmax()
         else:
-            few.append((b, *_survivors(row, best, t, k, p, m)))
-    if few:
+            survivors.append((b, *_survivors(row, best, t, k, p, m)))
+    if survivors:
         # All rows at once, because Philox on few tokens takes the time of its hundred calls, not of its arithmetic.
-        places, tokens, scores = zip(*few, strict=True)
+        places, tokens, scores = zip(*survivors, strict=True)
         sizes = [len(ids) for ids in tokens]
         at = torch.tensor(places).repeat_interleave(torch.tensor(sizes))
         finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[at], position[at], torch.cat(tokens)))
@@ -115,11 +115,11 @@ def _survivors(
         ids, values = ids[:top_k], values[:top_k]
     scores = (values - best) / temperature
     mass = scores.exp().double()
-    kept = mass >= min_p
+    in_support = mass >= min_p
     if top_p < 1:
-        kept &= mass.cumsum(0) - mass < top_p * (mass.sum() if total is None else total)
-    ids, order = torch.sort(ids[kept])
-    return ids, scores[kept][order]
+        in_support &= mass.cumsum(0) - mass < top_p * (mass.sum() if total is None else total)
+    ids, order = torch.sort(ids[in_support])
+    return ids, scores[in_support][order]
 
 
 def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
