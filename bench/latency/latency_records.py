@@ -1,4 +1,4 @@
-"""Records of ledgers, of swaps and of studies."""
+"""The records of ledgers, of what other kernels change, and of studies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.report.ledgers import CASE_ID
 
 Basis = Literal["measured", "predicted", "published", "bound"]
-"""Of a record's times."""
+"""Where the times of a record come from."""
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
@@ -22,11 +22,8 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
     bases = {row.basis for row in ledger.rows}
     basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
-    case |= {
-        "context": ledger.context,
-        "of": ledger.device,
-        **{row.op: row.kernel for row in ledger.rows if row.kernel},
-    }
+    case |= {"context": ledger.context, "of": ledger.device}
+    case |= {row.op: row.kernel for row in ledger.rows if row.kernel}
     timer = "perf_counter" if ledger.device == "cpu" else "CUDA events"
     writer = RunWriter(folder)
     writer.write(_record(writer.run_id, ledger.noise, CASE_ID, case, ledger.metrics(), basis, timer))
@@ -36,25 +33,25 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
     """Writes what other kernels change as records of a new run; returns its path.  `case`: the model and the step."""
     writer = RunWriter(folder)
-    for one in changes:
-        row = one.row()
+    for change in changes:
+        row = change.row()
         words = {name: str(row.pop(name)) for name in ("figure", "op", "before", "after")}
         metrics = {name: value for name, value in row.items() if value is not None}
-        basis: Basis = "predicted" if one.measured_ms is None else "measured"
-        case_id = f"whatif {one.op}={one.after} {one.figure}"
-        writer.write(_record(writer.run_id, one.noise, case_id, {**case, **words}, metrics, basis))
+        basis: Basis = "predicted" if change.measured_ms is None else "measured"
+        case_id = f"whatif {change.op}={change.after} {change.figure}"
+        writer.write(_record(writer.run_id, change.noise, case_id, {**case, **words}, metrics, basis))
     return writer.path
 
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
-    """What came out of the study that the lab ran last."""
+    """The record of the study that the lab ran last."""
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
     metrics = {name: number for row in study.rows for name, number in _numbers(row).items()}
     noise = study.number if study.verdict == "NOISY" else ""
-    found = _record(run_id, noise, f"study {study.name}", case, metrics, "measured")
-    return replace(found, device="cuda" if device == "cuda" else "cpu")
+    record = _record(run_id, noise, f"study {study.name}", case, metrics, "measured")
+    return replace(record, device="cuda" if device == "cuda" else "cpu")
 
 
 def _record(
