@@ -1,7 +1,7 @@
 """The engine's own scheduler on a clock: it steps as in the engine, and each step takes as long as a model says.
 
 Nothing is computed, so that 10,000 requests to a model of 70 billion parameters on eight GPUs take seconds on a laptop.
-What comes out is a trace, as of a load on a server.
+The result is a trace, as of a load on a server.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
 
-from rooflab.bench.latency.step_model import StepModel, StepWork
+from rooflab.bench.latency.step_model import KernelTimes, StepModel, StepWork
 from rooflab.bench.load.data import Prompt
 from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import summarize
@@ -28,18 +28,21 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.speculate.speculator import Speculator
+from rooflab.roofline.llm import PREFILL_CHUNK_TOKENS, activation_bytes, kv_bytes_per_token, weight_bytes
+
+MEMORY_FRACTION = 0.9
+"""The share of a GPU's memory that is used, as in `roofline/llm.py`."""
 
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """The scheduler's settings, as those of `LLM`.  Raises `ValueError` as it does."""
+    """The scheduler's settings, named as those of `LLM`.  Raises `ValueError` as `LLM` does."""
 
     num_kv_blocks: int
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     prefill_chunk: int | None = None
-    chunked_prefill: bool = True
     continuous_batching: bool = True
     prefix_caching: bool = False
     num_speculative_tokens: int = 0
@@ -48,11 +51,27 @@ class ClockSettings:
 
     def __post_init__(self) -> None:
         check_sizes(
-            block_size=self.block_size, max_num_seqs=self.max_num_seqs, prefill_chunk=self.prefill_chunk,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            prefill_chunk=self.prefill_chunk,
             max_num_batched_tokens=self.max_num_batched_tokens,
-        )  # fmt: skip
+        )
         if not 0 <= self.acceptance <= 1:
             raise ValueError(f"acceptance: expected a number in [0, 1], got {self.acceptance:g}")
+
+    def fitting(self, model: KernelTimes) -> ClockSettings:
+        """These settings with as many pages of the KV cache as fit beside weights and activations.
+
+        Raises `ValueError` if no page fits.
+        """
+        tokens = max(self.max_num_batched_tokens, PREFILL_CHUNK_TOKENS)
+        used = weight_bytes(model.arch, model.weight_dtype, model.gpus)
+        used += activation_bytes(model.arch, tokens, self.max_num_seqs, model.weight_dtype, model.gpus)
+        page_bytes = self.block_size * kv_bytes_per_token(model.arch, model.kv_dtype, model.gpus)
+        pages = int((MEMORY_FRACTION * model.device.hbm_bytes - used) / page_bytes)
+        if pages < 1:
+            raise ValueError(f"gpus: expected room for the weights of {model.arch.name}, got {model.gpus}")
+        return replace(self, num_kv_blocks=pages)
 
 
 class _Draw:
@@ -142,9 +161,12 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     asked = list(islice(prompts, count))
     blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
     scheduler = Scheduler(
-        blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk,
-        settings.chunked_prefill, settings.continuous_batching,
-    )  # fmt: skip
+        blocks,
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        settings.prefill_chunk,
+        continuous=settings.continuous_batching,
+    )
     runner, most = _Runner(model, settings.acceptance, plan.seed), settings.num_speculative_tokens
     speculator = Speculator(cast(Any, runner), Lengths(most, adapts=False)) if most else None
     core = Core(scheduler, cast(Any, runner), speculator=speculator)

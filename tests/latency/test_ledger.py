@@ -51,7 +51,7 @@ def test_a_measured_ledger_has_every_call_with_its_cost(
 
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("decode", 1, 33), ("prefill", 1, 40)])
 def test_the_engines_calls_are_the_ops_of_the_step(tmp_path: Path, kind: Any, batch: int, context: int) -> None:
-    """The list that bounds, ledgers, clock and capacity sum over is what the engine calls, with the specs' own costs.
+    """The list that bounds, ledgers and the clock sum over is what the engine calls, with the specs' own costs.
 
     The engine differs in three ways: one kernel does RoPE and the write of keys and values; in a prompt's last layer,
     behind attention, its last token alone is left; and small tensors of lengths and options are read besides.
