@@ -24,7 +24,7 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core import ceilings_for, why_noisy
-from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of, watched_ops
+from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.choose.model_shapes import DECODE
 from rooflab.engine.choose.op_times import wrapped_ops
@@ -259,14 +259,18 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context
     kernels, calls = chosen(llm, kind, batch, context), list[_Call]()
     kernels["gemm"] = kernels.get("gemm_w8a16") or kernels["gemm"]
 
-    def noted(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
-        kernel = kernels[op]
-        inputs = inputs_of(kernel.op, arguments, options, result)
-        moved, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
-        site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
-        calls.append(_Call(shape_of(inputs), cost, moved.bytes if moved else None, kernel, site))
+    def watched(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            result, kernel = function(*arguments, **options), kernels[op]
+            inputs = inputs_of(kernel.op, arguments, options, result)
+            moved, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
+            site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
+            calls.append(_Call(shape_of(inputs), cost, moved.bytes if moved else None, kernel, site))
+            return result
 
-    with watched_ops(llm.runner, noted):
+        return call
+
+    with wrapped_ops(llm.runner, watched):
         step()
     return calls
 

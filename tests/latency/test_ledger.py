@@ -141,14 +141,19 @@ def test_torchs_operators_are_captured_as_our_cases(grad: Any) -> None:
         def forward(self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             return q.cos()
 
+    class SiluAndMul(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.silu(x[..., :64]) * x[..., 64:]
+
     x, linear, biased = torch.randn(2, 7, 64), torch.nn.Linear(64, 96, bias=False), torch.nn.Linear(64, 32)
-    q, norm, rope, mask = torch.randn(2, 4, 9, 16), OwnRMSNorm(), RotaryEmbedding(), torch.ones(9, 9).tril().bool()
+    q, norm, rope, gated = torch.randn(2, 4, 9, 16), OwnRMSNorm(), RotaryEmbedding(), SiluAndMul()
+    mask = torch.ones(9, 9).tril().bool()
     attend = torch.nn.functional.scaled_dot_product_attention
 
     class Program(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> None:
             linear(x), biased(x), norm(x), torch.nn.functional.embedding(torch.arange(5), linear.weight)
-            torch.nn.functional.silu(x) * x
+            gated(torch.cat((x, x), -1))
             attend(q, q, q, is_causal=True), attend(q[..., :8], q[..., :8], q[..., :8], attn_mask=mask)
             attend(q[0], q[0], q[0]), torch.zeros(())  # no batch: none of our cases; no argument on a GPU
             x.cos(), torch.nn.functional.silu(q), rope(torch.arange(14), x.view(14, 64), x[..., :32].reshape(14, 32))
@@ -171,24 +176,26 @@ def test_torchs_operators_are_captured_as_our_cases(grad: Any) -> None:
     assert 0 < found.explained < 1 and list(found.outside.calls.values()) == [1]
 
 
-@pytest.mark.more
 def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: Path) -> None:
-    write_config(tmp_path / "tiny")
     program, suite = tmp_path / "app.py", tmp_path / "mine.json"
     program.write_text(
-        "import sys\nfrom rooflab.engine.llm import LLM, SamplingParams\n"
-        "llm = LLM(sys.argv[1], dummy=True, device='cpu', num_kv_blocks=32, max_num_seqs=2)\n"
-        "llm.generate([[1] * 9, [2] * 12], SamplingParams(max_tokens=4, ignore_eos=True))\n"
+        "import sys, torch\nassert sys.argv[1:] == ['--rows', '6']\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 96, bias=False))\n"
+        "with torch.inference_mode():\n    [model(torch.randn(rows, 64)) for rows in (6, 6, 3)]\n"
     )
-    status, out, err = rooflab("capture", "--suite", suite, "--", "python", program, tmp_path / "tiny")
+    status, out, err = rooflab("capture", "--suite", suite, "--", "python", program, "--rows", "6")
     assert status == 0, err
     found = json.loads(suite.read_text())
     assert 0 < found["explained"] <= 1 and f"{found['explained']:.0%} of" in out
-    (attention,) = found["ops"]["paged_attention"]  # 10 + 13 keys, later 12 + 15: each time two sequences of a page
-    assert attention["case"].startswith("B=2,context=16,") and attention["calls"] % 3 == 0
-    assert sum(row["calls"] for row in found["ops"]["sample"]) == 4
+    calls = {row["case"]: row["calls"] for row in found["ops"]["gemm"]}
+    assert calls == {
+        "M=6,N=32,K=64,layout=NT,bias=true": 2,
+        "M=6,N=96,K=32,layout=NT,bias=false": 2,
+        "M=3,N=32,K=64,layout=NT,bias=true": 1,
+        "M=3,N=96,K=32,layout=NT,bias=false": 1,
+    }
     chosen = Selection.of("gemm", ["library"], [str(suite)], None, ["fp32"], "cpu")
-    assert {case.id for case in chosen.cases_of(get_op("gemm"))} == {row["case"] for row in found["ops"]["gemm"]}
+    assert {case.id for case in chosen.cases_of(get_op("gemm"))} == set(calls)
 
 
 def test_wrong_words_are_named_and_leave_the_suite_as_it_was(rooflab: Any, tmp_path: Path) -> None:
@@ -197,7 +204,7 @@ def test_wrong_words_are_named_and_leave_the_suite_as_it_was(rooflab: Any, tmp_p
     suite.write_text("kept")
     for words, said in (
         (("capture", "--suite", suite, "--", "./none"), "program: expected python app.py"),
-        (("capture", "--suite", suite, "--", "ls", fails), "program: expected a program in Python"),
+        (("capture", "--suite", suite, "--", "python", "/bin/ls"), "program: expected a program in Python"),
         (("capture", "--suite", suite, "--", "python", fails), "program: expected it to end well, got KeyError: 'x'"),
         (("capture", "--suite", "x.txt", "--", "python", fails), "suite: expected a file called .json"),
         (("whatif", "--kernel", "gemm=2x", "--kernel", "gemm=3x"), "each op once, got 'gemm=3x'"),
