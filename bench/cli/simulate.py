@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.base.plain import Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
 from rooflab.bench.cli.load import WAITS, draw, laws, name_of
@@ -68,10 +67,7 @@ def simulate(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,
     prefill_chunk: int | None = None,
-    drafts: option.Speculative,
-    acceptance: Annotated[
-        float, typer.Option(help="Chance that a drafted token is accepted if those before it were.")
-    ] = 0.5,
+    speculate: option.NoDrafts = None,
     seed: option.Seed = 0,
     out: option.Out = None,
     json: option.Json = False,
@@ -79,28 +75,23 @@ def simulate(
     """TTFT, ITL and throughput of a load, by the engine's scheduler in simulated time: with published times of kernels,
     with bounds, or with measured steps; nothing is computed, and no GPU is needed."""
     from rooflab.bench.latency import clock, step_model
-    from rooflab.bench.latency.speculation import priced
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.load_record import trace_file
     from rooflab.bench.load.load_run import Plan
     from rooflab.bench.load.metrics import summarize
     from rooflab.bench.load.trace import load_trace
 
-    drafted = drafts.num_speculative_tokens
     settings = clock.ClockSettings(
-        *(num_kv_blocks or 2**20, 16, max_num_seqs, max_num_batched_tokens, prefill_chunk), acceptance=acceptance,
-        prefix_caching=data == "prefix", num_speculative_tokens=drafted if drafts.speculate else 0,
-    )  # fmt: skip
-    taken: StepModel
-    delay_s, prices = 0.0, list[Row]()
+        *(num_kv_blocks or 2**20, 16, max_num_seqs, max_num_batched_tokens, prefill_chunk),
+        prefix_caching=data == "prefix",
+    )
+    model: StepModel
+    delay_s = 0.0
     if steps:
-        taken, delay_s = step_model.of_trace(load_trace(steps))
+        model, delay_s = step_model.of_trace(load_trace(steps))
     else:
-        taken = own = published.kernels(gpus, lengths)
-        settings = settings if num_kv_blocks else settings.fitting(own)
-    if drafts.speculate:
-        taken, context = drafts.steps(taken), sum(map(sum, lengths.spans)) // 2
-        prices = [{"sequences": n, **priced(taken, n, context, drafted)} for n in (1, 4, 16, 64, 256)]
+        model = kernels = published.kernels(gpus, lengths)
+        settings = settings if num_kv_blocks else settings.fitting(kernels)
     arrivals = laws(rate, sweep, concurrency)
     if against and len(arrivals) > 1:
         raise ValueError("against: expected one rate, and no --sweep")
@@ -112,17 +103,15 @@ def simulate(
     rows, traces = [], []
     for plan in plans:
         with show.waiting(f"simulate {name_of(plan)}"):
-            traces.append(clock.simulate(taken, plan, settings, delay_s))
+            traces.append(clock.simulate(model, plan, settings, delay_s))
         rows.append({"rate": name_of(plan), **summarize(traces[-1])})
     if out:
         for plan, trace in zip(plans, traces, strict=True):
             trace.save(trace_file(out, name_of(plan) if len(plans) > 1 else ""))
     compared = clock.compared(traces[0], measured) if measured else []
-    show.result({"basis": taken.basis, "rows": rows, "compared": compared, "speculation": prices})
+    show.result({"basis": model.basis, "rows": rows, "compared": compared})
     columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAITS[1:])
-    show.table(rows, [name for name in columns if name in rows[0] and "sent" not in name], f"by {taken.basis}")
-    if prices:
-        show.table(prices, tuple(prices[0]), f"drafts of {drafted} tokens pay above", filled=True)
+    show.table(rows, [name for name in columns if name in rows[0] and "sent" not in name], f"by {model.basis}")
     if compared:
         show.table(compared, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
     if out:

@@ -38,8 +38,6 @@ class StepWork:
     """Of each chunk of a prompt the positions of its first token and behind its last."""
     drawn: int = 0
     """Tokens that are drawn."""
-    drafted: int = 0
-    """Tokens of drafts that are verified, beside one token of each sequence."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -187,13 +185,9 @@ class KernelTimes:
     def _sum(self, ops: Iterable[OpTime], sites: Sequence[str], inside: bool) -> float:
         return sum(one.ms for one in ops if (one.site in sites) == inside)
 
-    def head_s(self, rows: int) -> float:
-        """Seconds of the output head and the draw of `rows` rows."""
-        return 1e-3 * self._head(rows)
-
     def seconds(self, work: StepWork) -> float:
         """Seconds of a step."""
-        ms = self.host_ms + self._rest(work.decodes + work.drafted + work.prompt_tokens) + self._head(work.drawn)
+        ms = self.host_ms + self._rest(work.decodes + work.prompt_tokens) + self._head(work.drawn)
         if work.decodes:
             low, high = _neighbours(work.decodes, _MOST)
             context = work.keys / work.decodes
@@ -221,7 +215,7 @@ class MeasuredSteps:
 
     def seconds(self, work: StepWork) -> float:
         """Seconds from a step's begin to the next one's."""
-        told = work.decodes + work.drafted, work.keys, work.prompt_tokens, work.pairs, work.drawn
+        told = work.decodes, work.keys, work.prompt_tokens, work.pairs, work.drawn
         return self.gap_s + float(np.dot(self.coefficients, _features(*told)))
 
 

@@ -160,3 +160,6 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
     assert status == 2 and "steps: expected at least 50" in err
     status, _, err = rooflab("capacity", "llama-3.1-70b", "--gpus", "4")
     assert status == 2 and "capacity: was removed; expected rooflab simulate --sweep" in err
+    for words in (("simulate", "llama-3.1-8b"), ("estimate", "--model", "llama-3.1-8b")):
+        status, _, err = rooflab(*words, "--speculate", "ngram")
+        assert status == 2 and "--speculate: was removed; expected rooflab load on a server" in err
