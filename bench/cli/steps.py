@@ -169,11 +169,9 @@ def whatif(
 def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChange]:
     from rooflab.bench.latency import whatif as changes
     from rooflab.bench.latency.ledger import chosen
-    from rooflab.engine.choose.model_shapes import PRODUCTS
-    from rooflab.engine.ops import resolve
     from rooflab.kernels.registry import get_kernel
 
-    asked, other = get_kernel(op, name), None
+    asked = get_kernel(op, name)
     runs = {kind: chosen(llm, kind, step.sequences(kind), step.context).get(op) for kind in KINDS}
     rest = [kind for kind in KINDS if runs[kind] not in (asked, None)]
     same = f"swap: the engine runs {op}={name} already" if asked in runs.values() else ""
@@ -181,14 +179,11 @@ def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChang
         used = dict.fromkeys(choice.op for choice in llm.ops.choices)
         raise ValueError(same or f"swap: the engine uses {', '.join(used)}, got {op!r}")
     show.note(same and f"{same}, but for steps of {rest[0]}")
-    if llm.device.type == "cpu" and op not in PRODUCTS:
-        resolve(llm.limits, {op: name})  # an engine's own word on whether it could
-    else:
-        other = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
+    other = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
     found = []
     for kind in rest:
         with show.waiting(f"{op}={name}, steps of {kind}"):
-            found.append(changes.swap(llm, op, asked, kind, step.sequences(kind), step.context, other))
+            found.append(changes.swap(llm, other, op, asked, kind, step.sequences(kind), step.context))
     return [change for change in found if change is not None]
 
 
