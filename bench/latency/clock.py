@@ -36,7 +36,6 @@ class ClockSettings:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     prefill_chunk: int | None = None
-    continuous_batching: bool = True
     prefix_caching: bool = False
 
     def __post_init__(self) -> None:
@@ -115,13 +114,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if closed else plan.offsets()
     prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if closed else len(offsets)))
     blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
-    scheduler = Scheduler(
-        blocks,
-        settings.max_num_seqs,
-        settings.max_num_batched_tokens,
-        settings.prefill_chunk,
-        continuous=settings.continuous_batching,
-    )
+    scheduler = Scheduler(blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk)
     runner = _Runner(model)
     core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.

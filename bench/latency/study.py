@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from rooflab.bench.latency.ledger import seconds_of
 from rooflab.bench.report.pictures.canvas import INK, LOST, READ, WIDTH_IN, WRITTEN, new_figure, note, save
 from rooflab.engine.llm import LLM
 from rooflab.roofline.plot import own_settings
@@ -85,6 +86,14 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     ordered = sorted(values)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.2, 0.8))
     return statistics.median(ordered), low, high
+
+
+def run_all_s(llm: LLM) -> float:
+    """Runs steps until all requests have ended; returns the seconds of the steps."""
+    seconds = 0.0
+    while llm.has_work:
+        seconds += seconds_of(llm.step)
+    return seconds
 
 
 def at_least(number: float, holds: float, part: float) -> Verdict:

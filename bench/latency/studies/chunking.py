@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.ledger import seconds_of
-from rooflab.bench.latency.step_model import StepWork
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
@@ -15,22 +13,22 @@ def run(lab: Lab) -> Study:
     """Measures, for each size of a chunk, the longest gap of four decoding sequences while one long prompt is computed,
     and that prompt's TTFT.
 
-    The prediction is the step times of the chunks with the decoding sequences, from a fit to other steps of this
-    engine.
+    The prediction takes a step's time to be in proportion to its tokens: the gap shrinks with the chunk, and the TTFT
+    stays.
     """
     long, others = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
     llm = lab.llm(max_model_len=long + 64, max_num_seqs=others + 1, num_kv_blocks=1024, prefix_caching=False)
-    model = calibrated(llm, lab.size(520, 40))
     rows: list[dict[str, Any]] = []
     for chunk in chunks:
         answer = SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True)
-        turns = [_steps_ms(lab, llm, chunk, long, others, answer, turn) for turn in range(lab.size(3, 1))]
+        # The first turn allocates.
+        turns = [_steps_ms(lab, llm, chunk, long, others, answer, turn) for turn in range(lab.size(4, 2))][1:]
         gap, whole = spread([max(steps) for steps in turns]), spread([sum(steps) for steps in turns])
-        works = [StepWork(others, others * 40, ((at, min(at + chunk, long)),), others) for at in range(0, long, chunk)]
-        predicted = [1e3 * model.seconds(work) for work in works]
-        row = {"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": whole[0]}
-        rows.append(row | {"predicted_gap_ms": max(predicted), "predicted_ttft_ms": sum(predicted)})
+        rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": whole[0]})
+    for row in rows:
+        row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + others) / (long + others)}
+        row |= {"predicted_ttft_ms": rows[-1]["ttft_ms"]}
     gain = rows[-1]["gap_ms"] / rows[0]["gap_ms"]
     price = rows[0]["ttft_ms"] / rows[-1]["ttft_ms"]
     return Study(
