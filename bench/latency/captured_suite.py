@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,8 +111,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The content of a suite's file: the cases of each op, those with most time first."""
         model = self.model
         ops: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for key in sorted(model.seconds, key=lambda key: -model.seconds[key]):
-            seconds = model.seconds[key]
+        for key, seconds in sorted(model.seconds.items(), key=itemgetter(1), reverse=True):
             row = {"case": key.case, "scheme": key.scheme, "calls": model.calls[key], "seconds": seconds}
             ops[key.op].append(row | {"share": seconds / model.total_s})
         about = {"program": program, "seconds": model.total_s, "explained": self.explained}
@@ -119,7 +119,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.known or _is_view(func):
+        if self.known or func.is_view:
             return func(*args, **kwargs)
         clock = clock_of(_on_gpu(args))
         begin = clock()
@@ -147,11 +147,6 @@ def _on_gpu(values: Iterable[Any]) -> bool:
         value.is_cuda if isinstance(value, torch.Tensor) else isinstance(value, list | tuple) and _on_gpu(value)
         for value in values
     )
-
-
-def _is_view(func: Any) -> bool:
-    returns = [item.alias_info for item in func._schema.returns]
-    return bool(returns) and all(info is not None and not info.is_write for info in returns)
 
 
 def _key(op: str, dtype: torch.dtype, **sizes: Any) -> Key | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +25,8 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
     case |= {row.op: row.kernel for row in ledger.rows if row.kernel}
     timer = "perf_counter" if ledger.device == "cpu" else "CUDA events"
     writer = RunWriter(folder)
-    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, case, ledger.metrics(), basis, timer))
+    fields = {"case": case, "metrics": ledger.metrics(), "timer": timer if basis == "measured" else None}
+    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, basis, **fields))
     return writer.path
 
 
@@ -39,7 +39,8 @@ def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], fold
         metrics = {name: value for name, value in row.items() if value is not None}
         basis: Basis = "predicted" if change.measured_ms is None else "measured"
         case_id = f"whatif {change.op}={change.after} {change.figure}"
-        writer.write(_record(writer.run_id, change.noise, case_id, {**case, **words}, metrics, basis))
+        fields = {"case": {**case, **words}, "metrics": metrics}
+        writer.write(_record(writer.run_id, change.noise, case_id, basis, **fields))
     return writer.path
 
 
@@ -48,21 +49,19 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
-    metrics = {name: number for row in study.rows for name, number in _numbers(row).items()}
+    metrics = {
+        f"{row[study.x]}.{column}": float(value)
+        for row in study.rows
+        for column, value in row.items()
+        if column != study.x and isinstance(value, int | float)
+    }
     noise = study.number if study.verdict == "NOISY" else ""
-    record = _record(run_id, noise, f"study {study.name}", case, metrics, "measured")
-    return replace(record, device="cuda" if device == "cuda" else "cpu")
+    fields = {"case": case, "metrics": metrics, "device": "cuda" if device == "cuda" else "cpu"}
+    return _record(run_id, noise, f"study {study.name}", "measured", **fields)
 
 
-def _record(
-    run_id: str,
-    noise: str,
-    case_id: str,
-    case: dict[str, Any],
-    metrics: dict[str, float],
-    basis: Basis,
-    timer: str = "perf_counter",
-) -> Record:
+def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
+    """A record of the engine.  Measured times are those of the host's clock unless `fields` has another timer."""
     return Record(
         kind="engine",
         run_id=run_id,
@@ -70,16 +69,6 @@ def _record(
         reason=noise,
         **Environment.now().record_fields(),
         case_id=case_id,
-        case=case,
         basis=basis,
-        timer=timer if basis == "measured" else None,
-        metrics=metrics,
+        **{"timer": "perf_counter" if basis == "measured" else None, **fields},
     )
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row by column, after the first columns up to one that is no text: `decode 4.step_ms`."""
-    columns = list(row)
-    first = next(place for place, name in enumerate(columns) if not isinstance(row[name], str)) + 1
-    label = " ".join(str(row[name]) for name in columns[:first])
-    return {f"{label}.{name}": float(row[name]) for name in columns[first:] if isinstance(row[name], int | float)}

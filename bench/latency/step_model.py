@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from math import ceil, inf, log2
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -48,19 +48,6 @@ class StepWork:
     def pairs(self) -> int:
         """Queries of prompts times the keys that each attends to."""
         return sum(pairs_of(start, end) for start, end in self.chunks)
-
-
-class StepModel(Protocol):
-    """Seconds of a step."""
-
-    @property
-    def basis(self) -> str:
-        """The source of the times, in words."""
-        ...
-
-    def seconds(self, work: StepWork) -> float:
-        """The time from the step's begin to the next one's."""
-        ...
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
@@ -198,6 +185,9 @@ class MeasuredSteps:
         return self.gap_s + float(np.dot(self.coefficients, features))
 
 
+StepModel = KernelTimes | MeasuredSteps
+
+
 def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     """The model of the steps that `GET /steps` of our server gives, as a trace of `rooflab load` has them.
 
@@ -206,7 +196,7 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     rows = [step for step in steps if "decode_keys" in step and (step["num_decodes"] or step["prompt_tokens"])]
     if len(rows) < 50:
         raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}")
-    features = np.array([_features(*_told(row)) for row in rows])
+    features = np.array([_features_of(row) for row in rows])
     seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
     coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
     gaps = [after["begin_s"] - row["end_s"] for row, after in zip(rows, rows[1:], strict=False)]
@@ -227,15 +217,15 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
     return model, float(np.median(behind)) if behind else 0.0
 
 
-def _told(row: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
-    """Decoding tokens, their keys, tokens and pairs of prompts, and drawn tokens of a step; drafts decode and draw."""
-    drafted = row.get("drafted", 0)
-    drawn = row["num_decodes"] + drafted if drafted else row["tokens"]
-    return row["num_decodes"] + drafted, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], drawn
+def _features_of(row: Mapping[str, Any]) -> np.ndarray:
+    """The features of a server's step; tokens of drafts count as decoding and drawn tokens."""
+    decodes, drafted = row["num_decodes"], row.get("drafted", 0)
+    drawn = decodes + drafted if drafted else row["tokens"]
+    return _features(decodes + drafted, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], drawn)
 
 
 def _features(decodes: int, keys: int, prompt_tokens: int, pairs: int, drawn: int) -> np.ndarray:
     tokens = decodes + prompt_tokens
-    # How far between each two knots the number is; the fit gives each stretch a price per token.
+    # The tokens in each stretch between two knots; the fit gives each stretch a price per token.
     hats = np.clip((tokens - np.array(_KNOTS[:-1], float)) / np.diff(_KNOTS), 0.0, 1.0)
     return np.array([1.0, *(hats * np.diff(_KNOTS)), max(0, tokens - _KNOTS[-1]), keys, pairs, drawn])

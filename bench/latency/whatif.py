@@ -120,7 +120,11 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, 
     rounds, each = (5, 1) if short else (16, 3)
     steps = 2 * rounds * each + 2
     with stepping(llm, kind, batch, context, steps) as first, stepping(other, kind, batch, context, steps) as second:
-        base, changed = _in_turn((first, second), rounds, each)
+        pair = (first, base := list[float]()), (second, changed := list[float]())
+        first(), second()
+        for _ in range(rounds):
+            for step, seconds in pair:
+                seconds += [seconds_of(step) for _ in range(each)]
     same = kernels.keys() - {op, DECODE, FUSED, *PRODUCTS}
     differs = sorted(name for name in same if kernels[name] != others.get(name))
     noise = f"the second engine has another kernel for {', '.join(differs)} too" if differs else change.noise
@@ -128,17 +132,6 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, 
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     ratio = statistics.median(changed) / statistics.median(base)
     return replace(change, measured_ms=change.step_ms * ratio, noise=noise)
-
-
-def _in_turn(steps: Sequence[Callable[[], None]], rounds: int, each: int) -> tuple[list[float], list[float]]:
-    """Seconds of the steps of each engine, which take turns."""
-    samples: tuple[list[float], list[float]] = [], []
-    for step in steps:
-        step()
-    for _ in range(rounds):
-        for step, seconds in zip(steps, samples, strict=True):
-            seconds += [seconds_of(step) for _ in range(each)]
-    return samples
 
 
 def _alone_ms(
