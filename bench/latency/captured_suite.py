@@ -222,19 +222,7 @@ def _gated(module: Any, args: Sequence[Any]) -> Key | None:
     return _key("silu_and_mul", args[0].dtype, T=args[0].numel() // width, I=width // 2)
 
 
-def _rotary(module: Any, args: Sequence[Any]) -> Key | None:
-    """The key of a module that turns queries and keys (vLLM's); transformers' makes cosines, which is no op here."""
-    D, rotary = getattr(module, "head_size", None), getattr(module, "rotary_dim", None)
-    if D is None or D != rotary or len(args) < 3 or not isinstance(args[2], torch.Tensor):
-        return None
-    positions, q, k = args[:3]
-    T = positions.shape[-1]
-    sizes = {"T": T, "H": q.numel() // (T * D), "H_kv": k.numel() // (T * D), "D": D}
-    limit = module.cos_sin_cache.shape[0]
-    return _key("rope", q.dtype, **sizes, max_position=limit, interleaved=not module.is_neox_style)
-
-
-_MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated, "RotaryEmbedding": _rotary}
+_MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated}
 """The end of the name of a module's class, and the function that makes the key of a call."""
 
 

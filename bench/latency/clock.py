@@ -61,18 +61,6 @@ class ClockSettings:
         return replace(self, num_kv_blocks=pages)
 
 
-class _Draw:
-    """The tokens of a step; each is token 0."""
-
-    read_at_once = False
-
-    def __init__(self, sequences: list[Sequence]):
-        self.sequences = sequences
-
-    def tokens(self) -> list[int]:
-        return [0] * len(self.sequences)
-
-
 class _Runner:
     """Stands in for `ModelRunner`: it keeps the rows of the batch, and says how long each step takes."""
 
@@ -94,12 +82,13 @@ class _Runner:
             rows.pop()
             sequence.row = -1
 
-    def run(self, step: Step) -> _Draw | None:
+    def run(self, step: Step) -> SimpleNamespace | None:
         drawn = [*self.batch.rows, *step.ending]
         keys = sum(len(sequence.token_ids) for sequence in self.batch.rows)
         chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
         self.seconds = self._model.seconds(StepWork(len(self.batch.rows), keys, chunks, len(drawn)))
-        return _Draw(drawn) if drawn else None
+        tokens = [0] * len(drawn)  # nothing is computed, so each token is 0
+        return SimpleNamespace(sequences=drawn, read_at_once=False, tokens=lambda: tokens) if drawn else None
 
 
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:

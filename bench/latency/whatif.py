@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,28 +20,29 @@ from rooflab.kernels.registry import Kernel
 from rooflab.roofline.steps import Kind
 
 ROUNDS = 30
-"""Calls of each kernel alone."""
+"""The number of timed calls of each kernel alone."""
 BUDGET_S = 0.5
-"""For the kernels of one call."""
+"""Seconds of timing for the kernels of one call."""
 WON = 0.97
-"""A kernel, or an engine, that takes at most so much of the time before has won."""
+"""A kernel or an engine has won if it takes at most this share of the time before."""
 
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """One phase before and after a swap; times in milliseconds."""
+    """One phase before and after a swap."""
 
     figure: str
     """TTFT or ITL, as the time of a step."""
     op: str
     before: str
     after: str
-    """Names of kernels."""
-    kernel_ratio: float
-    """Time of the kernel after over that before, each alone."""
+    """The names of the kernels."""
+    kernel: float
+    """The time of the kernel after over the time of the kernel before, each alone."""
     share: float
-    """Of the op in the step."""
-    step_ms: float
+    """The share of the op in the step."""
+    before_ms: float
+    """Milliseconds of the step with the kernel before."""
     predicted_ms: float
     measured_ms: float | None = None
     noise: str = ""
@@ -49,35 +50,21 @@ class PhaseChange:
 
     def row(self) -> dict[str, Any]:
         """One line of a table.  NOISY times give no ratio."""
-        predicted, measured = (
-            None if ms is None else 100 * (ms / self.step_ms - 1) for ms in (self.predicted_ms, self.measured_ms)
-        )
-        row = {
-            "figure": self.figure,
-            "op": self.op,
-            "before": self.before,
-            "after": self.after,
-            "kernel": self.kernel_ratio,
-            "share": self.share,
-            "before_ms": self.step_ms,
-            "predicted_ms": self.predicted_ms,
-            "measured_ms": self.measured_ms,
-            "predicted_%": predicted,
-            "measured_%": measured,
-        }
+        row = {name: value for name, value in asdict(self).items() if name != "noise"}
+        for name in ("predicted", "measured"):
+            row[f"{name}_%"] = None if row[f"{name}_ms"] is None else 100 * (row[f"{name}_ms"] / self.before_ms - 1)
         return row | (dict.fromkeys(("kernel", "share", "predicted_%", "measured_%")) if self.noise else {})
 
     def verdict(self) -> str:
-        """In words, whether the kernel's win is one of the engine."""
+        """Says in words whether a faster kernel makes a faster engine."""
         if self.noise:
             return f"{self.figure} with {self.op}/{self.after}: NOISY, and so no verdict: {self.noise}"
-        after = self.predicted_ms if self.measured_ms is None else self.measured_ms
-        engine = after / self.step_ms
-        kernel = f"{self.op}/{self.after} takes {self.kernel_ratio:.2f} of {self.before}'s time"
-        said = f"{self.figure} {engine:.2f} of before" + ("" if self.measured_ms is not None else ", predicted")
-        if self.kernel_ratio <= WON < engine:
-            return f"the kernel won, the engine did not: {kernel}, {self.share:.0%} of the step; {said}"
-        return f"{kernel}, {self.share:.0%} of the step; {said}"
+        engine = (self.predicted_ms if self.measured_ms is None else self.measured_ms) / self.before_ms
+        words = (
+            f"{self.op}/{self.after} takes {self.kernel:.2f} of {self.before}'s time, {self.share:.0%} of the step; "
+        )
+        words += f"{self.figure} {engine:.2f} of before{', predicted' * (self.measured_ms is None)}"
+        return "the kernel won, the engine did not: " * (self.kernel <= WON < engine) + words
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
@@ -131,7 +118,7 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, 
     noise = noise or why_noisy(base, waiting_since(began)) or why_noisy(changed, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     ratio = statistics.median(changed) / statistics.median(base)
-    return replace(change, measured_ms=change.step_ms * ratio, noise=noise)
+    return replace(change, measured_ms=change.before_ms * ratio, noise=noise)
 
 
 def _alone_ms(
