@@ -149,11 +149,11 @@ def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Le
     """The ledger of a step by published kernel times or bounds; its host time is that of the model."""
     costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
     known, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
-    for time_of in model.ops(kind, batch, context):
-        row = LedgerRow(time_of.op, time_of.site, "", "", None, None, 0, time_of.ms, basis=time_of.basis)
-        if op := known.get((row.op, row.site)):
-            shape = ",".join(f"{name}={value}" for name, value in op.shape.items() if value or name != "window")
-            row = replace(row, shape=shape, cost=op.cost, calls=op.calls, bound=bound(op.cost, ceilings))
+    for op in model.ops(kind, batch, context):
+        row = LedgerRow(op.op, op.site, "", "", None, None, 0, op.ms, basis=op.basis)
+        if work := known.get((op.op, op.site)):
+            shape = ",".join(f"{name}={value}" for name, value in work.shape.items() if value or name != "window")
+            row = replace(row, shape=shape, cost=work.cost, calls=work.calls, bound=bound(work.cost, ceilings))
         rows.append(row)
     return Ledger(
         model=model.arch.name,
@@ -286,8 +286,10 @@ def seconds_between(begin: Mark, end: Mark) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _draw(llm: LLM, count: int, length: int) -> list[list[int]]:
-    return [random.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
+def draw_prompts(llm: LLM, count: int, length: int, seed: int | None = None) -> list[list[int]]:
+    """Prompts of random token ids; without a seed, others at each call."""
+    draw = random.Random(seed)
+    return [draw.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
 
 @contextmanager
@@ -296,7 +298,7 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iter
 
     It may be called `steps` times.
     """
-    prompts, ids = _draw(llm, steps if kind == "prefill" else 0, context), list[int]()
+    prompts, ids = draw_prompts(llm, steps if kind == "prefill" else 0, context), list[int]()
 
     def prefill() -> None:
         llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
@@ -310,7 +312,7 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iter
     try:
         for count, length, later in _joining(llm, batch, context) if kind == "decode" else ():
             params = SamplingParams(max_tokens=steps + 2 + later, ignore_eos=True)
-            ids += [llm.add_request(prompt, params) for prompt in _draw(llm, count, length)]
+            ids += [llm.add_request(prompt, params) for prompt in draw_prompts(llm, count, length)]
             while llm.scheduler.waiting or llm.scheduler.prefilling:
                 llm.step()
         yield decode if kind == "decode" else prefill
@@ -340,5 +342,5 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
 
 
 def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:
-    outputs = llm.generate(_draw(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
+    outputs = llm.generate(draw_prompts(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
     return statistics.median(float(gap) for output in outputs for gap in output.timeline.itl_ms)

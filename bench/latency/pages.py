@@ -33,10 +33,15 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     about = fields["environment"]
     on_gpu = lab.engines[-1][2] == "cuda"
     machine = about["gpu"]["name"] if on_gpu else f"{about['cpu']}, {about['cores']} cores"
+    # A model and a folder have their names alone, as a path means nothing to the reader.
+    options = [f"--model {Path(lab.model).name}"] * (lab.model != Lab.model)
+    options += ["--dummy"] * lab.dummy + ["--smoke"] * lab.quick
+    options += [f"--device {lab.options['device']}"] * bool(lab.options.get("device"))
+    command = " ".join(["rooflab study --all", *options, f"--out {folder.name}"])
     lines = [
         "# What is said of LLM inference, and what holds here",
         "",
-        f"Made by `{_command(lab, folder)}` on {machine}, torch {about['torch']}, at commit "
+        f"Made by `{command}` on {machine}, torch {about['torch']}, at commit "
         f"{str(fields['commit'])[:7]}{' with changes' if fields['dirty'] else ''}. The numbers are also in "
         f"[{records.name}]({records.name}), a record for each study. Full lines are measured, a band is the 20th to "
         "the 80th percentile, dashed lines are predicted.",
@@ -53,12 +58,3 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
         cells = [[f"{x:.4g}" if isinstance(x, float) else x for x in row.values()] for row in study.rows]
         lines += markdown_table(tuple(study.rows[0]), cells)
     return write_whole(folder / "README.md", "\n".join(lines) + "\n")
-
-
-def _command(lab: Lab, folder: Path) -> str:
-    """The command that makes the page; it has a model and a folder by name, as a path means nothing to the reader."""
-    words = ["rooflab study --all"]
-    words += [f"--model {Path(lab.model).name}"] if lab.model != Lab.model else []
-    words += ["--dummy"] * lab.dummy + ["--smoke"] * lab.quick
-    words += [f"--device {lab.options['device']}"] if lab.options.get("device") else []
-    return " ".join([*words, f"--out {folder.name}"])

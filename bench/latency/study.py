@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,11 +132,6 @@ class Lab:
     def size(self, whole: int, quick: int) -> int:
         """The second of two sizes if the lab is quick, else the first."""
         return quick if self.quick else whole
-
-    def prompts(self, llm: LLM, count: int, length: int, seed: int = 0) -> list[list[int]]:
-        """Random token ids."""
-        draw = random.Random(seed)
-        return [draw.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
     def about(self, llm: LLM) -> str:
         """The model, dtype and device of an engine, in words."""

@@ -169,6 +169,6 @@ def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs that the kernel accepts, with a weight as it packs it."""
     taken = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.op in PRODUCTS:
-        beside = {"scale": inputs["scale"]} if "scale" in inputs else {}
-        taken["b"] = packed(kernel.prepare, inputs["b"], **beside)
+        others = {name: value for name, value in inputs.items() if name != "b"}
+        taken["b"] = packed(kernel.prepare, inputs["b"], **others)
     return taken

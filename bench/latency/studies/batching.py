@@ -6,6 +6,7 @@ import random
 from heapq import heapreplace
 from typing import Any
 
+from rooflab.bench.latency.ledger import draw_prompts
 from rooflab.bench.latency.study import Lab, Study, at_least, run_all_s, spread
 from rooflab.engine.llm import LLM, SamplingParams
 
@@ -23,7 +24,7 @@ def run(lab: Lab) -> Study:
     for first in range(0, count, BATCH):
         lengths[first + draw.randrange(BATCH)] = longest
     llm = lab.llm(max_num_seqs=BATCH, max_model_len=256, num_kv_blocks=512, prefix_caching=False)
-    prompts = lab.prompts(llm, count, 6)
+    prompts = draw_prompts(llm, count, 6, seed=0)
     _tokens_per_s(llm, prompts[:BATCH], lengths[:BATCH])  # the first steps allocate
     samples: dict[str, list[float]] = {"static": [], "continuous": []}
     for _ in range(lab.size(3, 1)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rooflab.bench.latency.ledger import seconds_of
+from rooflab.bench.latency.ledger import draw_prompts, seconds_of
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
@@ -23,7 +23,7 @@ def run(lab: Lab) -> Study:
     for chunk in chunks:
         answer = SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True)
         # The first turn allocates.
-        turns = [_steps_ms(lab, llm, chunk, long, others, answer, turn) for turn in range(lab.size(4, 2))][1:]
+        turns = [_steps_ms(llm, chunk, long, others, answer, turn) for turn in range(lab.size(4, 2))][1:]
         gap, whole = spread([max(steps) for steps in turns]), spread([sum(steps) for steps in turns])
         rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": whole[0]})
     for row in rows:
@@ -53,15 +53,15 @@ def run(lab: Lab) -> Study:
     )
 
 
-def _steps_ms(lab: Lab, llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
+def _steps_ms(llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
     """Milliseconds of each step in which one long prompt is computed beside `others` that decode."""
     llm.scheduler.prefill_chunk = long
-    for prompt in lab.prompts(llm, others, 16, seed=turn):
+    for prompt in draw_prompts(llm, others, 16, seed=turn):
         llm.add_request(prompt, answer)
     for _ in range(4):
         llm.step()
     llm.scheduler.prefill_chunk = chunk
-    (prompt,) = lab.prompts(llm, 1, long, seed=100 + turn)
+    (prompt,) = draw_prompts(llm, 1, long, seed=100 + turn)
     llm.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
     steps_ms = []
     while llm.scheduler.waiting or llm.scheduler.prefilling:

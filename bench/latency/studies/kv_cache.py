@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rooflab.bench.latency.ledger import seconds_of, stepping
+from rooflab.bench.latency.ledger import draw_prompts, seconds_of, stepping
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.study import StudyOptions
@@ -23,7 +23,7 @@ def run(lab: Lab) -> Study:
     samples: dict[int, list[tuple[float, ...]]] = {length: [] for length in lengths}
     for _ in range(lab.size(7, 2)):
         for length in lengths:
-            samples[length].append(_times(with_cache, without, lab.prompts(without, 1, length)[0]))
+            samples[length].append(_times(with_cache, without, draw_prompts(without, 1, length, seed=0)[0]))
     rows: list[dict[str, Any]] = []
     for length in lengths:
         (cached, *_), (prefill, *_), (again, low, high) = map(spread, zip(*samples[length], strict=True))

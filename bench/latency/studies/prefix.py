@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rooflab.bench.latency.ledger import draw_prompts
 from rooflab.bench.latency.study import Lab, Study, at_least, run_all_s, spread
 from rooflab.engine.llm import LLM, SamplingParams
 
@@ -20,7 +21,7 @@ def run(lab: Lab) -> Study:
     llm = lab.llm(max_model_len=prefixes[-1] + 64, max_num_seqs=4, num_kv_blocks=2048)
     rows: list[dict[str, Any]] = []
     for length in prefixes:
-        prompts = lab.prompts(llm, lab.size(8, 2) + 1, length + SUFFIX, seed=length)
+        prompts = draw_prompts(llm, lab.size(8, 2) + 1, length + SUFFIX, seed=length)
         shared, samples = prompts[0][:length], dict[str, list[float]](cold=[], warm=[])
         for prompt in prompts:
             for kind, ids in (("cold", prompt), ("warm", shared + prompt[length:])):

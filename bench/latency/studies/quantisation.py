@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.latency.ledger import seconds_of, stepping
+from rooflab.bench.latency.ledger import draw_prompts, seconds_of, stepping
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
@@ -26,10 +26,10 @@ def run(lab: Lab) -> Study:
         llm = lab.llm(dtype=dtype, max_model_len=256, max_num_seqs=4, num_kv_blocks=128)
         with stepping(llm, "decode", 1, 64, steps) as step:
             itl_ms, low_ms, high_ms = spread([1e3 * seconds_of(step) for _ in range(steps)])
-        logits = _logits(llm, lab)
+        logits = _logits(llm)
         exact = logits if exact is None else exact
         params = SamplingParams(max_tokens=lab.size(24, 4), ignore_eos=True)
-        text = [answer.outputs[0].token_ids for answer in llm.generate(lab.prompts(llm, 4, 16), params)]
+        text = [answer.outputs[0].token_ids for answer in llm.generate(draw_prompts(llm, 4, 16, seed=0), params)]
         texts = texts or text
         same = [a == b for first, other in zip(texts, text, strict=True) for a, b in zip(first, other, strict=True)]
         error = float((logits - exact).norm() / exact.norm())
@@ -58,9 +58,9 @@ def run(lab: Lab) -> Study:
     )
 
 
-def _logits(llm: LLM, lab: Lab) -> torch.Tensor:
+def _logits(llm: LLM) -> torch.Tensor:
     """The logits behind the last token of one prompt, in fp32."""
-    (prompt,), seen, plain = lab.prompts(llm, 1, 32), list[torch.Tensor](), llm.runner.logits
+    (prompt,), seen, plain = draw_prompts(llm, 1, 32, seed=0), list[torch.Tensor](), llm.runner.logits
 
     def logits(step: Any) -> torch.Tensor:
         result = plain(step)
