@@ -105,9 +105,6 @@ def simulate(
         with show.waiting(f"simulate {name_of(plan)}"):
             traces.append(clock.simulate(model, plan, settings, delay_s))
         rows.append({"rate": name_of(plan), **summarize(traces[-1])})
-    if out:
-        for plan, trace in zip(plans, traces, strict=True):
-            trace.save(trace_file(out, name_of(plan) if len(plans) > 1 else ""))
     compared = clock.compared(traces[0], measured) if measured else []
     show.result({"basis": model.basis, "rows": rows, "compared": compared})
     columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAITS[1:])
@@ -115,6 +112,8 @@ def simulate(
     if compared:
         show.table(compared, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
     if out:
+        for plan, trace in zip(plans, traces, strict=True):
+            trace.save(trace_file(out, name_of(plan) if len(plans) > 1 else ""))
         draw(out, plans, rows, traces)
 
 

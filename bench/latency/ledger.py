@@ -37,7 +37,6 @@ from rooflab.roofline.steps import Kind, step_ops
 
 Mark = float | torch.cuda.Event
 """A point of time: seconds of the host's clock, or an event on a GPU."""
-Clock = Callable[[], Mark]
 MOST_OPS = 1.05
 """Highest ratio of the ops' medians to the median step that they are parts of."""
 
@@ -199,6 +198,7 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
         least = bound(call.cost, ceilings) if call.cost and ceilings else None
         rows.append(replace(call, calls=len(same), ms=ms, bound=least))
     step_ms, ops_ms = 1e3 * statistics.median(plain), sum(row.ms for row in rows)
+    itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
     noise = why_noisy(plain, waiting_since(began))
     if not noise and ops_ms > MOST_OPS * step_ms:
         noise = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
@@ -212,7 +212,7 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
         host_ms=1e3 * statistics.median(whole - sum(ops) for whole, ops in zip(timed, each, strict=True)),
         timers_ms=1e3 * statistics.median(whole - bare for whole, bare in zip(timed, plain, strict=True)),
         step_ms=step_ms,
-        itl_ms=_itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None,
+        itl_ms=itl_ms,
         dtype=llm.dtype_name,
         noise=noise,
     )
@@ -257,7 +257,9 @@ def seconds_of(step: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _timed(spans: list[tuple[Mark, Mark]], clock: Clock, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(
+    spans: list[tuple[Mark, Mark]], clock: Callable[[], Mark], op: str, function: Callable[..., Any]
+) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         begin = clock()
         result = function(*arguments, **options)
@@ -267,7 +269,7 @@ def _timed(spans: list[tuple[Mark, Mark]], clock: Clock, op: str, function: Call
     return call
 
 
-def clock_of(on_gpu: bool) -> Clock:
+def clock_of(on_gpu: bool) -> Callable[[], Mark]:
     """A function that marks a point of time: by the host's clock, or on a GPU by an event in the current stream."""
     return _event if on_gpu else time.perf_counter
 

@@ -11,6 +11,7 @@ from typing import Any
 from rooflab.bench.base.plain import Marked, markdown_cell, markdown_table
 from rooflab.bench.core import Environment, why_noisy
 from rooflab.bench.latency.study import Lab, Study
+from rooflab.bench.report.pictures.canvas import where
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._waiting import run_times, waiting_since
 
@@ -28,9 +29,8 @@ def run_study(name: str, lab: Lab) -> Study:
 
 def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     """Writes `README.md` beside the figures and the records of the studies, and returns its path."""
-    folder = records.parent
-    fields: Any = Environment.now().record_fields()
-    about = fields["environment"]
+    folder, environment = records.parent, Environment.now()
+    about: Any = environment.to_dict()
     on_gpu = lab.engines[-1][2] == "cuda"
     machine = about["gpu"]["name"] if on_gpu else f"{about['cpu']}, {about['cores']} cores"
     # A model and a folder have their names alone, as a path means nothing to the reader.
@@ -41,8 +41,7 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     lines = [
         "# What is said of LLM inference, and what holds here",
         "",
-        f"Made by `{command}` on {machine}, torch {about['torch']}, at commit "
-        f"{str(fields['commit'])[:7]}{' with changes' if fields['dirty'] else ''}. The numbers are also in "
+        f"Made by `{command}` on {machine}, torch {about['torch']}. {where(environment)} The numbers are also in "
         f"[{records.name}]({records.name}), a record for each study. Full lines are measured, a band is the 20th to "
         "the 80th percentile, dashed lines are predicted.",
         "",

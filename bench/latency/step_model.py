@@ -173,8 +173,6 @@ class MeasuredSteps:
     """
 
     coefficients: tuple[float, ...]
-    error: float
-    """Median relative error over the steps of the fit."""
     gap_s: float
     """Seconds from a step's end to the next one's begin."""
     basis: str = "measured steps"
@@ -201,8 +199,7 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
     gaps = [after["begin_s"] - row["end_s"] for row, after in zip(rows, rows[1:], strict=False)]
     busy = [gap for gap, row in zip(gaps, rows, strict=False) if row["running"] and gap < 0.1]
-    error = float(np.median(np.abs(features @ coefficients / seconds - 1)))
-    return MeasuredSteps(tuple(map(float, coefficients)), error, float(np.median(busy)) if busy else 0.0)
+    return MeasuredSteps(tuple(map(float, coefficients)), float(np.median(busy)) if busy else 0.0)
 
 
 def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:

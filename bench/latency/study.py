@@ -59,8 +59,7 @@ class Study:
         colours = dict(zip(dict.fromkeys(name.removesuffix(PREDICTED) for name in self.curves), COLOURS, strict=False))
         for name, values in self.curves.items():
             style = "--" if name.endswith(PREDICTED) else "o-"
-            colour = colours[name.removesuffix(PREDICTED)]
-            axes.plot(column[self.x], column[values], style, color=colour, label=name)
+            axes.plot(column[self.x], column[values], style, color=colours[name.removesuffix(PREDICTED)], label=name)
         if self.band:
             low, high = (column[name] for name in self.band)
             axes.fill_between(column[self.x], low, high, color=COLOURS[0], alpha=0.15)

@@ -116,7 +116,7 @@ def test_a_step_of_one_kind_takes_what_the_published_times_sum_to() -> None:
 
 def test_measured_steps_are_fitted_and_found_again() -> None:
     random = np.random.default_rng(0)
-    rows, at = [], 0.0
+    rows, chunks, at = [], [], 0.0
     for number in range(400):
         decodes, start, prompt = (int(random.integers(low, high)) for low, high in ((1, 40), (0, 200), (0, 300)))
         prompt += 20_000 * (number > 350)
@@ -124,9 +124,13 @@ def test_measured_steps_are_fitted_and_found_again() -> None:
         seconds = 2e-3 + 1e-4 * (decodes + prompt + max(0, decodes + prompt - 8192)) + 1e-7 * keys + 2e-8 * pairs
         row = {"num_decodes": decodes, "decode_keys": keys, "prompt_tokens": prompt, "prompt_pairs": pairs}
         rows.append({**row, "tokens": decodes, "begin_s": at, "end_s": at + seconds, "running": decodes})
+        chunks.append((prompt, start))
         at += seconds + 1e-4
     model = fitted(rows)
-    assert model.error < 1e-3 and model.gap_s == pytest.approx(1e-4)
+    assert model.gap_s == pytest.approx(1e-4)
+    for row, (prompt, start) in list(zip(rows, chunks, strict=True))[::40]:
+        work = StepWork(row["num_decodes"], row["decode_keys"], ((start, start + prompt),), row["tokens"])
+        assert model.seconds(work) == pytest.approx(row["end_s"] - row["begin_s"] + 1e-4, rel=2e-3)
     work = StepWork(8, 1200, ((50, 250),), 9)
     wanted = 2e-3 + 1e-4 * 208 + 1e-7 * 1200 + 2e-8 * work.pairs + 1e-4
     assert model.seconds(work) == pytest.approx(wanted, rel=0.02)

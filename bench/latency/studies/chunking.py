@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rooflab.bench.latency.ledger import draw_prompts, seconds_of
-from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
+from rooflab.bench.latency.study import Lab, Study, at_least, at_most, run_all_s, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
 
@@ -66,6 +66,5 @@ def _steps_ms(llm: LLM, chunk: int, long: int, others: int, answer: SamplingPara
     steps_ms = []
     while llm.scheduler.waiting or llm.scheduler.prefilling:
         steps_ms.append(1e3 * seconds_of(llm.step))
-    while llm.has_work:
-        llm.step()
+    run_all_s(llm)
     return steps_ms
