@@ -108,8 +108,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.
     due, now = deque(offsets), 0.0
-    arrivals: list[float] = []
-    times: list[list[float]] = [[] for _ in prompts]
+    arrivals, times = list[float](), [list[float]() for _ in prompts]
     while due or core.has_work:
         while due and due[0] <= now:
             prompt, number = prompts[len(arrivals)], len(arrivals)
