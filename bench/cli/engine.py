@@ -53,13 +53,12 @@ def doctor(
 
     rows = understood(model)
     show.table(rows, ("what", "understood"), model)
-    found = []
-    if compare:
-        with show.waiting("transformers"):
-            found = list(differences(model))
-        show.table(found, ("what", "of", "differ", "first"), "beside transformers")
-    show.result({"understood": rows, "differences": found})
-    exit_for({"OK", *("INCORRECT" for row in found if row["differ"])})
+    with show.waiting("transformers"):
+        differing = list(differences(model)) if compare else []
+    if differing:
+        show.table(differing, ("what", "of", "differ", "first"), "beside transformers")
+    show.result({"understood": rows, "differences": differing})
+    exit_for({"OK", *("INCORRECT" for row in differing if row["differ"])})
 
 
 @dataclass(frozen=True)

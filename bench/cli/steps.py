@@ -137,9 +137,9 @@ def whatif(
     factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if not factors and not swaps or step.gpu and swaps:
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
-    known = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16")
-    for op in () if step.gpu else {*factors, *swaps} - {*known}:
-        raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(known)}, got {op!r}")
+    ops = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16")
+    for op in () if step.gpu else {*factors, *swaps} - {*ops}:
+        raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(ops)}, got {op!r}")
     # With a swap no graphs: some of torch's kernels wait for the device, which no graph can keep.
     llm = None if step.gpu else step.engine(enforce_eager=bool(swaps))
     ledgers = [step.ledger(kind, llm) for kind in KINDS if factors]

@@ -80,7 +80,7 @@ def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> En
 
 
 def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineRun:
-    summary = summarize([one.timeline for one in outputs], sum(len(one.prompt_token_ids) for one in outputs))
+    summary = summarize([out.timeline for out in outputs], sum(len(out.prompt_token_ids) for out in outputs))
     return EngineRun(outputs, summary, noise, fault or tampered() or "")
 
 

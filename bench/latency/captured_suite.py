@@ -1,4 +1,4 @@
-"""The calls of a running program that one of our ops could compute: shape, dtype, count and time of each, as a suite.
+"""Counts the calls of a running program that our ops could compute: the shape, dtype, number and time, as a suite.
 
 Two layers are watched: modules by the names that transformers and vLLM give them (`_MODULES`); and torch's operators
 beneath: products, attention and embedding.  A call within a known module is not counted again.  On a GPU a call's time
@@ -70,7 +70,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The calls in modules; and the others, such as those that load weights."""
         self.depth = 0
         """The number of modules that the program is in now."""
-        self.known: tuple[torch.nn.Module, Key, Mark] | None = None
+        self.module: tuple[torch.nn.Module, Key, Mark] | None = None
         """The module of `_MODULES` that runs now, and when it began."""
         self._spans: list[tuple[Tally, Key | None, Mark, Mark]] = []
         """Calls whose times are not read yet: the time of a GPU's event is not there at once."""
@@ -119,7 +119,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.known or func.is_view:
+        if self.module or func.is_view:
             return func(*args, **kwargs)
         clock = clock_of(_on_gpu(args))
         begin = clock()
@@ -142,7 +142,7 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
 
 
 def _on_gpu(values: Iterable[Any]) -> bool:
-    """Whether an argument, or one in a list of arguments, lies on a GPU."""
+    """Whether any tensor among the arguments, or in a list of them, lies on a GPU."""
     return any(
         value.is_cuda if isinstance(value, torch.Tensor) else isinstance(value, list | tuple) and _on_gpu(value)
         for value in values
@@ -167,14 +167,14 @@ def _product(operator: Any, args: Sequence[Any]) -> Key | None:
     return _key("gemm", a.dtype, M=M, N=N, K=K, layout=layout, bias=bias)
 
 
-def _attention(given: Mapping[str, Any]) -> Key | None:
-    q, k, v = given["query"], given["key"], given["value"]
+def _attention(arguments: Mapping[str, Any]) -> Key | None:
+    q, k, v = (arguments[name] for name in ("query", "key", "value"))
     if q.ndim != 4 or v.shape[-1] != q.shape[-1]:
         return None
     (B, H, T, D), H_kv, S = q.shape, k.shape[1], k.shape[2]
     # A mask is taken for the causal one, which alone decoders use; one query sees all keys.
-    masked = any(given.get(name) is not None for name in ("attn_mask", "attn_bias"))
-    causal = T > 1 and (masked or given.get("is_causal") is True)
+    masked = any(arguments.get(name) is not None for name in ("attn_mask", "attn_bias"))
+    causal = T > 1 and (masked or arguments.get("is_causal") is True)
     return _key("flash_attention", q.dtype, B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal)
 
 
@@ -185,16 +185,16 @@ def capturing() -> Iterator[Captured]:
 
     def before(module: torch.nn.Module, args: Any) -> None:
         captured.depth += 1
-        if captured.known or not args or not isinstance(args[0], torch.Tensor):
+        if captured.module or not args or not isinstance(args[0], torch.Tensor):
             return
         key_of = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
         if key_of is not None and (key := key_of(module, args)) is not None:
-            captured.known = module, key, clock_of(args[0].is_cuda)()
+            captured.module = module, key, clock_of(args[0].is_cuda)()
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if captured.known and captured.known[0] is module:
-            _, key, begin = captured.known
-            captured.known = None
+        if captured.module and captured.module[0] is module:
+            _, key, begin = captured.module
+            captured.module = None
             captured.add(key, begin, clock_of(not isinstance(begin, float))())
         captured.depth -= 1
 

@@ -3,9 +3,9 @@
 The rows and the host's time sum to the step.  Measured rows are the engine's own calls, timed in turn with steps
 without timers, so that the timers' price has its own row; other rows are published times or bounds.
 
-On a GPU all these steps run without graphs, and an op's time is that between an event before its launch and one behind
-it: where launches take longer than kernels it holds the gap too.  The ITL is that of the engine as it is; with graphs
-it is shorter than such a step.
+On a GPU all these steps run without graphs, and an op's time is the time between an event before its launch and an
+event behind it: where launches take longer than kernels, it contains the gap too.  The ITL is measured with graphs if
+the engine has them; it is then shorter than such a step.
 """
 
 from __future__ import annotations
@@ -147,10 +147,10 @@ class Ledger:
 def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
     """The ledger of a step by published kernel times or bounds; its host time is that of the model."""
     costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
-    known, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
+    works, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
     for op in model.ops(kind, batch, context):
         row = LedgerRow(op.op, op.site, "", "", None, None, 0, op.ms, basis=op.basis)
-        if work := known.get((op.op, op.site)):
+        if work := works.get((op.op, op.site)):
             shape = ",".join(f"{name}={value}" for name, value in work.shape.items() if value or name != "window")
             row = replace(row, shape=shape, cost=work.cost, calls=work.calls, bound=bound(work.cost, ceilings))
         rows.append(row)
@@ -241,7 +241,7 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context
 
 
 def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
-    """The engine's kernels of such a step, by op; a decode step has `paged_attention` with one query per sequence."""
+    """The kernels of a step of this size, by op; `paged_attention` of a decode step has one query per sequence."""
     bucket = bucket_of(batch if kind == "decode" else context)
     kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
     if kind == "decode":

@@ -48,7 +48,10 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
         *(["**A run in short, for CI: its sizes are so small that its verdicts say nothing.**", ""] * lab.quick),
         *markdown_table(
             ("claim", "verdict", "with the number"),
-            [(Marked(f"[{markdown_cell(one.claim)}](#{one.name})"), one.verdict, one.number) for one in studies],
+            [
+                (Marked(f"[{markdown_cell(study.claim)}](#{study.name})"), study.verdict, study.number)
+                for study in studies
+            ],
         ),
     ]
     for study in studies:

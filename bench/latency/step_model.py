@@ -28,12 +28,12 @@ _KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one step computes."""
+    """The work of one step."""
 
     decodes: int
-    """Sequences of which one token is computed."""
+    """The number of sequences that decode, each with one token."""
     keys: int
-    """Keys that those tokens attend to, together."""
+    """The number of keys that all decoding tokens attend to."""
     chunks: tuple[tuple[int, int], ...] = ()
     """For each chunk of a prompt, the positions of its first token and behind its last one."""
     drawn: int = 0
@@ -143,7 +143,7 @@ class KernelTimes:
             size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
             reduce_s = calls * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
             times.append(("all_reduce", "all_reduce", calls, 1e3 * reduce_s))
-        return [OpTime(*one, "bound", "") for one in times]
+        return [OpTime(*fields, "bound", "") for fields in times]
 
     def seconds(self, work: StepWork) -> float:
         """Seconds of a step."""

@@ -144,7 +144,7 @@ def _probe_of(row: LedgerRow, kind: Kind, llm: LLM) -> dict[str, Any]:
     """The arguments of such a call, as meta tensors."""
     first, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
     each = model_inputs(DECODE if (row.op, kind) == ("paged_attention", "decode") else row.op, first, llm.limits)
-    return next(one for one in each if "b" not in one or list(one["b"].shape[::-1]) == sizes[1:])
+    return next(inputs for inputs in each if "b" not in inputs or list(inputs["b"].shape[::-1]) == sizes[1:])
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:

@@ -45,7 +45,7 @@ def run(lab: Lab) -> Study:
         number=f"{gain:.2f} times here; the lengths alone allow {allowed:.2f}",
         about=f"{lab.about(llm)}, {count} answers of one token or, one in {BATCH}, of {longest}",
         x="batching",
-        curves={"measured": "tokens_per_s", "measured, predicted": "predicted"},
+        curves={"throughput": "tokens_per_s", "throughput, predicted": "predicted"},
         x_label="",
         y_label="output tokens/s",
         band=("low", "high"),
