@@ -105,7 +105,7 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, 
     ratio = times[kernel.name] / times[current.name]
     change = _predicted(before, op, current.name, kernel.name, ratio, times[kernel.name] - times[current.name])
     rounds, each = (5, 1) if short else (16, 3)
-    steps = 2 * rounds * each + 2
+    steps = rounds * each + 1
     with stepping(llm, kind, batch, context, steps) as first, stepping(other, kind, batch, context, steps) as second:
         pair = (first, base := list[float]()), (second, changed := list[float]())
         first(), second()
