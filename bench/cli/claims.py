@@ -18,9 +18,7 @@ def study(
     every: Annotated[bool, typer.Option("--all", help="All studies, and a page of them.")] = False,
     model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file or a folder.")] = "smollm2-135m",
     dummy: option.Dummy = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="The same in short, for CI; its verdicts say nothing.")
-    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A short run for CI; its verdicts say nothing.")] = False,
     device: option.Device = None,
     out: option.Out = None,
     json: option.Json = False,

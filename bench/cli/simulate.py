@@ -62,7 +62,7 @@ def simulate(
     data: option.Data = "random",
     lengths: option.TokenSpans,
     num_kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory; with --steps, no limit.")
+        int | None, typer.Option(min=1, help="Pages; else by memory, no limit with --steps.")
     ] = None,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,

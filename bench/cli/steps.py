@@ -31,19 +31,13 @@ SPARE = 160
 class StepOptions:
     """A step of the engine."""
 
-    model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")] = (
-        "smollm2-135m"
-    )
+    model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a folder, or a preset.")] = "smollm2-135m"
     dummy: option.Dummy = False
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Published kernel times of this GPU; else, measured here.")
-    ] = None
+    gpu: Annotated[str | None, typer.Option(help="Published kernel times of this GPU; else, measured here.")] = None
     gpus: Annotated[int, typer.Option(min=1)] = 1
     batch: Annotated[int, typer.Option(help="Sequences that decode.")] = 1
     context: Annotated[int, typer.Option(min=1, help="Tokens of a sequence; of a prefill, of the prompt.")] = 256
-    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; without it, the engine's own, or bf16.")] = (
-        None
-    )
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; without it, the engine's, or bf16.")] = None
     kv_dtype: option.KvDtype = "bf16"
     device: option.Device = None
     out: option.Out = None
