@@ -62,7 +62,7 @@ def simulate(
     data: option.Data = "random",
     lengths: option.TokenSpans,
     num_kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Pages; else by memory, no limit with --steps.")
+        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory; with --steps, no limit.")
     ] = None,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,
@@ -92,14 +92,13 @@ def simulate(
     else:
         model = kernels = published.kernels(gpus, lengths)
         settings = settings if num_kv_blocks else settings.fitting(kernels)
-    arrivals = laws(rate, sweep, concurrency)
-    if against and len(arrivals) > 1:
+    if against and sweep:
         raise ValueError("against: expected one rate, and no --sweep")
     measured = load_trace(against) if against else None
     plan = Plan(
         concurrency=concurrency or 1, num_prompts=num_prompts, data=Data(data, *lengths.spans), model=published.model
     )
-    plans = [replace(plan, arrivals=law, seed=seed + n) for n, law in enumerate(arrivals)]
+    plans = [replace(plan, arrivals=law, seed=seed + n) for n, law in enumerate(laws(rate, sweep, concurrency))]
     rows, traces = [], []
     for plan in plans:
         with show.waiting(f"simulate {name_of(plan)}"):
