@@ -18,44 +18,41 @@ def study(
     every: Annotated[bool, typer.Option("--all", help="All studies, and a page of them.")] = False,
     model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file or a folder.")] = "smollm2-135m",
     dummy: option.Dummy = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="The same in short, for CI; its verdicts say nothing.")
-    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A short run for CI; its verdicts say nothing.")] = False,
     device: option.Device = None,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
     """Claims about LLM inference (the cache saves O(n^2), batching gives 5 to 10 times): what is predicted, what this
     machine measures, and whether each holds."""
-    from rooflab.bench.latency.studies import STUDIES
+    from rooflab.bench.latency.studies import REMOVED, STUDIES
 
     if every == bool(names):
         raise ValueError(f"study: expected names of {', '.join(STUDIES)}, or --all")
     for name in names or ():
         if name not in STUDIES:
-            raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}")
+            gone = "; it was removed, and results/cpu/studies keeps its last result" if name in REMOVED else ""
+            raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}{gone}")
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.latency.latency_records import study_record
     from rooflab.bench.latency.pages import run_study, write_page
     from rooflab.bench.latency.study import Lab
 
-    lab, found = Lab(model, dummy, smoke, {"device": device}), []
+    lab, studies = Lab(model, dummy, smoke, {"device": device}), []
     folder: Path = out or result_folder()
     writer = RunWriter(folder)
     for name in STUDIES if every else names or ():
         with show.waiting(f"study {name}"):
-            found.append(run_study(name, lab))
-        own = found[-1]
-        show.line(own.claim, "bold")
-        for columns, rows in own.tables():
-            show.table(rows, columns)
+            result = run_study(name, lab)
+        studies.append(result)
+        show.line(result.claim, "bold")
+        show.table(result.rows, tuple(result.rows[0]))
         colours = {"holds": "green", "holds in part": "yellow", "fails": "red", "NOISY": "yellow"}
-        show.line(f"{own.verdict}: {own.number}", colours.get(own.verdict))
-        show.line()
-        writer.write(study_record(found[-1], lab, writer.run_id))
-        found[-1].draw(folder)
-    page = write_page(found, lab, writer.path) if every else folder
-    told = ("name", "claim", "verdict", "number", "rows")
-    show.result([{name: getattr(own, name) for name in told} for own in found])
+        show.line(f"{result.verdict}: {result.number}\n", colours[result.verdict])
+        writer.write(study_record(result, lab, writer.run_id))
+        result.draw(folder)
+    page = write_page(studies, lab, writer.path) if every else folder
+    columns = ("name", "claim", "verdict", "number", "rows")
+    show.result([{name: getattr(study, name) for name in columns} for study in studies])
     show.note(f"figures: {page}; records: {writer.path}")
-    exit_for({"NOISY" if own.verdict == "NOISY" else "OK" for own in found})
+    exit_for({"NOISY" if study.verdict == "NOISY" else "OK" for study in studies})

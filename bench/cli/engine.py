@@ -26,7 +26,7 @@ def estimate(
     dtype: option.WeightsDtype = "bf16",
     kv_dtype: option.KvDtype = "bf16",
     tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
-    drafts: option.Speculative,
+    speculate: option.NoDrafts = None,
     json: option.Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
@@ -35,21 +35,10 @@ def estimate(
     from rooflab.roofline.llm import estimate as price
 
     device, note = resolve(gpu)
-    result = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
+    estimated = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
     show.note(note)
-    prices = {}
-    if drafts.speculate:
-        from rooflab.bench.latency.speculation import priced
-        from rooflab.bench.latency.step_model import KernelTimes
-
-        steps = KernelTimes(get_architecture(model), device, dtype, kv_dtype, result.tensor_parallel, bounds=True)
-        prices = priced(drafts.steps(steps), batch, context, drafts.num_speculative_tokens)
-    show.result({**asdict(result), "speculation": prices} if prices else result)
-    show.pairs([*result.rows(), *((name, _shown(value)) for name, value in prices.items())])
-
-
-def _shown(value: float | None) -> str:
-    return "never" if value is None else f"{value:.3g}"
+    show.result(estimated)
+    show.pairs(estimated.rows())
 
 
 @app.command()
@@ -64,13 +53,12 @@ def doctor(
 
     rows = understood(model)
     show.table(rows, ("what", "understood"), model)
-    found = []
-    if compare:
-        with show.waiting("transformers"):
-            found = list(differences(model))
-        show.table(found, ("what", "of", "differ", "first"), "beside transformers")
-    show.result({"understood": rows, "differences": found})
-    exit_for({"OK", *("INCORRECT" for row in found if row["differ"])})
+    with show.waiting("transformers"):
+        differing = list(differences(model)) if compare else []
+    if differing:
+        show.table(differing, ("what", "of", "differ", "first"), "beside transformers")
+    show.result({"understood": rows, "differences": differing})
+    exit_for({"OK", *("INCORRECT" for row in differing if row["differ"])})
 
 
 @dataclass(frozen=True)

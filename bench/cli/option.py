@@ -7,17 +7,13 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from rooflab.bench.base import plain
 from rooflab.bench.cli.names import parse_swaps
 from rooflab.kernels._folders import check_writable
-
-if TYPE_CHECKING:
-    from rooflab.bench.latency.speculation import SpeculativeSteps
-    from rooflab.bench.latency.step_model import StepModel
 
 OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".webp")
 
@@ -41,6 +37,13 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{option.opts[-1]}: expected seconds above 0, got {seconds}")
     return seconds
+
+
+def refuse_drafts(option: typer.CallbackParam, value: str | None) -> None:
+    """Refuses an option of earlier commits, which priced drafts by arithmetic."""
+    if value is not None:
+        instead = "expected rooflab load on a server that speculates, which measures tokens per step and acceptance"
+        raise ValueError(f"{option.opts[-1]}: was removed; {instead}")
 
 
 def launcher(op: str | None, of_ops: Mapping[str, object], own: Mapping[str, object]) -> str:
@@ -129,6 +132,7 @@ Concurrency = Annotated[
 Data = Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")]
 Span = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
 Seed = Annotated[int, typer.Option(min=0)]
+NoDrafts = Annotated[str | None, typer.Option("--speculate", hidden=True, callback=refuse_drafts)]
 Wait = Annotated[
     bool, typer.Option("--wait-for-gpu", help="Take the card's lock first, so that two such runs take turns.")
 ]
@@ -146,14 +150,6 @@ class Speculative:
     draft: Annotated[
         str | None, typer.Option(help="A model, a number of the model's first layers, or a folder of heads.")
     ] = None
-
-    def steps(self, plain: StepModel) -> SpeculativeSteps:
-        """Steps of a model, with the drafts beside them."""
-        from rooflab.bench.latency.speculation import speculative
-        from rooflab.engine.speculate.drafter import Speculation
-
-        asked = Speculation(str(self.speculate), self.num_speculative_tokens, self.draft, sized=True)
-        return speculative(asked, plain)
 
 
 @dataclass(frozen=True)

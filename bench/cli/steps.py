@@ -31,19 +31,13 @@ SPARE = 160
 class StepOptions:
     """A step of the engine."""
 
-    model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")] = (
-        "smollm2-135m"
-    )
+    model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a folder, or a preset.")] = "smollm2-135m"
     dummy: option.Dummy = False
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Published kernel times of this GPU; else, measured here.")
-    ] = None
+    gpu: Annotated[str | None, typer.Option(help="Published kernel times of this GPU; else, measured here.")] = None
     gpus: Annotated[int, typer.Option(min=1)] = 1
     batch: Annotated[int, typer.Option(help="Sequences that decode.")] = 1
     context: Annotated[int, typer.Option(min=1, help="Tokens of a sequence; of a prefill, of the prompt.")] = 256
-    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; without it, the engine's own, or bf16.")] = (
-        None
-    )
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; without it, the engine's, or bf16.")] = None
     kv_dtype: option.KvDtype = "bf16"
     device: option.Device = None
     out: option.Out = None
@@ -69,7 +63,7 @@ class StepOptions:
             )
 
     def sequences(self, kind: Kind) -> int:
-        """Those of a step of a kind: a prompt is computed alone."""
+        """The number of sequences in a step of a kind: a prompt is computed alone."""
         return 1 if kind == "prefill" else self.batch
 
     def ledger(self, kind: Kind, llm: LLM | None) -> Ledger:
@@ -104,17 +98,16 @@ def ledger(
     if step.gpu and swap:
         raise ValueError("swap: expected no --gpu with it, whose kernels are others'")
     llm = None if step.gpu else step.engine(swap=parse_swaps(swap or []), enforce_eager=enforce_eager)
-    found = step.ledger(kind, llm)
+    ops = step.ledger(kind, llm)
     if step.out:
-        show.note(f"record: {ledger_record(found, step.out)}")
-    rows = found.table()
-    numbers = {"step_ms": found.step_ms, "itl_ms": found.itl_ms, "residual": found.residual, "noise": found.noise}
-    show.result({**numbers, "rows": rows})
-    title = f"{found.model} in {found.dtype} on {found.device}: {kind} of {step.batch} x {step.context} tokens"
+        show.note(f"record: {ledger_record(ops, step.out)}")
+    rows = ops.table()
+    show.result({**{name: getattr(ops, name) for name in ("step_ms", "itl_ms", "residual", "noise")}, "rows": rows})
+    title = f"{ops.model} in {ops.dtype} on {ops.device}: {kind} of {step.batch} x {step.context} tokens"
     show.table(rows, rows[0], title, filled=True)
-    if found.noise:
-        show.line(f"NOISY: {found.noise}", "yellow")
-    exit_for({"NOISY" if found.noise else "OK"})
+    if ops.noise:
+        show.line(f"NOISY: {ops.noise}", "yellow")
+    exit_for({"NOISY" if ops.noise else "OK"})
 
 
 @app.command()
@@ -138,58 +131,46 @@ def whatif(
     factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if not factors and not swaps or step.gpu and swaps:
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
-    known, used = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16"), set[str]()
-    for op in () if step.gpu else {*factors, *swaps} - {*known}:
-        raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(known)}, got {op!r}")
+    ops = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16")
+    for op in () if step.gpu else {*factors, *swaps} - {*ops}:
+        raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(ops)}, got {op!r}")
     # With a swap no graphs: some of torch's kernels wait for the device, which no graph can keep.
     llm = None if step.gpu else step.engine(enforce_eager=bool(swaps))
-    found: list[PhaseChange] = []
-    for kind in KINDS if factors else ():
-        own = step.ledger(kind, llm)
-        used |= {row.op for row in own.rows}
-        found += scale(own, factors)
-    for op, name in swaps.items():
-        assert llm is not None, "asked of this machine"
-        used |= {choice.op for choice in llm.ops.choices}
-        found += _swapped(step, llm, op, name)
-    if missing := {*factors, *swaps} - {change.op for change in found}:
-        raise ValueError(f"kernel: the steps use {', '.join(sorted(used))}, got {', '.join(sorted(missing))}")
+    ledgers = [step.ledger(kind, llm) for kind in KINDS if factors]
+    changes = [change for steps in ledgers for change in scale(steps, factors)]
+    if missing := factors.keys() - {change.op for change in changes}:
+        used = sorted({row.op for steps in ledgers for row in steps.rows})
+        raise ValueError(f"kernel: the steps use {', '.join(used)}, got {', '.join(sorted(missing))}")
+    if llm is not None:
+        changes += [change for op, name in swaps.items() for change in _swapped(step, llm, op, name)]
     if step.out:
         of = step.gpu or (llm.device.type if llm else "")
         about = {"model": step.model, "batch": step.batch, "context": step.context, "of": of}
-        show.note(f"records: {change_records(found, about, step.out)}")
-    rows = [change.row() for change in found]
-    show.result({"rows": rows, "verdicts": [change.verdict() for change in found]})
+        show.note(f"records: {change_records(changes, about, step.out)}")
+    rows = [change.row() for change in changes]
+    show.result({"rows": rows, "verdicts": [change.verdict() for change in changes]})
     show.table(rows, rows[0], filled=True)
-    for change in found:
+    for change in changes:
         show.line(change.verdict(), "yellow" if change.noise else None)
-    exit_for({"NOISY" if change.noise else "OK" for change in found})
+    exit_for({"NOISY" if change.noise else "OK" for change in changes})
 
 
 def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChange]:
     from rooflab.bench.latency import whatif as changes
     from rooflab.bench.latency.ledger import chosen
-    from rooflab.engine.choose.model_shapes import PRODUCTS
-    from rooflab.engine.ops import resolve
     from rooflab.kernels.registry import get_kernel
 
-    asked, other = get_kernel(op, name), None
-    runs = {kind: chosen(llm, kind, step.sequences(kind), step.context).get(op) for kind in KINDS}
-    rest = [kind for kind in KINDS if runs[kind] not in (asked, None)]
-    same = f"swap: the engine runs {op}={name} already" if asked in runs.values() else ""
-    if not rest:
-        used = dict.fromkeys(choice.op for choice in llm.ops.choices)
-        raise ValueError(same or f"swap: the engine uses {', '.join(used)}, got {op!r}")
-    show.note(same and f"{same}, but for steps of {rest[0]}")
-    if llm.device.type == "cpu" and op not in PRODUCTS:
-        resolve(llm.limits, {op: name})  # an engine's own word on whether it could
-    else:
-        other = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
-    found = []
-    for kind in rest:
-        with show.waiting(f"{op}={name}, steps of {kind}"):
-            found.append(changes.swap(llm, op, asked, kind, step.sequences(kind), step.context, other))
-    return [change for change in found if change is not None]
+    kernel = get_kernel(op, name)
+    current = {kind: chosen(llm, kind, step.sequences(kind), step.context).get(op) for kind in KINDS}
+    kinds = [kind for kind in KINDS if current[kind] not in (kernel, None)]
+    same = f"swap: the engine runs {op}={name} already" if kernel in current.values() else ""
+    if not kinds:
+        raise ValueError(same or f"swap: expected an op of {llm.arch.name}, got {op!r}")
+    show.note(same and f"{same}, but for steps of {kinds[0]}")
+    other = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
+    with show.waiting(f"{op}={name}"):
+        swaps = [changes.swap(llm, other, op, kernel, kind, step.sequences(kind), step.context) for kind in kinds]
+    return [change for change in swaps if change is not None]
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -213,19 +194,19 @@ def capture(
     if not content["ops"]:
         raise ValueError("program: expected calls of what our ops compute, as in torch's products, got none")
     write_whole(suite, json.dumps(content, indent=1, allow_nan=False) + "\n")
-    rows = [
-        {"op": op, "cases": len(own), **{key: sum(row[key] for row in own) for key in ("calls", "share")}}
-        for op, own in content["ops"].items()
-    ]
+    rows = []
+    for op, cases in content["ops"].items():
+        calls, share = (sum(case[name] for case in cases) for name in ("calls", "share"))
+        rows.append({"op": op, "cases": len(cases), "calls": calls, "share": share})
     show.table(sorted(rows, key=lambda row: -row["share"]), ("op", "cases", "calls", "share"))
     show.line(f"{captured.explained:.0%} of {captured.model.total_s:.3g} s in operators are in {suite}")
 
 
 def _factors(texts: list[str]) -> dict[str, float]:
     def factor(op: str, value: str) -> float:
-        found = float(value.removesuffix("x"))
-        if not 0 <= found < 100:
+        share = float(value.removesuffix("x"))
+        if not 0 <= share < 100:
             raise ValueError
-        return found
+        return share
 
     return values_by_name(texts, "kernel: expected OP=0.9x, each op once", factor)

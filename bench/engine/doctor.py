@@ -1,10 +1,10 @@
-"""What the engine understood of a model's files, and what transformers makes of the same files."""
+"""Shows what the engine reads from a model's files, and compares tokens and probabilities with transformers."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ TEXTS = (
     "🙂👩‍👩‍👧",
     "def f(x):\n    return x ** 2\n",
     "a" * 40,
-    "",
 )
 LIKELIEST = 20
 FAR = 0.01
@@ -39,19 +38,18 @@ FAR = 0.01
 
 
 def understood(model: str) -> list[dict[str, Any]]:
-    """What is read of a model, a row each with its value.  Raises `ValueError` on a model that is refused."""
+    """One row for each fact that is read from a model's files.  Raises `ValueError` on a model that is refused."""
     path = path_of(model)
     checkpoint, tokenizer = open_checkpoint(path), Tokenizer(path)
-    arch = asdict(checkpoint.architecture)
     ends = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
     named = sorted(end_tokens(ends, checkpoint.architecture.vocab_size))
-    rows = [(name, arch[name]) for name in arch]
+    rows = [*asdict(checkpoint.architecture).items()]
     rows += [("parameters", checkpoint.architecture.parameters().total), ("tokens", tokenizer.size)]
     rows += [(f"tokens of {TEXTS[0]!r}", tokenizer.encode(TEXTS[0])), ("chat template", tokenizer.has_chat_template)]
     rows += [("end tokens", ", ".join(f"{token} {tokenizer.named(token)[0]}" for token in named) or "none")]
-    rows += [(f"end tokens of {source}", found) for source, found in ends.items()]
-    own = read_generation(*checkpoint.generation(), named, checkpoint.architecture.vocab_size)
-    rows += [*own.settings.items(), ("tokens that never come", sorted(own.never))]
+    rows += [(f"end tokens of {source}", tokens) for source, tokens in ends.items()]
+    generation = read_generation(*checkpoint.generation(), named, checkpoint.architecture.vocab_size)
+    rows += [*generation.settings.items(), ("tokens that never come", sorted(generation.never))]
     return [
         {"what": name, "understood": value if isinstance(value, int | float) else str(value)} for name, value in rows
     ]
@@ -69,38 +67,31 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
     path = path_of(model)
     source = path.parent if path.is_file() else path
     options = {"local_files_only": True} | ({"gguf_file": path.name} if path.is_file() else {})
-    own = Tokenizer(path)
+    tokenizer = Tokenizer(path)
     logging.disable_progress_bar()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
-            theirs = AutoTokenizer.from_pretrained(source, **options)
+            reference = AutoTokenizer.from_pretrained(source, **options)
             other = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
         raise ValueError(f"model: transformers cannot load it: {' '.join(str(error).split()):.200}") from error
-    pairs = [(text, own.encode(text) if text else [], theirs(text)["input_ids"] if text else []) for text in TEXTS]
-    first = next((f"{text!r}: {ours}, there {there}" for text, ours, there in pairs if ours != there), "")
-    yield {"what": "tokens", "of": len(TEXTS), "differ": sum(o != t for _, o, t in pairs), "first": first}
+    pairs = [(text, tokenizer.encode(text), reference(text)["input_ids"]) for text in TEXTS]
+    differing = [f"{text!r}: {ours}, there {theirs}" for text, ours, theirs in pairs if ours != theirs]
+    yield {"what": "tokens", "of": len(pairs), "differ": len(differing), "first": "".join(differing[:1])}
     llm = LLM(model, dtype="float32", device="cpu")
-    prompts = [own.encode(text) for text in TEXTS[:2]]
-    gaps = [_gap(other, prompt, _likeliest(llm, prompt)) for prompt in prompts]
-    yield {
-        "what": "log-probabilities",
-        "of": len(prompts),
-        "differ": sum(gap > FAR for gap in gaps),
-        "first": next((f"{prompt}: {gap:.3g}" for prompt, gap in zip(prompts, gaps, strict=True) if gap > FAR), ""),
-    }
-
-
-def _likeliest(llm: LLM, prompt: list[int]) -> dict[int, float]:
-    answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LIKELIEST, ignore_eos=True))[0].outputs[0]
-    assert answer.logprobs is not None, "they were asked for"
-    return answer.logprobs[0]
+    prompts = [tokenizer.encode(text) for text in TEXTS[:2]]
+    gaps = [(prompt, _gap(llm, other, prompt)) for prompt in prompts]
+    differing = [f"{prompt}: {gap:.3g}" for prompt, gap in gaps if gap > FAR]
+    yield {"what": "log-probabilities", "of": len(gaps), "differ": len(differing), "first": "".join(differing[:1])}
 
 
 @torch.inference_mode()
-def _gap(other: Any, prompt: Sequence[int], ours: dict[int, float]) -> float:
-    theirs = other(torch.tensor([list(prompt)])).logits[0, -1].log_softmax(-1)
-    return max(abs(float(theirs[token]) - value) for token, value in ours.items())
+def _gap(llm: LLM, other: Any, prompt: list[int]) -> float:
+    """The largest difference of the log-probabilities of the likeliest next tokens."""
+    answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LIKELIEST, ignore_eos=True))[0].outputs[0]
+    assert answer.logprobs is not None, "they were asked for"
+    theirs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    return max(abs(float(theirs[token]) - ours) for token, ours in answer.logprobs[0].items())
 
 
 def path_of(model: str) -> Path:

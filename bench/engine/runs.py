@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rooflab.bench.core import Environment, Record, RunWriter, tampered, why_noisy
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.load.tokenizer import Prompt
-from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
+from rooflab.engine.metrics import LatencySummary, TokenEvent, summarize
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import CPU_BACKENDS
 
@@ -64,26 +64,24 @@ class EngineRun:
 
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
     """Runs one prompt, and calls `show` for each token when the engine delivers it."""
-    events: list[TokenEvent] = []
-    output = None
     fault, began = tampered(), run_times()
     for event in llm.stream(prompt, params):
-        events.append(event)
         show(event)
-        output = event.output
+    output = event.output
     assert output is not None, "the last event of a request carries its output"
-    found = why_noisy(output.timeline.itl_ms.tolist(), waiting_since(began))
-    fault = fault or tampered() or ""
-    return EngineRun([output], summarize([output.timeline], len(output.prompt_token_ids)), found, fault)
+    return _run([output], why_noisy(output.timeline.itl_ms.tolist(), waiting_since(began)), fault)
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
     """Runs prompts that all arrive at once.  Their gaps differ in any case, so that only waiting threads are noise."""
     fault, began = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
-    found, fault = why_noisy((), waiting_since(began)), fault or tampered() or ""
-    timelines: list[Timeline] = [output.timeline for output in outputs]
-    return EngineRun(outputs, summarize(timelines, sum(len(one.prompt_token_ids) for one in outputs)), found, fault)
+    return _run(outputs, why_noisy((), waiting_since(began)), fault)
+
+
+def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineRun:
+    summary = summarize([out.timeline for out in outputs], sum(len(out.prompt_token_ids) for out in outputs))
+    return EngineRun(outputs, summary, noise, fault or tampered() or "")
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
@@ -95,14 +93,13 @@ def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
 
 def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:
     """The record of a run: the request, the model, the kernels, and the latencies."""
-    environment = Environment.now(llm.device.index or 0)
     metrics = {key: float(value) for key, value in asdict(run.summary).items() if value is not None}
     return Record(
         kind="engine",
         run_id=run_id,
         status=run.status,
         reason=run.reason,
-        **environment.record_fields(),
+        **Environment.now(llm.device.index or 0).record_fields(),
         case_id=name,
         case={**case, "model": llm.arch.name, "dtype": llm.dtype_name, **kernel_names(llm)},
         device="cuda" if llm.device.type == "cuda" else "cpu",
@@ -112,11 +109,11 @@ def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], 
 
 
 def kernel_names(llm: LLM) -> dict[str, str]:
-    """For each op, the names of its kernels, joined by `+` if its buckets use different kernels."""
-    names: dict[str, list[str]] = {}
+    """The kernels of each op, joined by `+` if its buckets use different kernels."""
+    names: dict[str, dict[str, None]] = {}
     for row in llm.ops.describe():
-        names.setdefault(row["op"], []).append(row["kernel"])
-    return {op: "+".join(dict.fromkeys(kernels)) for op, kernels in names.items()}
+        names.setdefault(row["op"], {})[row["kernel"]] = None
+    return {op: "+".join(kernels) for op, kernels in names.items()}
 
 
 def generate_one(

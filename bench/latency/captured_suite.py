@@ -1,30 +1,28 @@
-"""What a running program asks of our ops' counterparts: the shape, dtype, calls and time of each, as a suite.
+"""Counts the calls of a running program that our ops could compute: the shape, dtype, number and time, as a suite.
 
-Three layers are watched.  Our engine's ops by their own names; modules by the names that transformers and vLLM give
-them (`_MODULES`); and torch's operators beneath: products, attention, embedding, and SiLU with the product behind it.
-What one layer has counted is not counted again beneath it.  On a GPU a call's time is that between two events; a CUDA
-graph makes no calls, so only what runs eagerly is seen.  A draw is kept as a greedy one.
+Two layers are watched: modules by the names that transformers and vLLM give them (`_MODULES`); and torch's operators
+beneath: products, attention and embedding.  A call within a known module is not counted again.  On a GPU a call's time
+is that between two events; a CUDA graph makes no calls, so only what runs eagerly is seen.
 """
 
 from __future__ import annotations
 
 import re
 import runpy
-import shutil
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.latency.ledger import Mark, clock_of, seconds_between
 from rooflab.kernels._user_files import IMPORT_ERRORS
@@ -33,7 +31,7 @@ from rooflab.reference.spec import DTYPE_NAMES, Case
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm: (0, 1), _ATEN.addmm: (1, 2), _ATEN.bmm: (0, 1), _ATEN.matmul: (0, 1), _ATEN.linear: (0, 1)}
-"""Operators that multiply, and which arguments they multiply; the last two are whole in inference mode alone."""
+"""Operators that multiply, and the places of their factors; the last two are seen in inference mode alone."""
 _ATTENTION = {
     getattr(_ATEN, name)
     for name in (
@@ -47,7 +45,7 @@ _ATTENTION = {
 
 
 class Key(NamedTuple):
-    """Calls that are alike."""
+    """A case of an op: all its calls are counted together."""
 
     op: str
     case: str
@@ -56,60 +54,54 @@ class Key(NamedTuple):
 
 @dataclass
 class Tally:
-    """Calls and seconds by key, and seconds of all that was watched."""
+    """Calls and seconds by key, and the seconds of all watched calls."""
 
     calls: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
     total_s: float = 0.0
 
 
-Span = tuple[Mark, Mark]
-
-
 class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What was seen; while it is entered, it times torch's operators where no layer above has counted them."""
+    """The counted calls; while it is entered, it times torch's operators outside of known modules."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.inside, self.outside = Tally(), Tally()
-        """Inside of modules and of our engine's steps; and elsewhere, such as while weights are loaded."""
+        """The calls in modules; and the others, such as those that load weights."""
         self.depth = 0
-        """In how many modules or steps the program is now."""
-        self.layers = 0
-        """How many layers above torch's operators are counting."""
-        self._spans: list[tuple[Tally, Key | None, Span]] = []
-        """Of calls whose times are not read yet: an event's time is not there at once."""
-        self._silu: tuple[Tally, Key, Span, torch.Tensor] | None = None
-        """A SiLU whose product has not come.  It holds the result, so that no other tensor gets its place."""
+        """The number of modules that the program is in now."""
+        self.module: tuple[torch.nn.Module, Key, Mark] | None = None
+        """The module of `_MODULES` that runs now, and when it began."""
+        self._spans: list[tuple[Tally, Key | None, Mark, Mark]] = []
+        """Calls whose times are not read yet: the time of a GPU's event is not there at once."""
 
     @property
     def model(self) -> Tally:
-        """What counts: what is inside; all of a program without modules and steps."""
+        """The calls in modules; all calls of a program without modules."""
         return self.inside if self.inside.total_s else self.outside
 
     @property
-    def now(self) -> Tally:
-        """Where a call counts."""
-        return self.inside if self.depth else self.outside
-
-    @property
     def explained(self) -> float:
-        """Share of the model's time that lies in known ops.  The total is the time in all of torch's operators, our
-        ops and known modules; what lies between them, Python's own time, is in no sum."""
+        """The share of the model's time that lies in known ops.
+
+        The total is the time in all of torch's operators and in known modules; Python's own time between them is in no
+        sum.
+        """
         return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
 
-    def add(self, tally: Tally, key: Key | None, span: Span, calls: int = 1) -> None:
-        """Adds a call, or with `calls` 0 a part of one."""
+    def add(self, key: Key | None, begin: Mark, end: Mark) -> None:
+        """Adds a call; `key` is None if it is no op of ours."""
+        tally = self.inside if self.depth else self.outside
         if key is not None:
-            tally.calls[key] += calls
-        self._spans.append((tally, key, span))
+            tally.calls[key] += 1
+        self._spans.append((tally, key, begin, end))
         if len(self._spans) >= 10_000:
             self.settle()
 
     def settle(self) -> None:
         """Reads the times of all calls so far."""
-        for tally, key, span in self._spans:
-            seconds = seconds_between(*span)
+        for tally, key, begin, end in self._spans:
+            seconds = seconds_between(begin, end)
             tally.total_s += seconds
             if key is not None:
                 tally.seconds[key] += seconds
@@ -119,8 +111,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The content of a suite's file: the cases of each op, those with most time first."""
         model = self.model
         ops: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for key in sorted(model.seconds, key=lambda key: -model.seconds[key]):
-            seconds = model.seconds[key]
+        for key, seconds in sorted(model.seconds.items(), key=itemgetter(1), reverse=True):
             row = {"case": key.case, "scheme": key.scheme, "calls": model.calls[key], "seconds": seconds}
             ops[key.op].append(row | {"share": seconds / model.total_s})
         about = {"program": program, "seconds": model.total_s, "explained": self.explained}
@@ -128,35 +119,13 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.layers or _is_view(func):
+        if self.module or func.is_view:
             return func(*args, **kwargs)
-        operator, (result, span) = func.overloadpacket, _timed(_on_gpu(args), lambda: func(*args, **kwargs))
-        if operator is _ATEN.silu:
-            self.end_silu()
-            width = args[0].shape[-1] if args[0].ndim else 1
-            key = _key("silu_and_mul", args[0].dtype, T=args[0].numel() // max(width, 1), I=width)
-            if key is not None:
-                self._silu = self.now, key, span, result
-                return result
-        if operator is _ATEN.mul and self._silu is not None and any(self._is_silu(value) for value in args):
-            tally, key, first, _ = self._silu
-            self._silu = None
-            self.add(tally, key, first)
-            self.add(tally, key, span, calls=0)
-        else:
-            self.add(self.now, _key_of(func, args, kwargs), span)
+        clock = clock_of(_on_gpu(args))
+        begin = clock()
+        result = func(*args, **kwargs)
+        self.add(_key_of(func, args, kwargs), begin, clock())
         return result
-
-    def _is_silu(self, value: Any) -> bool:
-        assert self._silu is not None
-        return isinstance(value, torch.Tensor) and value.data_ptr() == self._silu[3].data_ptr()
-
-    def end_silu(self) -> None:
-        """Counts a SiLU without a product as an operator that is no op of ours."""
-        if self._silu is not None:
-            tally, _, span, _ = self._silu
-            self.add(tally, None, span)
-            self._silu = None
 
 
 def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
@@ -172,24 +141,12 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
     return None
 
 
-def _timed(on_gpu: bool, call: Callable[[], Any]) -> tuple[Any, Span]:
-    clock = clock_of(on_gpu)
-    begin = clock()
-    result = call()
-    return result, (begin, clock())
-
-
 def _on_gpu(values: Iterable[Any]) -> bool:
-    """Whether an argument, or one in a list of arguments, lies on a GPU."""
+    """Whether any tensor among the arguments, or in a list of them, lies on a GPU."""
     return any(
         value.is_cuda if isinstance(value, torch.Tensor) else isinstance(value, list | tuple) and _on_gpu(value)
         for value in values
     )
-
-
-def _is_view(func: Any) -> bool:
-    returns = [item.alias_info for item in func._schema.returns]
-    return bool(returns) and all(info is not None and not info.is_write for info in returns)
 
 
 def _key(op: str, dtype: torch.dtype, **sizes: Any) -> Key | None:
@@ -210,55 +167,45 @@ def _product(operator: Any, args: Sequence[Any]) -> Key | None:
     return _key("gemm", a.dtype, M=M, N=N, K=K, layout=layout, bias=bias)
 
 
-def _attention(given: Mapping[str, Any]) -> Key | None:
-    q, k, v = given["query"], given["key"], given["value"]
+def _attention(arguments: Mapping[str, Any]) -> Key | None:
+    q, k, v = (arguments[name] for name in ("query", "key", "value"))
     if q.ndim != 4 or v.shape[-1] != q.shape[-1]:
         return None
     (B, H, T, D), H_kv, S = q.shape, k.shape[1], k.shape[2]
     # A mask is taken for the causal one, which alone decoders use; one query sees all keys.
-    masked = any(given.get(name) is not None for name in ("attn_mask", "attn_bias"))
-    causal = T > 1 and (masked or given.get("is_causal") is True)
+    masked = any(arguments.get(name) is not None for name in ("attn_mask", "attn_bias"))
+    causal = T > 1 and (masked or arguments.get("is_causal") is True)
     return _key("flash_attention", q.dtype, B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal)
 
 
 @contextmanager
 def capturing() -> Iterator[Captured]:
-    """Watches every call in the block, in this thread."""
+    """Watches each call in the block, in this thread: a module of `_MODULES` as one call, and torch's operators."""
     captured = Captured()
-    with _modules(captured), _engine(captured), captured:
-        yield captured
-    captured.end_silu()
-    captured.settle()
-
-
-@contextmanager
-def _modules(captured: Captured) -> Iterator[None]:
-    """Counts each module of `_MODULES` as one call, and knows when any module runs."""
-    begun: list[tuple[torch.nn.Module, Key, Mark]] = []
 
     def before(module: torch.nn.Module, args: Any) -> None:
         captured.depth += 1
-        if captured.layers or not args or not isinstance(args[0], torch.Tensor):
+        if captured.module or not args or not isinstance(args[0], torch.Tensor):
             return
-        known = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
-        if known is not None and (key := known(module, args)) is not None:
-            captured.layers += 1
-            begun.append((module, key, clock_of(args[0].is_cuda)()))
+        key_of = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
+        if key_of is not None and (key := key_of(module, args)) is not None:
+            captured.module = module, key, clock_of(args[0].is_cuda)()
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
-        tally = captured.now
+        if captured.module and captured.module[0] is module:
+            _, key, begin = captured.module
+            captured.module = None
+            captured.add(key, begin, clock_of(not isinstance(begin, float))())
         captured.depth -= 1
-        if begun and begun[-1][0] is module:
-            _, key, begin = begun.pop()
-            captured.layers -= 1
-            captured.add(tally, key, (begin, clock_of(not isinstance(begin, float))()))
 
     hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
     try:
-        yield
+        with captured:
+            yield captured
     finally:
         for hook in hooks:
             hook.remove()
+    captured.settle()
 
 
 def _norm(module: Any, args: Sequence[Any]) -> Key | None:
@@ -275,102 +222,38 @@ def _gated(module: Any, args: Sequence[Any]) -> Key | None:
     return _key("silu_and_mul", args[0].dtype, T=args[0].numel() // width, I=width // 2)
 
 
-def _rotary(module: Any, args: Sequence[Any]) -> Key | None:
-    """Of a module that turns queries and keys (vLLM's); transformers' makes cosines, which is not an op here."""
-    D, rotary = getattr(module, "head_size", None), getattr(module, "rotary_dim", None)
-    if D is None or D != rotary or len(args) < 3 or not isinstance(args[2], torch.Tensor):
-        return None
-    positions, q, k = args[:3]
-    T = positions.shape[-1]
-    sizes = {"T": T, "H": q.numel() // (T * D), "H_kv": k.numel() // (T * D), "D": D}
-    limit = module.cos_sin_cache.shape[0]
-    return _key("rope", q.dtype, **sizes, max_position=limit, interleaved=not module.is_neox_style)
-
-
-_MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated, "RotaryEmbedding": _rotary}
-"""How the name of a module's class ends, and what its call is."""
-
-
-@contextmanager
-def _engine(captured: Captured) -> Iterator[None]:
-    """Counts the ops of our own engine, and knows when it steps."""
-    from rooflab.bench.latency.engine_calls import case_of, inputs_of
-    from rooflab.engine.core import Core
-    from rooflab.engine.llm import LLM
-    from rooflab.engine.ops import OpSet
-
-    plain, run, init = OpSet.step, Core.step, LLM.__init__
-
-    def wrapped(function: Callable[..., Any], op: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if captured.layers:
-                return function(*arguments, **options)
-            captured.layers += 1
-            try:
-                with _disable_current_modes():  # torch makes no tensor of a class of its own while one looks on
-                    on_gpu = _on_gpu((*arguments, *options.values()))
-                    result, span = _timed(on_gpu, lambda: function(*arguments, **options))
-            finally:
-                captured.layers -= 1
-            found = case_of(op, inputs_of(op, arguments, options, result))
-            captured.add(captured.now, None if found is None else Key(op, found[0].id, found[1]), span)
-            return result
-
-        return call
-
-    def ops(self: OpSet, *sizes: int) -> Any:
-        product = "gemm_w8a16" if any(one.op == "gemm_w8a16" for one in self.choices) else "gemm"
-        names = {"decode_attention": "paged_attention", "gemm": product}
-        own = vars(plain(self, *sizes))
-        return SimpleNamespace(**{name: wrapped(one, names.get(name, name)) for name, one in own.items()})
-
-    def step(self: Core) -> Any:
-        captured.depth += 1
-        try:
-            return run(self)
-        finally:
-            captured.depth -= 1
-
-    def load(self: LLM, *arguments: Any, **options: Any) -> None:
-        with _disable_current_modes():
-            init(self, *arguments, **options)
-
-    OpSet.step, Core.step, LLM.__init__ = ops, step, load  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        OpSet.step, Core.step, LLM.__init__ = plain, run, init  # type: ignore[method-assign]
+_MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated}
+"""The end of the name of a module's class, and the function that makes the key of a call."""
 
 
 def run_program(command: Sequence[str]) -> Captured:
-    """Runs a Python program in this process, watched: `python app.py ...`, `python -m module ...`, or a script on PATH.
+    """Runs a Python program in this process, watched: `python app.py ...` or `python -m module ...`.
 
-    Raises `ValueError` on anything else, and on a program that fails.  The program's exit is not ours.
+    Raises `ValueError` on anything else, and on a program that fails.  The program's exit does not end this process.
     """
     words = list(command)
     if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         words = words[1:]
     module = len(words) > 1 and words[0] == "-m"
-    target = words[1] if module else words[0] if words else ""
-    there = find_spec(target.partition(".")[0]) if module else Path(target).is_file()
-    path = target if there else shutil.which(target) if target else None
-    if not path or target.startswith("-"):
-        raise ValueError(f"program: expected python app.py, python -m module, or a Python script, got {command!r}")
+    words = words[1:] if module else words
+    target = words[0] if words else ""
+    if not (find_spec(target.partition(".")[0]) if module else Path(target).is_file()):
+        raise ValueError(f"program: expected python app.py or python -m module, got {command!r}")
     if not module:
         try:
-            compile(Path(path).read_bytes(), path, "exec")
+            compile(Path(target).read_bytes(), target, "exec")
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f"program: expected a program in Python, got {path}: {error}") from error
+            raise ValueError(f"program: expected a program in Python, got {target}: {error}") from error
     before, folder = sys.argv, sys.path[0]
-    sys.argv = [path, *words[2 if module else 1 :]]
+    sys.argv = words
     try:
         with capturing() as captured:
             try:
                 if module:
-                    runpy.run_module(path, run_name="__main__", alter_sys=True)
+                    runpy.run_module(target, run_name="__main__", alter_sys=True)
                 else:
-                    sys.path[0] = str(Path(path).resolve().parent)
-                    runpy.run_path(path, run_name="__main__")
+                    sys.path[0] = str(Path(target).resolve().parent)
+                    runpy.run_path(target, run_name="__main__")
             except SystemExit as ended:
                 if ended.code not in (None, 0):
                     raise ValueError(f"program: expected it to end well, got exit status {ended.code}") from None

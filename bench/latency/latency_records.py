@@ -1,9 +1,8 @@
-"""Records of ledgers, of swaps and of studies."""
+"""The records of ledgers, of what other kernels change, and of studies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.report.ledgers import CASE_ID
 
 Basis = Literal["measured", "predicted", "published", "bound"]
-"""Of a record's times."""
+"""Where the times of a record come from."""
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
@@ -22,50 +21,47 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
     bases = {row.basis for row in ledger.rows}
     basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
-    case |= {
-        "context": ledger.context,
-        "of": ledger.device,
-        **{row.op: row.kernel for row in ledger.rows if row.kernel},
-    }
+    case |= {"context": ledger.context, "of": ledger.device}
+    case |= {row.op: row.kernel for row in ledger.rows if row.kernel}
     timer = "perf_counter" if ledger.device == "cpu" else "CUDA events"
     writer = RunWriter(folder)
-    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, case, ledger.metrics(), basis, timer))
+    fields = {"case": case, "metrics": ledger.metrics(), "timer": timer if basis == "measured" else None}
+    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, basis, **fields))
     return writer.path
 
 
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
     """Writes what other kernels change as records of a new run; returns its path.  `case`: the model and the step."""
     writer = RunWriter(folder)
-    for one in changes:
-        row = one.row()
+    for change in changes:
+        row = change.row()
         words = {name: str(row.pop(name)) for name in ("figure", "op", "before", "after")}
         metrics = {name: value for name, value in row.items() if value is not None}
-        basis: Basis = "predicted" if one.measured_ms is None else "measured"
-        case_id = f"whatif {one.op}={one.after} {one.figure}"
-        writer.write(_record(writer.run_id, one.noise, case_id, {**case, **words}, metrics, basis))
+        basis: Basis = "predicted" if change.measured_ms is None else "measured"
+        case_id = f"whatif {change.op}={change.after} {change.figure}"
+        fields = {"case": {**case, **words}, "metrics": metrics}
+        writer.write(_record(writer.run_id, change.noise, case_id, basis, **fields))
     return writer.path
 
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
-    """What came out of the study that the lab ran last."""
+    """The record of the study that the lab ran last."""
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
-    metrics = {name: number for row in study.rows for name, number in _numbers(row).items()}
+    metrics = {
+        f"{row[study.x]}.{column}": float(value)
+        for row in study.rows
+        for column, value in row.items()
+        if column != study.x and isinstance(value, int | float)
+    }
     noise = study.number if study.verdict == "NOISY" else ""
-    found = _record(run_id, noise, f"study {study.name}", case, metrics, "measured")
-    return replace(found, device="cuda" if device == "cuda" else "cpu")
+    fields = {"case": case, "metrics": metrics, "device": "cuda" if device == "cuda" else "cpu"}
+    return _record(run_id, noise, f"study {study.name}", "measured", **fields)
 
 
-def _record(
-    run_id: str,
-    noise: str,
-    case_id: str,
-    case: dict[str, Any],
-    metrics: dict[str, float],
-    basis: Basis,
-    timer: str = "perf_counter",
-) -> Record:
+def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
+    """A record of the engine.  Measured times are those of the host's clock unless `fields` has another timer."""
     return Record(
         kind="engine",
         run_id=run_id,
@@ -73,16 +69,6 @@ def _record(
         reason=noise,
         **Environment.now().record_fields(),
         case_id=case_id,
-        case=case,
         basis=basis,
-        timer=timer if basis == "measured" else None,
-        metrics=metrics,
+        **{"timer": "perf_counter" if basis == "measured" else None, **fields},
     )
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row by column, after the first columns up to one that is no text: `decode 4.step_ms`."""
-    columns = list(row)
-    first = next(place for place, name in enumerate(columns) if not isinstance(row[name], str)) + 1
-    label = " ".join(str(row[name]) for name in columns[:first])
-    return {f"{label}.{name}": float(row[name]) for name in columns[first:] if isinstance(row[name], int | float)}

@@ -1,11 +1,11 @@
 """The step ledger: every op of a prefill or decode step with its shape, cost, bound and time, and what is left.
 
-The rows and the host's time sum to the step.  Measured rows are the engine's own calls, timed in turn with steps that
-nobody times, so that the timers' price is a row of its own; other rows are published times or bounds.
+The rows and the host's time sum to the step.  Measured rows are the engine's own calls, timed in turn with steps
+without timers, so that the timers' price has its own row; other rows are published times or bounds.
 
-On a GPU all these steps run without graphs, and an op's time is that between an event before its launch and one behind
-it: where launches take longer than kernels it holds the gap too.  The ITL is that of the engine as it is; with graphs
-it is shorter than such a step.
+On a GPU all these steps run without graphs, and an op's time is the time between an event before its launch and an
+event behind it: where launches take longer than kernels, it contains the gap too.  The ITL is measured with graphs if
+the engine has them; it is then shorter than such a step.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core import ceilings_for, why_noisy
-from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of, watched_ops
+from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.choose.model_shapes import DECODE
 from rooflab.engine.choose.op_times import wrapped_ops
@@ -32,12 +32,11 @@ from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.kernels.tuning import bucket_of
-from rooflab.roofline.model import Ceilings, Cost, bound
+from rooflab.roofline.model import Bound, Cost, bound
 from rooflab.roofline.steps import Kind, step_ops
 
 Mark = float | torch.cuda.Event
 """A point of time: seconds of the host's clock, or an event on a GPU."""
-Clock = Callable[[], Mark]
 MOST_OPS = 1.05
 """Highest ratio of the ops' medians to the median step that they are parts of."""
 
@@ -48,19 +47,24 @@ class LedgerRow:
 
     op: str
     site: str
-    """Where in the model: a product's weight; else the op."""
+    """The place in the model: a product's weight, or the op."""
     kernel: str
-    calls: int
     shape: str
-    ms: float
-    """Of all calls."""
-    bound_ms: float | None
-    limiter: str
-    flops: float
-    least_bytes: float
+    cost: Cost | None
+    """The least work of one call; None of an all-reduce."""
     traffic_bytes: float | None
-    """What the kernel says that it moves; None if it does not."""
-    basis: str
+    """Bytes that one call moves, as the kernel declares; None if it does not."""
+    calls: int = 1
+    ms: float = 0.0
+    """Milliseconds of all calls."""
+    bound: Bound | None = None
+    """The least time of one call; None without ceilings of the device, or without a cost."""
+    basis: str = "measured"
+
+    @property
+    def bound_ms(self) -> float | None:
+        """Milliseconds of the bounds of all calls."""
+        return 1e3 * self.calls * self.bound.seconds if self.bound else None
 
     def to_row(self, step_ms: float) -> dict[str, Any]:
         """One line of a table."""
@@ -70,11 +74,11 @@ class LedgerRow:
             "kernel": self.kernel,
             "calls": self.calls,
             "shape": self.shape,
-            "MFLOP": self.flops / 1e6,
-            "MB": self.least_bytes / 1e6,
-            "moved_MB": None if self.traffic_bytes is None else self.traffic_bytes / 1e6,
+            "MFLOP": self.calls * self.cost.flops / 1e6 if self.cost else 0.0,
+            "MB": self.calls * self.cost.bytes / 1e6 if self.cost else 0.0,
+            "moved_MB": None if self.traffic_bytes is None else self.calls * self.traffic_bytes / 1e6,
             "bound_ms": self.bound_ms,
-            "limiter": self.limiter,
+            "limiter": self.bound.limiter if self.bound else "",
             "ms": self.ms,
             "share": self.ms / step_ms,
             "x_bound": None if not self.bound_ms else self.ms / self.bound_ms,
@@ -82,7 +86,7 @@ class LedgerRow:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ledger:
     """A step, op by op."""
 
@@ -91,16 +95,16 @@ class Ledger:
     kind: Kind
     batch: int
     context: int
-    """Tokens of a sequence; of a prefill, of the prompt."""
+    """Tokens of each sequence; in a prefill, tokens of the prompt."""
     rows: tuple[LedgerRow, ...]
     host_ms: float
-    """What a timed step takes beside its ops: the launch gaps and the host's work."""
-    timers_ms: float
-    """By how much a timed step is longer than one that nobody times."""
+    """Milliseconds of a timed step beside its ops: the launch gaps and the host's work."""
+    timers_ms: float = 0.0
+    """Milliseconds by which a timed step is longer than one without timers."""
     step_ms: float
-    """Of a step that nobody times; without a measurement, the sum of the rows."""
-    itl_ms: float | None
-    """Between two tokens of `LLM.generate`; None where it was not measured."""
+    """Milliseconds of a step without timers; without a measurement, the sum of the rows."""
+    itl_ms: float | None = None
+    """Milliseconds between two tokens of `LLM.generate`; None where it was not measured."""
     dtype: str
     noise: str = ""
     """Why the times are NOISY; empty if they are not."""
@@ -120,59 +124,51 @@ class Ledger:
 
     def table(self) -> list[dict[str, Any]]:
         """The rows, the largest first; then what is no op, and the sums.  A NOISY step gives no ratio."""
-        found = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
+        table = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
         rest = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
         rest += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
         if self.itl_ms is not None:
             rest += [("between steps", self.itl_ms - self.step_ms), ("ITL", self.itl_ms)]
-        found += [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in rest]
-        return [row | {"share": None, "x_bound": None} for row in found] if self.noise else found
+        table += [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in rest]
+        return [row | {"share": None, "x_bound": None} for row in table] if self.noise else table
 
     def metrics(self) -> dict[str, float]:
         """The numbers of a record."""
-        found = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
-        found |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
-        found |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
-        return found | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
+        numbers = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
+        numbers |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
+        numbers |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
+        return numbers | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
 
     def ms_of(self, op: str) -> float:
-        """Of all rows of an op."""
+        """Milliseconds of all rows of an op."""
         return sum(row.ms for row in self.rows if row.op == op)
 
 
 def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
-    """The ledger of a step by published kernel times or bounds; there is no host in it but the one asked for."""
+    """The ledger of a step by published kernel times or bounds; its host time is that of the model."""
     costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
-    ceilings = model.device.ceilings()
-    known = {(cost.op, cost.site): cost for cost in costs}
-    rows = []
-    for one in model.ops(kind, batch, context):
-        cost = known.get((one.op, one.site))
-        rows.append(
-            _priced(
-                one.op,
-                one.site,
-                "",
-                cost.calls if cost else 0,
-                _text(cost.shape) if cost else "",
-                one.ms,
-                cost.cost if cost else None,
-                None,
-                ceilings,
-                one.basis,
-            )
-        )
-    step_ms = sum(row.ms for row in rows) + model.host_ms
-    about = f"{model.gpus} x {model.device.name}"
+    works, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
+    for op in model.ops(kind, batch, context):
+        row = LedgerRow(op.op, op.site, "", "", None, None, 0, op.ms, basis=op.basis)
+        if work := works.get((op.op, op.site)):
+            shape = ",".join(f"{name}={value}" for name, value in work.shape.items() if value or name != "window")
+            row = replace(row, shape=shape, cost=work.cost, calls=work.calls, bound=bound(work.cost, ceilings))
+        rows.append(row)
     return Ledger(
-        model.arch.name, about, kind, batch, context, tuple(rows), model.host_ms, 0.0, step_ms, None, model.weight_dtype
+        model=model.arch.name,
+        device=f"{model.gpus} x {model.device.name}",
+        kind=kind,
+        batch=batch,
+        context=context,
+        rows=tuple(rows),
+        host_ms=model.host_ms,
+        step_ms=sum(row.ms for row in rows) + model.host_ms,
+        dtype=model.weight_dtype,
     )
 
 
-def measured(
-    llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16, ceilings: Ceilings | None = None
-) -> Ledger:
-    """The ledger of the engine's own step on this machine, whose ceilings are measured if they are not given.
+def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) -> Ledger:
+    """The ledger of the engine's own step on this machine.
 
     `batch` sequences of `context` tokens decode; or one prompt of `context` tokens is computed, for which `batch` is 1.
     Raises `ValueError` on sizes that a step of the engine does not have.
@@ -181,98 +177,71 @@ def measured(
         raise ValueError(f"context: expected one prompt that a step computes, got {batch} of {context}")
     if batch > llm.scheduler.max_num_seqs or context + 2 * steps + 8 > llm.max_model_len:
         raise ValueError(f"batch: expected what the engine has room for, got {batch} of {context} tokens")
-    ceilings, began = ceilings or ceilings_for(llm.device), run_times()
+    ceilings, began = ceilings_for(llm.device), run_times()
     with stepping(llm, kind, batch, context, 2 * steps + 2) as step:
         step()
         calls = calls_of(llm, step, kind, batch, context)
-        plain, whole, each = [], [], []
+        plain, timed, each = list[float](), list[float](), list[list[float]]()
         for _ in range(steps):
             # Without graphs, as the timed step is; the ITL below is with them, where the engine has some.
             with wrapped_ops(llm.runner, lambda op, function: function):
                 plain.append(seconds_of(step))
             spans: list[tuple[Mark, Mark]] = []
             with wrapped_ops(llm.runner, partial(_timed, spans, clock_of(llm.device.type == "cuda"))):
-                whole.append(seconds_of(step))
+                timed.append(seconds_of(step))
             each.append([seconds_between(*span) for span in spans])
     rows, places = [], defaultdict[tuple[str, str, str], list[int]](list)
     for place, call in enumerate(calls):
-        places[call.kernel.op, call.site, call.shape].append(place)
-    for own in places.values():
-        ms, one = 1e3 * statistics.median(sum(spent[place] for place in own) for spent in each), calls[own[0]]
-        rows.append(_priced(one.kernel.op, one.site, one.kernel.name, len(own), one.shape, ms, one.cost, one.traffic,
-                            ceilings, "measured"))  # fmt: skip
-    host = [one - sum(spent) for one, spent in zip(whole, each, strict=True)]
-    timers = statistics.median(timed - bare for timed, bare in zip(whole, plain, strict=True))
-    itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
+        places[call.op, call.site, call.shape].append(place)
+    for same in places.values():
+        ms, call = 1e3 * statistics.median(sum(seconds[place] for place in same) for seconds in each), calls[same[0]]
+        least = bound(call.cost, ceilings) if call.cost and ceilings else None
+        rows.append(replace(call, calls=len(same), ms=ms, bound=least))
     step_ms, ops_ms = 1e3 * statistics.median(plain), sum(row.ms for row in rows)
-    why = why_noisy(plain, waiting_since(began))
-    if not why and ops_ms > MOST_OPS * step_ms:
-        why = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
+    itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
+    noise = why_noisy(plain, waiting_since(began))
+    if not noise and ops_ms > MOST_OPS * step_ms:
+        noise = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
     return Ledger(
-        llm.arch.name, llm.device.type, kind, batch, context, tuple(rows), 1e3 * statistics.median(host),
-        1e3 * timers, step_ms, itl_ms, llm.dtype_name, why,
-    )  # fmt: skip
-
-
-def _priced(
-    op: str,
-    site: str,
-    kernel: str,
-    calls: int,
-    shape: str,
-    ms: float,
-    cost: Cost | None,
-    traffic: float | None,
-    ceilings: Ceilings | None,
-    basis: str,
-) -> LedgerRow:
-    """`cost` and `traffic` are of one call, `ms` of all."""
-    least = bound(cost, ceilings) if cost and ceilings else None
-    return LedgerRow(
-        op,
-        site,
-        kernel,
-        calls,
-        shape,
-        ms,
-        1e3 * calls * least.seconds if least else None,
-        least.limiter if least else "",
-        calls * cost.flops if cost else 0.0,
-        calls * cost.bytes if cost else 0.0,
-        None if traffic is None else calls * traffic,
-        basis,
+        model=llm.arch.name,
+        device=llm.device.type,
+        kind=kind,
+        batch=batch,
+        context=context,
+        rows=tuple(rows),
+        host_ms=1e3 * statistics.median(whole - sum(ops) for whole, ops in zip(timed, each, strict=True)),
+        timers_ms=1e3 * statistics.median(whole - bare for whole, bare in zip(timed, plain, strict=True)),
+        step_ms=step_ms,
+        itl_ms=itl_ms,
+        dtype=llm.dtype_name,
+        noise=noise,
     )
 
 
-class _Call(NamedTuple):
-    """One call of an op in a step."""
-
-    shape: str
-    cost: Cost | None
-    traffic: float | None
-    kernel: Kernel
-    site: str
-
-
-def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context: int) -> list[_Call]:
-    """The calls of one step, in order, with their shapes and costs."""
-    kernels, calls = chosen(llm, kind, batch, context), list[_Call]()
+def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context: int) -> list[LedgerRow]:
+    """The calls of one step, in order, with their shapes and costs, and without times."""
+    kernels, calls = chosen(llm, kind, batch, context), list[LedgerRow]()
     kernels["gemm"] = kernels.get("gemm_w8a16") or kernels["gemm"]
 
-    def noted(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
-        kernel = kernels[op]
-        inputs = inputs_of(kernel.op, arguments, options, result)
-        moved, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
-        site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
-        calls.append(_Call(shape_of(inputs), cost, moved.bytes if moved else None, kernel, site))
+    def watched(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            result, kernel = function(*arguments, **options), kernels[op]
+            inputs = inputs_of(kernel.op, arguments, options, result)
+            moved, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
+            site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
+            moved_bytes = moved.bytes if moved else None
+            calls.append(LedgerRow(kernel.op, site, kernel.name, shape_of(inputs), cost, moved_bytes))
+            return result
 
-    with watched_ops(llm.runner, noted):
+        return call
+
+    with wrapped_ops(llm.runner, watched):
         step()
     return calls
 
 
 def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
-    """The engine's kernels of such a step, by op; a decode step has `paged_attention` with one query per sequence."""
+    """The kernels of a step of this size, by op; `paged_attention` of a decode step has one query per sequence."""
     bucket = bucket_of(batch if kind == "decode" else context)
     kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
     if kind == "decode":
@@ -281,18 +250,16 @@ def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
     return kernels
 
 
-def _text(shape: Mapping[str, int]) -> str:
-    return ",".join(f"{name}={value}" for name, value in shape.items() if value or name != "window")
-
-
 def seconds_of(step: Callable[[], Any]) -> float:
-    """Of one step."""
+    """The seconds that one step takes."""
     began = time.perf_counter()
     step()
     return time.perf_counter() - began
 
 
-def _timed(spans: list[tuple[Mark, Mark]], clock: Clock, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(
+    spans: list[tuple[Mark, Mark]], clock: Callable[[], Mark], op: str, function: Callable[..., Any]
+) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         begin = clock()
         result = function(*arguments, **options)
@@ -302,8 +269,8 @@ def _timed(spans: list[tuple[Mark, Mark]], clock: Clock, op: str, function: Call
     return call
 
 
-def clock_of(on_gpu: bool) -> Clock:
-    """What tells points of time: the host's clock, or on a GPU events in the current stream."""
+def clock_of(on_gpu: bool) -> Callable[[], Mark]:
+    """A function that marks a point of time: by the host's clock, or on a GPU by an event in the current stream."""
     return _event if on_gpu else time.perf_counter
 
 
@@ -321,8 +288,10 @@ def seconds_between(begin: Mark, end: Mark) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _draw(llm: LLM, count: int, length: int) -> list[list[int]]:
-    return [random.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
+def draw_prompts(llm: LLM, count: int, length: int, seed: int | None = None) -> list[list[int]]:
+    """Prompts of random token ids; without a seed, others at each call."""
+    draw = random.Random(seed)
+    return [draw.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
 
 @contextmanager
@@ -331,7 +300,7 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iter
 
     It may be called `steps` times.
     """
-    prompts, ids = _draw(llm, steps if kind == "prefill" else 0, context), list[int]()
+    prompts, ids = draw_prompts(llm, steps if kind == "prefill" else 0, context), list[int]()
 
     def prefill() -> None:
         llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
@@ -345,18 +314,18 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iter
     try:
         for count, length, later in _joining(llm, batch, context) if kind == "decode" else ():
             params = SamplingParams(max_tokens=steps + 2 + later, ignore_eos=True)
-            ids += [llm.add_request(prompt, params) for prompt in _draw(llm, count, length)]
+            ids += [llm.add_request(prompt, params) for prompt in draw_prompts(llm, count, length)]
             while llm.scheduler.waiting or llm.scheduler.prefilling:
                 llm.step()
         yield decode if kind == "decode" else prefill
     finally:
-        for one in ids:
-            llm.abort(one)
+        for number in ids:
+            llm.abort(number)
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Groups of prompts, one after the other: how many, tokens of each, and tokens that each decodes until the last
-    group is computed.  Then all sequences have `context` tokens.
+    """Groups of prompts in order: the number of prompts, the tokens of each prompt, and the tokens that each decodes
+    until the last group is computed.  Then all sequences have `context` tokens.
 
     Raises `ValueError` if the context is too short for that.
     """
@@ -375,5 +344,5 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
 
 
 def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:
-    outputs = llm.generate(_draw(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
+    outputs = llm.generate(draw_prompts(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
     return statistics.median(float(gap) for output in outputs for gap in output.timeline.itl_ms)

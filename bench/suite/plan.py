@@ -43,7 +43,7 @@ LATENCY: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
     ),
     (
         "studies",
-        "ten claims about LLM inference, predicted and measured",
+        "six claims about LLM inference, predicted and measured",
         ("study", "--all", "--model", "llama-3.1-8b"),
         400,
     ),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tiny_model import tiny_llm
 
-from rooflab.bench.latency.capacity import HIGHEST, capacities, holds, kv_blocks, most_requests_per_s
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes, StepWork, fitted
 from rooflab.bench.load.arrivals import Arrivals
@@ -117,7 +116,7 @@ def test_a_step_of_one_kind_takes_what_the_published_times_sum_to() -> None:
 
 def test_measured_steps_are_fitted_and_found_again() -> None:
     random = np.random.default_rng(0)
-    rows, at = [], 0.0
+    rows, chunks, at = [], [], 0.0
     for number in range(400):
         decodes, start, prompt = (int(random.integers(low, high)) for low, high in ((1, 40), (0, 200), (0, 300)))
         prompt += 20_000 * (number > 350)
@@ -125,9 +124,13 @@ def test_measured_steps_are_fitted_and_found_again() -> None:
         seconds = 2e-3 + 1e-4 * (decodes + prompt + max(0, decodes + prompt - 8192)) + 1e-7 * keys + 2e-8 * pairs
         row = {"num_decodes": decodes, "decode_keys": keys, "prompt_tokens": prompt, "prompt_pairs": pairs}
         rows.append({**row, "tokens": decodes, "begin_s": at, "end_s": at + seconds, "running": decodes})
+        chunks.append((prompt, start))
         at += seconds + 1e-4
     model = fitted(rows)
-    assert model.error < 1e-3 and model.gap_s == pytest.approx(1e-4)
+    assert model.gap_s == pytest.approx(1e-4)
+    for row, (prompt, start) in list(zip(rows, chunks, strict=True))[::40]:
+        work = StepWork(row["num_decodes"], row["decode_keys"], ((start, start + prompt),), row["tokens"])
+        assert model.seconds(work) == pytest.approx(row["end_s"] - row["begin_s"] + 1e-4, rel=2e-3)
     work = StepWork(8, 1200, ((50, 250),), 9)
     wanted = 2e-3 + 1e-4 * 208 + 1e-7 * 1200 + 2e-8 * work.pairs + 1e-4
     assert model.seconds(work) == pytest.approx(wanted, rel=0.02)
@@ -138,28 +141,13 @@ def test_measured_steps_are_fitted_and_found_again() -> None:
     assert model.seconds(StepWork(0, 0, ((0, 18_192),))) == pytest.approx(wanted, rel=0.02)
 
 
-def test_limits_hold_together_and_a_rate_is_shared_by_its_gpus() -> None:
-    asked = plan(arrivals=Arrivals(0.5, "constant"))
-    assert not holds(Simple(), asked, ClockSettings(64), {"ttft": 1e9, "itl": 999.0}, 99), "a step takes a second"
-    (row,) = capacities(KernelTimes(LLAMA, H100, bounds=True), plan(), ClockSettings(0), {"ttft": 1e9}, 99, [2], [1024])
-    assert (row["least"], row["requests_per_s_per_gpu"]) == (HIGHEST, HIGHEST / 2)
-
-
-@pytest.mark.more
-def test_capacity_is_the_rate_at_which_the_limits_begin_to_fail() -> None:
-    model = KernelTimes(LLAMA, H100)
-    asked = Plan(num_prompts=150, data=Data(input_len=(512, 512), output_len=(64, 64)))
-    settings = ClockSettings(kv_blocks(model, ClockSettings(0)), prefill_chunk=1024)
-    limits = {"ttft": 200.0, "itl": 25.0}
-    rate = most_requests_per_s(model, asked, settings, limits, 99)
-    assert 1 < rate < 200
-    for factor, good in ((0.99, True), (1.06, False)):
-        assert holds(model, replace(asked, arrivals=Arrivals(rate * factor)), settings, limits, 99) == good
-    assert most_requests_per_s(model, asked, settings, limits, 99, near=rate / 2) == pytest.approx(rate, rel=0.08)
-    assert most_requests_per_s(model, asked, settings, {"ttft": 0.1, "itl": 25.0}, 99) == 0
-    few = replace(asked, num_prompts=20)
-    assert most_requests_per_s(model, few, settings, {"ttft": 1e5, "itl": 1e5}, 99) == HIGHEST
-    assert kv_blocks(replace(model, arch=get_architecture("llama-3.1-70b")), settings) == 0
+def test_pages_fill_what_weights_and_activations_leave() -> None:
+    one, two = (KernelTimes(LLAMA, H100, gpus=gpus) for gpus in (1, 2))
+    pages = ClockSettings(1).fitting(one).num_kv_blocks
+    assert pages * 16 == pytest.approx((72e9 - 16.06e9 - 0.97e9) / 131_072, rel=0.002)
+    assert ClockSettings(1).fitting(two).num_kv_blocks > 2 * pages, "each GPU has half of the weights"
+    with pytest.raises(ValueError, match="gpus: expected room for the weights of llama-3.1-70b, got 1"):
+        ClockSettings(1).fitting(replace(one, arch=get_architecture("llama-3.1-70b")))
 
 
 @pytest.mark.more
@@ -172,7 +160,10 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
     (trace,) = tmp_path.glob("*-5.ndjson")
     status, out, _ = rooflab("simulate", *asked[:1], "--rate", "5", *asked[3:], "--against", trace, "--json")
     assert all(row["off_%"] == 0 for row in json.loads(out)["compared"]) and status == 0
-    status, out, _ = rooflab("capacity", "llama-3.1-70b", "--gpus", "1,8", "--num-prompts", "60", "--chunk", "2048")
-    assert status == 0 and "no page fits beside" in out and "most for each GPU: 8 with chunks of 2048" in out
     status, _, err = rooflab("simulate", "--steps", trace)
     assert status == 2 and "steps: expected at least 50" in err
+    status, _, err = rooflab("capacity", "llama-3.1-70b", "--gpus", "4")
+    assert status == 2 and "capacity: was removed; expected rooflab simulate --sweep" in err
+    for words in (("simulate", "llama-3.1-8b"), ("estimate", "--model", "llama-3.1-8b")):
+        status, _, err = rooflab(*words, "--speculate", "ngram")
+        assert status == 2 and "--speculate: was removed; expected rooflab load on a server" in err

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from rooflab.bench.latency.calibrate import calibrated
-from rooflab.bench.latency.ledger import seconds_of
-from rooflab.bench.latency.step_model import StepWork
-from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, spread, worst
+from rooflab.bench.latency.ledger import draw_prompts, seconds_of
+from rooflab.bench.latency.study import Lab, Study, at_least, at_most, run_all_s, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
 
 def run(lab: Lab) -> Study:
-    """The longest gap of four decoding sequences while one long prompt is computed, and that prompt's TTFT, by chunk.
+    """Measures, for each size of a chunk, the longest gap of four decoding sequences while one long prompt is computed,
+    and that prompt's TTFT.
 
-    Predicted: the step times of the chunks with the decoding sequences, from a fit to other steps of this engine.
+    The prediction takes a step's time to be in proportion to its tokens: the gap shrinks with the chunk, and the TTFT
+    stays.
     """
     long, others = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
     llm = lab.llm(max_model_len=long + 64, max_num_seqs=others + 1, num_kv_blocks=1024, prefix_caching=False)
-    model = calibrated(llm, lab.size(520, 40))
     rows: list[dict[str, Any]] = []
     for chunk in chunks:
         answer = SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True)
-        took = [_steps_ms(lab, llm, chunk, long, others, answer, turn) for turn in range(lab.size(3, 1))]
-        gap, whole = spread([max(steps) for steps in took]), spread([sum(steps) for steps in took])
-        works = [StepWork(others, others * 40, ((at, min(at + chunk, long)),), others) for at in range(0, long, chunk)]
-        far = [
-            StepWork(64, 64 * 1024, ((at, min(at + 16 * chunk, 16 * long)),), 64)
-            for at in range(0, 16 * long, 16 * chunk)
-        ]
-        predicted, on_h100 = ([1e3 * of.seconds(work) for work in own] for of, own in ((model, works), (lab.h100, far)))
-        rows.append({
-            "chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": whole[0],
-            "predicted_gap_ms": max(predicted), "predicted_ttft_ms": sum(predicted), "h100_gap_ms": max(on_h100),
-            "h100_ttft_ms": sum(on_h100),
-        })  # fmt: skip
+        # The first turn allocates.
+        turns = [_steps_ms(llm, chunk, long, others, answer, turn) for turn in range(lab.size(4, 2))][1:]
+        gap, whole = spread([max(steps) for steps in turns]), spread([sum(steps) for steps in turns])
+        rows.append({"chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": whole[0]})
+    for row in rows:
+        row |= {"predicted_gap_ms": rows[-1]["gap_ms"] * (row["chunk"] + others) / (long + others)}
+        row |= {"predicted_ttft_ms": rows[-1]["ttft_ms"]}
     gain = rows[-1]["gap_ms"] / rows[0]["gap_ms"]
     price = rows[0]["ttft_ms"] / rows[-1]["ttft_ms"]
     return Study(
@@ -45,31 +38,33 @@ def run(lab: Lab) -> Study:
         verdict=worst(at_least(gain, 4.0, 1.5), at_most(price, 1.5, 3.0)),
         number=f"chunks of {chunks[0]} make the longest gap {gain:.1f} times shorter ({rows[0]['gap_ms']:.0f} for "
         f"{rows[-1]['gap_ms']:.0f} ms), and the long prompt's own TTFT {price:.2f} times as long",
-        curves=(
-            *curves(rows, "chunk", {
-                "longest gap of others": "gap_ms", "longest gap of others, predicted": "predicted_gap_ms",
-                "TTFT of the long prompt": "ttft_ms", "TTFT of the long prompt, predicted": "predicted_ttft_ms",
-            }, band="longest gap of others"),
-            *curves(rows, "chunk", {"longest gap of 64 others": "h100_gap_ms",
-                                    "TTFT of the long prompt": "h100_ttft_ms"}, 16),
-        ),
-        x="tokens of a chunk", y="ms", log=True, about=f"{lab.about(llm)}, a prompt of {long} tokens beside {others}",
-    )  # fmt: skip
+        about=f"{lab.about(llm)}, a prompt of {long} tokens beside {others}",
+        x="chunk",
+        curves={
+            "longest gap of others": "gap_ms",
+            "longest gap of others, predicted": "predicted_gap_ms",
+            "TTFT of the long prompt": "ttft_ms",
+            "TTFT of the long prompt, predicted": "predicted_ttft_ms",
+        },
+        x_label="tokens of a chunk",
+        y_label="ms",
+        band=("low_ms", "high_ms"),
+        log=True,
+    )
 
 
-def _steps_ms(lab: Lab, llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
+def _steps_ms(llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
     """Milliseconds of each step in which one long prompt is computed beside `others` that decode."""
     llm.scheduler.prefill_chunk = long
-    for prompt in lab.prompts(llm, others, 16, seed=turn):
+    for prompt in draw_prompts(llm, others, 16, seed=turn):
         llm.add_request(prompt, answer)
     for _ in range(4):
         llm.step()
     llm.scheduler.prefill_chunk = chunk
-    (prompt,) = lab.prompts(llm, 1, long, seed=100 + turn)
+    (prompt,) = draw_prompts(llm, 1, long, seed=100 + turn)
     llm.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
     steps_ms = []
     while llm.scheduler.waiting or llm.scheduler.prefilling:
         steps_ms.append(1e3 * seconds_of(llm.step))
-    while llm.has_work:
-        llm.step()
+    run_all_s(llm)
     return steps_ms

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from rooflab.bench.latency.ledger import seconds_of, stepping
-from rooflab.bench.latency.step_model import StepWork
-from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, spread, worst
+from rooflab.bench.latency.ledger import draw_prompts, seconds_of, stepping
+from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.study import StudyOptions
 
 
 def run(lab: Lab) -> Study:
-    """Time of the next token against the tokens before it, with the cache and without.
+    """Measures the time of the next token against the number of tokens before it, with the cache and without.
 
-    Without it the whole text is computed for each token: predicted is the prefill of as many tokens.  Both halves of
-    the claim are judged: with the cache a token's time stays, and without it grows.  All lengths take turns, so that
-    other work on the machine meets each of them.
+    Without the cache the whole text is computed for each token: the prediction is the prefill of as many tokens.  Both
+    halves of the claim are judged: with the cache a token's time stays, and without it the time grows.  All lengths
+    take turns, so that other work on the machine meets each of them.
     """
     lengths = (16, 32) if lab.quick else (32, 64, 128, 256)
     options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
@@ -24,18 +23,12 @@ def run(lab: Lab) -> Study:
     samples: dict[int, list[tuple[float, ...]]] = {length: [] for length in lengths}
     for _ in range(lab.size(7, 2)):
         for length in lengths:
-            samples[length].append(_times(with_cache, without, lab.prompts(without, 1, length)[0]))
+            samples[length].append(_times(with_cache, without, draw_prompts(without, 1, length, seed=0)[0]))
     rows: list[dict[str, Any]] = []
     for length in lengths:
-        (own, *_), (prefill, *_), (again, low, high) = map(spread, zip(*samples[length], strict=True))
-        h100 = [
-            1e3 * lab.h100.seconds(work)
-            for work in (StepWork(1, 8 * length, (), 1), StepWork(0, 0, ((0, 8 * length),), 1))
-        ]
-        rows.append({
-            "tokens": length, "cache_ms": own, "no_cache_ms": again, "low_ms": low, "high_ms": high,
-            "predicted_ms": prefill, "h100_cache_ms": h100[0], "h100_no_cache_ms": h100[1],
-        })  # fmt: skip
+        (cached, *_), (prefill, *_), (again, low, high) = map(spread, zip(*samples[length], strict=True))
+        row = {"tokens": length, "cache_ms": cached, "no_cache_ms": again, "low_ms": low, "high_ms": high}
+        rows.append(row | {"predicted_ms": prefill})
     saved = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
     growth = [rows[-1][name] / rows[0][name] for name in ("cache_ms", "no_cache_ms")]
     steps = lengths[-1] / lengths[0]
@@ -46,27 +39,21 @@ def run(lab: Lab) -> Study:
         verdict=worst(at_most(growth[0], 1.25, 2.0), at_least(growth[1], steps / 2, 1.5)),
         number=f"with {steps:g} times the tokens a token takes {growth[0]:.2f} times as long with the cache, and "
         f"{growth[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved:.0%}",
-        curves=(
-            *curves(
-                rows,
-                "tokens",
-                {"with the cache": "cache_ms", "without": "no_cache_ms", "without, predicted": "predicted_ms"},
-                band="without",
-            ),
-            *curves(rows, "tokens", {"with the cache": "h100_cache_ms", "without": "h100_no_cache_ms"}, 8),
-        ),
-        x="tokens before",
-        y="ms a token",
-        log=True,
         about=lab.about(with_cache),
+        x="tokens",
+        curves={"without": "no_cache_ms", "without, predicted": "predicted_ms", "with the cache": "cache_ms"},
+        x_label="tokens before",
+        y_label="ms a token",
+        band=("low_ms", "high_ms"),
+        log=True,
     )
 
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
     """Milliseconds of the next token with the cache, of the prompt, and of the next token without the cache."""
     with stepping(with_cache, "decode", 1, len(prompt), 5) as step:
-        own, *_ = spread([seconds_of(step) for _ in range(5)])
+        cached, *_ = spread([seconds_of(step) for _ in range(5)])
     with stepping(with_cache, "prefill", 1, len(prompt), 1) as step:
         prefill = seconds_of(step)
     without.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
-    return 1e3 * own, 1e3 * prefill, 1e3 * seconds_of(without.step)
+    return 1e3 * cached, 1e3 * prefill, 1e3 * seconds_of(without.step)

@@ -6,7 +6,7 @@ from itertools import islice
 from statistics import mean
 from typing import Any
 
-from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, worst
+from rooflab.bench.latency.study import Lab, Study, at_least, at_most, worst
 from rooflab.bench.load.data import Data
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.study import StudyOptions
@@ -15,10 +15,11 @@ PAGE = 16
 
 
 def run(lab: Lab) -> Study:
-    """Sequences that run at once in one memory, and the share of it that holds no token.
+    """Counts the sequences that run at once in one memory, and the share of it that holds no token.
 
-    A contiguous cache reserves the longest context for each.  Predicted: the memory over a prompt and half its answer,
-    rounded up to pages, or over the longest context.  Tokens count, so the figures are the same on any machine.
+    A contiguous cache reserves the longest context for each.  The prediction is the memory over a prompt and half its
+    answer, rounded up to pages, or over the longest context.  Only tokens are counted, so that the figures are the same
+    on any machine.
     Sequences hold about as many tokens in the mean as ShareGPT's, for half a page of each is empty: with fewer than 200
     tokens no cache of such pages could waste less than 4%.
     """
@@ -28,27 +29,30 @@ def run(lab: Lab) -> Study:
     data = Data(input_len=(longest // 8, longest // 2), output_len=(lab.size(8, 2), longest // 32))
     for contiguous in (True, False):
         llm = lab.llm(
-            max_model_len=longest, max_num_seqs=lab.size(32, 16), prefix_caching=False,
+            max_model_len=longest,
+            max_num_seqs=lab.size(32, 16),
+            prefix_caching=False,
             study=StudyOptions(contiguous_kv=contiguous),
-            # The scheduler keeps a page free.  Of a contiguous cache that is a whole slot, so there is one more.
-            num_kv_blocks=slots // longest + 1 if contiguous else slots // PAGE, block_size=PAGE,
-        )  # fmt: skip
+            # The scheduler keeps a page free.  In a contiguous cache that is a whole slot, so there is one more.
+            num_kv_blocks=slots // longest + 1 if contiguous else slots // PAGE,
+            block_size=PAGE,
+        )
         lengths, at_once, waste = [], list[int](), list[float]()
-        for one in islice(data.prompts(3), 18):
-            llm.add_request(list(one.content), SamplingParams(max_tokens=one.output_tokens, ignore_eos=True))  # type: ignore[arg-type]
-            lengths.append((one.tokens or 0) + one.output_tokens // 2)
+        for prompt in islice(data.prompts(3), 18):
+            params = SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
+            llm.add_request(list(prompt.content), params)  # type: ignore[arg-type]
+            lengths.append((prompt.tokens or 0) + prompt.output_tokens // 2)
         while llm.has_work:
             llm.step()
             running = llm.scheduler.running
-            held = sum(len(one.block_ids) for one in running) * llm.scheduler.blocks.block_size
+            held = sum(len(sequence.block_ids) for sequence in running) * llm.scheduler.blocks.block_size
             if held and llm.scheduler.waiting:  # while there is more to run than fits
                 at_once.append(len(running))
-                waste.append(1 - sum(len(one) for one in running) / held)
+                waste.append(1 - sum(len(sequence) for sequence in running) / held)
         holds = sum(-(-length // PAGE) * PAGE for length in lengths) / len(lengths)
-        rows.append({
-            "cache": "contiguous" if contiguous else "paged", "at_once": mean(at_once), "waste": mean(waste),
-            "predicted": slots / (longest if contiguous else holds), "mean_length": holds,
-        })  # fmt: skip
+        predicted = slots / (longest if contiguous else holds)
+        row = {"at_once": mean(at_once), "waste": mean(waste), "predicted": predicted, "mean_length": holds}
+        rows.append({"cache": "contiguous" if contiguous else "paged", **row})
     gain = rows[1]["at_once"] / rows[0]["at_once"]
     return Study(
         claim="Paging fits 2 to 4 times as many sequences, and wastes less than 4% of the cache",
@@ -58,7 +62,9 @@ def run(lab: Lab) -> Study:
         number=f"{gain:.1f} times as many sequences at once ({rows[1]['at_once']:.1f}, {rows[0]['at_once']:.1f}); of "
         f"held pages {rows[1]['waste']:.1%} are empty, of the contiguous cache {rows[0]['waste']:.0%}; the gain is the "
         f"longest context ({longest}) over what a sequence holds in the mean ({rows[0]['mean_length']:.0f})",
-        curves=tuple(curves(rows, "cache", {"sequences": "at_once", "sequences, predicted": "predicted"})),
-        y="sequences at once",
         about=f"memory for {slots} tokens, pages of {PAGE}",
+        x="cache",
+        curves={"sequences": "at_once", "sequences, predicted": "predicted"},
+        x_label="",
+        y_label="sequences at once",
     )
