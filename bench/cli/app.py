@@ -14,24 +14,37 @@ from pathlib import Path
 from shutil import which
 from traceback import extract_tb, walk_tb
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from rooflab.bench import show
 from rooflab.bench.base.extras import missing
 from rooflab.bench.base.plain import first_line
 from rooflab.bench.base.statuses import ExitStatus
-from rooflab.bench.cli.names import check_names, cuda_device_present, interpret_without_gpu
+from rooflab.bench.cli.names import REMOVED, check_names, cuda_device_present, interpret_without_gpu
 from rooflab.kernels import _card
 from rooflab.kernels._user_files import USER_FILES
 
 if TYPE_CHECKING:
     from rooflab.bench.core import Record, RunWriter
 
+
+class Commands(TyperGroup):
+    """A group of commands that says of a removed one what to use instead."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        """The command that `args` name.  Raises `ValueError` on a removed one."""
+        name = " ".join((*ctx.command_path.split()[1:], args[0]))
+        if name in REMOVED:
+            raise ValueError(f"{name}: is removed; {REMOVED[name]}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="rooflab",
+    cls=Commands,
     help="A lab for LLM-inference kernels: check them, time them, place them on the roofline, run them in an engine.",
     no_args_is_help=True,
     add_completion=False,

@@ -18,7 +18,7 @@ DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
 @app.command("import")
 def import_results(
-    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer, nvbench, csv or published.")],
+    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer, csv or published.")],
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -33,8 +33,8 @@ def import_results(
         list[str] | None,
         typer.Option(
             "--column",
-            help="csv, nvbench: FIELD=COLUMN, latency=COLUMN:UNIT, or FIELD==TEXT for all rows; fields: op, kernel, "
-            "latency, flops, bytes, scheme, gpu, case.NAME.",
+            help="csv: FIELD=COLUMN, latency=COLUMN:UNIT, or FIELD==TEXT for all rows; fields: op, kernel, latency, "
+            "flops, bytes, scheme, gpu, case.NAME.",
         ),
     ] = None,
     whole: Annotated[

@@ -1,16 +1,14 @@
-"""`suite`, `tune` and `sweep`: everything worth measuring on a card or a cluster, and its kernels' configs."""
+"""`suite` and `tune`: everything worth measuring on a card, and its kernels' configs."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.base.extras import need
 from rooflab.bench.base.plain import Json
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
@@ -171,39 +169,3 @@ def tune(
         show.line(f"written: {path}")
     found: set[str] = {record.status for record in report.records} or {"OK"}
     exit_for(found | ({result.status for result in report.results} if dry_run else set()))
-
-
-@app.command()
-def sweep(
-    out: Annotated[Path, option.place("--out", help="Folder for records, one a machine key.")],
-    ray: Annotated[str | None, typer.Option("--ray", help="Address of the cluster; without it, a local one.")] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help="An op or a family; repeatable.")] = None,
-    budget_s: Annotated[float, option.seconds("--budget", help="Seconds for each op on a GPU.")] = 480.0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers; without it, one for each GPU.")] = None,
-    seed: int = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="On the CPUs of the cluster, with small shapes.")] = False,
-    json: option.Json = False,
-) -> None:
-    """Run the suite over the GPUs of a Ray cluster, one worker a GPU; a lost worker's part is done by another.
-
-    Rooflab must be installed on every node, from the same source. Exit status 11 where a part was not done, or a kernel
-    is wrong.
-    """
-    need("fleet")
-    from rooflab.bench.suite.plan import make_plan
-    from rooflab.bench.suite.runner import SuiteSettings
-    from rooflab.bench.suite.sweep import sweep as run
-    from rooflab.kernels import registry
-
-    names = list(only or registry.ops())
-    make_plan(names)  # unknown names are refused before anything is started
-    state = run(ray, names, SuiteSettings(out, budget_s, dry_run, resume, seed), workers, show.note)
-    rows = [{"part": name, **found} for name, found in sorted(state.shards.items())]
-    show.result(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
-    show.table(rows, ("part", "status", "reason"))
-    for kernel, reason in state.excluded.items():
-        show.line(f"not run any more: {kernel}: {reason}", "red")
-    show.line(f"{sum(row['status'] == 'DONE' for row in rows)} of {len(rows)} parts done; records: {out}")
-    if not state.complete or state.excluded:
-        raise typer.Exit(ExitStatus.INCORRECT)

@@ -1,4 +1,4 @@
-"""Reads a CSV file of any tool, whose columns and units the caller names, and NVBench's JSON, whose fields it knows."""
+"""Reads a CSV file of any tool; the caller names its columns and their units."""
 
 from __future__ import annotations
 
@@ -29,44 +29,13 @@ Places = Mapping[str, tuple[str, float]]
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     """Returns one record per row; `columns` is as in `places_of`.  Raises `ValueError` on a row that lacks a cell."""
     text, places = files.read_text(path), places_of(columns)
-    source, rows = _source(path, "csv", text, columns), csv.DictReader(StringIO(text))
+    source = files.ResultFile("csv", files.file_time(path), text + str(columns), {})
+    rows = csv.DictReader(StringIO(text))
     if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
         raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
     for row in rows:
         _add(path, source, f"line {rows.line_num}", row, places)
     return source.imported()
-
-
-def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Returns one record per state: its axes are the case, and op and kernel have the benchmark's name, unless
-    `columns` name others.  Raises `ValueError` if the file is not from NVBench."""
-    text, own = files.read_text(path), places_of(columns)
-    values, source = files.parse_json(text, path.name), _source(path, "nvbench", text, columns)
-    try:
-        gpus = {each["id"]: each["name"] for each in values["devices"]}
-        states = [(bench["name"], state) for bench in values["benchmarks"] for state in bench["states"] or ()]
-        for number, (name, state) in enumerate(states):
-            place, axes = f"{name}, state {number}", {one["name"]: one["value"] for one in state["axis_values"] or ()}
-            data = [(one["tag"], item) for one in state["summaries"] or () for item in one["data"]]
-            tags = {tag: item["value"] for tag, item in data if item["name"] == "value"}
-            mean, rate = tags.get("nv/cold/time/gpu/mean"), tags.get("nv/cold/bw/global/bytes_per_second")
-            if mean is None:
-                source.skip(place, state.get("skip_reason") or "it has no time of the GPU")
-                continue
-            known = [f"op=={name}", f"kernel=={name}", f"gpu=={gpus[state['device']]}"]
-            known.append(f"latency=={tags.get('nv/cold/time/gpu/median', mean)}:s")
-            if rate is not None:
-                known.append(f"bytes=={float(rate) * float(mean)}:B")  # NVBench's rate is over the mean time
-            taken = {column for column, _ in own.values()}
-            known += [f"case.{axis}=={value}" for axis, value in axes.items() if axis not in taken]
-            _add(path, source, place, axes, {**places_of(known), **own})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name}: expected the JSON of NVBench: {error!r}") from error
-    return source.imported()
-
-
-def _source(path: Path, tool: str, text: str, columns: Sequence[str]) -> files.ResultFile:
-    return files.ResultFile(tool, files.file_time(path), text + str(columns), {})
 
 
 def places_of(columns: Sequence[str]) -> Places:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rooflab.bench.core import Record
 from rooflab.bench.core import read as read_records
-from rooflab.bench.exchange.columns import read_columns, read_nvbench
+from rooflab.bench.exchange.columns import read_columns
 from rooflab.bench.exchange.files import Imported, Skipped, write_csv
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.report.figures import bench_row
@@ -19,7 +19,6 @@ from rooflab.bench.report.trends.points import RecordFilter
 
 FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
     "pytest-benchmark": lambda path, columns: read_pytest_benchmark(path),
-    "nvbench": read_nvbench,
     "csv": read_columns,
 }
 """By format, the function that reads a file of this format; its second argument is the texts of `--column`."""
@@ -37,7 +36,7 @@ def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None, col
     plugins = {point.name: point for point in entry_points(group="rooflab.readers")}
     if tool not in (*FORMATS, *plugins):
         raise ValueError(f"tool: expected one of {', '.join((*FORMATS, *plugins))} or published, got {tool!r}")
-    if columns and tool not in ("csv", "nvbench"):
+    if columns and tool != "csv":
         raise ValueError(f"column: expected none with {tool}, got {columns[0]!r}")
     if not paths:
         raise ValueError(f"path: expected a file of {tool}, got none")

@@ -103,7 +103,6 @@ def test_an_extra_brings_the_modules_that_commands_ask_of_it():
         ("lab --smoke", "safetensors", "engine"),
         ("serve smollm2-135m", "zmq", "serve"),
         ("report", "jinja2", "report"),
-        ("sweep --out x", "ray", "fleet"),
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(rooflab, monkeypatch, command, module, extra):
