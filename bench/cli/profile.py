@@ -15,7 +15,6 @@ from rooflab.bench.cli.app import app, exit_for
 if TYPE_CHECKING:
     from rooflab.bench.compile.cases import KernelCase
     from rooflab.bench.core import Record
-    from rooflab.bench.predict.calibration import Calibration
     from rooflab.bench.predict.explain import Explanation
     from rooflab.roofline.device import Device
 
@@ -51,7 +50,7 @@ def explain(
     """
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.core import read
-    from rooflab.bench.predict import calibration, predictions
+    from rooflab.bench.predict import predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
     known = read(records) if records else []
@@ -62,7 +61,7 @@ def explain(
     named = [*([kernel] if kernel else []), *(kernels or [])]
     if launcher := option.launcher(op, of_ops, own):
         named, target = [launcher], selected(launcher, case, argument, dtype)
-        found = [_of_launcher(target, device, calibration.load())]
+        found = [_of_launcher(target, device)]
     else:
         chosen = _targets(op, named, case or [], scheme or [])
         measured: dict[KernelCase, float] = {}
@@ -70,7 +69,7 @@ def explain(
             chosen, measured = predictions.measured_in(known, chosen, device)
         elif measure and _is_here(device):
             chosen, measured = _measured(predictions.measure_here(chosen, budget_s), chosen, device)
-        found = explain_all(chosen, device, measured, calibration.load())
+        found = explain_all(chosen, device, measured)
     if named and all(entry.reason for entry in found):
         raise ValueError(found[0].reason)
     show.result([entry.to_dict() for entry in found])
@@ -82,7 +81,7 @@ def explain(
     exit_for({"OK", *(entry.reason.partition(":")[0] for entry in found if entry.reason)})
 
 
-def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Explanation:
+def _of_launcher(target: KernelCase, device: Device) -> Explanation:
     from rooflab.bench.emulate.calls import call
     from rooflab.bench.predict.explain import explained
     from rooflab.bench.predict.predictions import Predicted
@@ -92,7 +91,7 @@ def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Expl
     with show.waiting(target.label):
         item = call(target, gpu=device.name)
     failed = Predicted(target, Cost(0, 0), None, None, f"{item.answer['status']}: {item.answer['reason']}")
-    return explained(item.predicted or failed, device, None, known)
+    return explained(item.predicted or failed, device, None)
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
@@ -177,7 +176,7 @@ def profile(
     import shlex
 
     from rooflab.bench.core import RunWriter
-    from rooflab.bench.predict import calibration, ncu, predictions
+    from rooflab.bench.predict import ncu, predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
     found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
@@ -199,12 +198,11 @@ def profile(
     else:
         with show.waiting("ncu"):
             taken = ncu.profile(target, seed, timeout_s)
-    known = calibration.load()
-    modelled = explain_all([target], device, None, known)[0]
+    modelled = explain_all([target], device)[0]
     if modelled.reason:
         raise ValueError(modelled.reason)
     traffic, note = ncu.settled(target, taken)
-    explained = explain_all([target], device, None, known, {target: traffic} if traffic else None)[0]
+    explained = explain_all([target], device, counted={target: traffic} if traffic else None)[0]
     record = ncu.counted_record(explained, taken, seed)
     if out:
         writer = RunWriter(out, record.run_id)

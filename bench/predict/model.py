@@ -12,10 +12,9 @@ Every step makes one assumption less ideal, and adds the time that this costs:
 6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time, and a few CTAs reach only
    their SMs' share of the bandwidth;
 7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by latency, a CTA
-   takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch;
-8. calibration: the factor fitted to measured records of other kernels of the kind.
+   takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch.
 
-The time is (2) + (8) * (first latency + the largest of memory, pipes and dependent steps); the steps sum to it exactly.
+The time is (2) + first latency + the largest of memory, pipes and dependent steps; the steps sum to it exactly.
 
 Among several compiled kernels, those that multiply matrices share the matrix FLOPs.  Bytes that two kernels write
 beyond the op's least bytes are intermediates: the first kernel reads the op's operands and writes the intermediates,
@@ -37,7 +36,7 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 from rooflab.roofline.numbers import counted
 
 LEAST, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
-PIPE, WAVES, LATENCY, CALIBRATION = "pipe", "waves and tail", "occupancy and latency", "calibration"
+PIPE, WAVES, LATENCY = "pipe", "waves and tail", "occupancy and latency"
 
 _ROUNDING = 1e-12
 """A step that adds less than this share of the time is a rounding error and counts as 0."""
@@ -78,12 +77,6 @@ class Prediction:
     def launch_s(self) -> float:
         """The launches' part, which no calibration scales."""
         return next(step.seconds for step in self.steps if step.name == LAUNCH)
-
-    def scaled(self, factor: float, why: str) -> Prediction:
-        """This prediction with everything except the launches scaled, as one more step."""
-        extra = (factor - 1) * (self.seconds - self.launch_s)
-        steps = (*self.steps, TimeStep(CALIBRATION, extra, why))
-        return Prediction(self.bound, steps, self.launches, self.traffic_bytes, self.least_bytes, self.works)
 
 
 def predict(

@@ -353,7 +353,6 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
         limiter=explained.limiter,
         ceilings=asdict(get_device(explained.gpu).ceilings()),
         predicted_ms=explained.predicted_ms,
-        prediction_error=explained.prediction_error,
         compiled=explained.compiled,
         device_kernels=tuple(entry.kernel for entry in profile.launches),
         metrics=metrics,

@@ -8,10 +8,20 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from rooflab.roofline.model import Cost
 from rooflab.roofline.published import FOLDER
 
 FILE = FOLDER / "predictions.csv"
 Kind = Literal["memory", "attention", "product"]
+UNCALIBRATED = "uncalibrated"
+"""What is said of every prediction: no factor of it was fitted to measured times."""
+
+
+def kind_of(op: str, cost: Cost) -> Kind:
+    """The kind of an op: the predictor errs in the same way on kernels of one kind."""
+    if not cost.tensor_flops:
+        return "memory"
+    return "attention" if "attention" in op or op == "mla_decode" else "product"
 
 
 class PublishedTime(NamedTuple):
@@ -59,3 +69,10 @@ def read(path: Path = FILE) -> pd.DataFrame:
     if columns != wanted:
         raise ValueError(f"predictions: expected the columns {wanted} in {path}, got {columns}")
     return found
+
+
+def error_text(op: str, cost: Cost) -> str:
+    """A prediction's error in words: that on public kernels of its kind, against their published times."""
+    kind = kind_of(op, cost)
+    readings = read().query("kind == @kind")
+    return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(readings)}"

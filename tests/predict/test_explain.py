@@ -15,7 +15,6 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import model, predictions
-from rooflab.bench.predict.calibration import Fit
 from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, explain, why_rows, why_sentence
 from rooflab.bench.predict.model import TimeStep
 from rooflab.bench.predict.predictions import measured_in
@@ -39,16 +38,6 @@ def record(**changes) -> Record:
     read = {"checked_by": "gpu", "basis": "measured", "l2_state": "cold", "latency_median_ms": 0.025}
     run = {"kind": "bench", "run_id": "run", "status": "OK", "environment": GPU, "scheme": "bf16", "device": "cuda"}
     return Record(**{**run, **what, **read, **changes})
-
-
-def test_a_calibrated_prediction_prints_its_held_out_error():
-    chosen = target("fused")
-    plain, fitted = (explain([chosen], H100, None, known)[0] for known in ({}, {"memory": Fit(1.5, 0.12, 0.3, 5, 40)}))
-    assert plain.calibration.startswith("uncalibrated") and plain.prediction_error is None
-    assert fitted.prediction_error == 0.12 and "held-out error 12% (worst 30%) over 5 kernels" in fitted.calibration
-    launch = next(part.ms for part in plain.parts if part.name == model.LAUNCH)
-    assert fitted.predicted_ms - launch == pytest.approx(1.5 * (plain.predicted_ms - launch))
-    assert sum(part.ms for part in fitted.parts) == pytest.approx(fitted.predicted_ms)
 
 
 def test_naive_and_optimized_side_by_side():

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from rooflab.bench.predict import public
+from rooflab.roofline.model import Cost
 
 
 def reading(factor):
@@ -24,3 +25,14 @@ def test_the_file_of_readings_is_there_and_another_one_is_refused(tmp_path):
         public.read(tmp_path / "other.csv")
     with pytest.raises(ValueError, match="found none"):
         public.read(tmp_path / "absent.csv")
+
+
+def test_a_prediction_says_the_error_on_public_kernels_of_its_kind():
+    product = Cost(1e8, 0, {"bf16": 1e9})
+    assert public.kind_of("paged_attention", product) == "attention" and public.kind_of("gemm", product) == "product"
+    assert public.kind_of("merge_attention_states", Cost(1e8, 0)) == "memory"
+    readings = public.read()
+    of_kind = public.unfitted(readings[readings["kind"] == "memory"])
+    assert public.error_text("rmsnorm", Cost(1e8, 0)) == (
+        f"uncalibrated; public kernels of its kind (memory) err by {of_kind}"
+    )
