@@ -26,9 +26,6 @@ def import_results(
             "(without one, the installed package), Liger-Kernel's CSV, or a .toml that describes a table."
         ),
     ] = None,
-    op: Annotated[
-        list[str] | None, typer.Option("--op", help="tritonbench: the operator of a CSV. flashinfer: only this op.")
-    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,7 +50,7 @@ def import_results(
     if tool == "published":
         _import_published(paths or [], out, whole)
         return
-    found = convert.read(tool, paths or [], op, column or ())
+    found = convert.read(tool, paths or [], column or ())
     files = write_records(found.records, out) if out is not None else []
     show.result(convert.summary(found) | {"written": files})
     if found.definitions:

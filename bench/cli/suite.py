@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +26,6 @@ def suite(
     out: option.Out = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    archive: Annotated[
-        Path | None,
-        option.file(help="Pack the folder into this .tar.gz every 20 s; with --resume, begin with what it holds."),
-    ] = None,
     trust: Annotated[
         Path | None,
         typer.Option(help="Records of an earlier run: an unchanged kernel that was right there is not checked first."),
@@ -67,16 +62,9 @@ def suite(
     Environment.now()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
-    if archive is not None and not archive.name.endswith(".tar.gz"):
-        raise ValueError(f"archive: expected a file called .tar.gz, got {str(archive)!r}")
     settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
-    if archive is not None and resume and archive.is_file() and not (settings.out / state.PLAN).is_file():
-        state.unpack(archive, settings.out)
-    with ExitStack() as stack:
-        stack.enter_context(terminated_as_exception())
-        if archive is not None:
-            stack.enter_context(state.packed(settings.out, archive))
-        run_suite(entries, settings, show.note, stack.enter_context(show.progress("suite", len(entries))))
+    with terminated_as_exception(), show.progress("suite", len(entries)) as advance:
+        run_suite(entries, settings, show.note, advance)
     found = state.read_summary(settings.out)
     _show(found)
     show.line(f"records, figures and summary: {settings.out}")

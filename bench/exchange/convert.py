@@ -28,10 +28,10 @@ FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
 }
 
 
-def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None, columns: Sequence[str] = ()) -> Imported:
+def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Imported:
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file.
 
-    A reader of the entry points `rooflab.readers` is a function of paths and ops that returns an `Imported`.
+    A reader of the entry points `rooflab.readers` is a function of paths that returns an `Imported`.
     """
     plugins = {point.name: point for point in entry_points(group="rooflab.readers")}
     if tool not in (*FORMATS, *plugins):
@@ -42,7 +42,7 @@ def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None, col
         raise ValueError(f"path: expected a file of {tool}, got none")
     if tool in FORMATS:
         return sum((FORMATS[tool](path, columns) for path in paths), Imported())
-    found: Imported = plugins[tool].load()(paths, ops or ())
+    found: Imported = plugins[tool].load()(paths)
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -19,7 +19,6 @@ from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
-Item = TypeVar("Item")
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """The milliseconds in each unit of time that another tool may write."""
 
@@ -106,13 +105,6 @@ class ResultFile:
 def is_time(latency_ms: float) -> bool:
     """Whether a number is a possible time of a kernel."""
     return math.isfinite(latency_ms) and latency_ms > 0
-
-
-def only(values: Sequence[Item], name: str) -> Item:
-    """The single value of an argument that takes one value.  Raises `ValueError` on several values."""
-    if len(values) != 1:
-        raise ValueError(f"{name}: expected one, got {len(values)}")
-    return values[0]
 
 
 def read_text(path: Path) -> str:

@@ -206,13 +206,15 @@ class FlashInferTrace:
     evaluation: Evaluation
 
 
-def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
+def read(paths: Sequence[Path]) -> files.Imported:
     """The entry point `flashinfer`: `read_dataset` of one folder.  Raises `ValueError` on several folders."""
-    return read_dataset(files.only(paths, "path"), ops)
+    if len(paths) != 1:
+        raise ValueError(f"path: expected one, got {len(paths)}")
+    return read_dataset(paths[0])
 
 
-def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
-    """Returns one record for each trace in a folder, and a row for each definition, of `ops` alone if any are named.
+def read_dataset(root: Path) -> files.Imported:
+    """Returns one record for each trace in a folder, and a row for each definition.
 
     A trace without its definition in the data set is skipped with this reason, and so is a workload that lacks an axis
     or has an axis of size 0, such as no pages: nothing is computed there.  Workloads with equal sizes, whose inputs
@@ -246,8 +248,7 @@ def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
         own = case.but(**files.make_case({"workload": uuid})) if several else case
         _add(trace, definition, own, source, f"{place}, evaluation")
     counts = Counter(trace.definition for _, trace in traces)
-    rows = [each.row(counts[each.name]) for each in definitions.values() if not ops or each.op[0] in ops]
-    return source.imported(rows)
+    return source.imported([each.row(counts[each.name]) for each in definitions.values()])
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:

@@ -6,24 +6,18 @@ The results are the whole state: an entry whose folder holds a final result is n
 from __future__ import annotations
 
 import json
-import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, get_args
 
 from rooflab.bench.core import NOT_RUN
 from rooflab.bench.suite.entries import FINAL, BarStatus, EntryOutcome, EntryStatus
 from rooflab.bench.suite.step import read_outcome, write_json
-from rooflab.kernels._files import write_whole
 
 RESULT, PLAN, ENVIRONMENT, SUMMARY = "result.json", "plan.json", "environment.json", "summary.json"
-PACK_S = 20.0
-"""The seconds between two packings; a packing takes less than a second."""
 NO_FAULT = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
 """Statuses of records that show no fault of their kernel: after an impossible or noisy reading, or with too large a
 case, the kernel may still be right."""
@@ -83,46 +77,6 @@ def environment_in(run: Path) -> dict[str, Any]:
     """The machine of a run; empty if the run did not get so far."""
     path = run / ENVIRONMENT
     return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-
-def pack(folder: Path, archive: Path) -> Path:
-    """Writes a run's folder as one `.tar.gz`, without what was compiled: a rented machine may give back few files."""
-    content = BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as file:
-        for path in sorted(folder.rglob("*")):
-            name = path.relative_to(folder)
-            if path.is_file() and path.resolve() != archive.resolve() and name.parts[0] != "cache":
-                with suppress(FileNotFoundError):  # the file existed only while another file was written
-                    file.add(path, name)
-    return write_whole(archive, content.getvalue())
-
-
-@contextmanager
-def packed(folder: Path, archive: Path, every_s: float = PACK_S) -> Iterator[None]:
-    """Packs a run's folder every few seconds and at the end: so a run that is killed leaves its results."""
-    over = Event()
-
-    def keep() -> None:
-        while not over.wait(every_s):
-            pack(folder, archive)
-
-    thread = Thread(target=keep, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        pack(folder, archive)
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Fills a folder from an archive, so that another machine can go on.  Raises `ValueError` on any other file."""
-    try:
-        with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise ValueError(f"archive: expected a .tar.gz of a suite's folder, got {str(archive)!r}: {error}") from error
 
 
 def read_summary(run: Path) -> dict[str, Any]:

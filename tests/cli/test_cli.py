@@ -58,7 +58,6 @@ WRITING = (
     "generate x --out",
     "ab gemm --junit",
     "static --compare HEAD --markdown",
-    "suite --archive",
     "load --vllm-json",
     "export csv x --to",
 )

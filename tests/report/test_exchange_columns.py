@@ -28,7 +28,7 @@ def test_a_csv_of_named_columns_and_units_reaches_a_roofline(rooflab, tmp_path):
 def test_the_cases_of_a_known_op_are_those_of_its_check_and_an_empty_cell_leaves_a_key_out(tmp_path):
     columns = ("op=op", "kernel==mine", "latency==1:us", "case.T=T", "case.H=H", "case.eps=eps", "scheme==bf16")
     rows = "op,T,H,eps\nrmsnorm,8,64,1e-5\nsoftmax,8,64,\nrmsnorm,8,64,\n"
-    found = read("csv", [written(tmp_path / "a.csv", rows)], None, columns)
+    found = read("csv", [written(tmp_path / "a.csv", rows)], columns)
     assert [record.case_id for record in found.records] == ["T=8,H=64,eps=1e-05", "T=8,H=64"]
     (skipped,) = found.skipped
     assert skipped.place == "line 4"
@@ -47,4 +47,4 @@ def test_the_cases_of_a_known_op_are_those_of_its_check_and_an_empty_cell_leaves
 def test_a_csv_is_refused_by_the_name_of_what_is_missing(tmp_path, changed, message):
     columns = dict(column.split("=", 1) for column in MAP) | changed
     with pytest.raises(ValueError, match=message):
-        read("csv", [written(tmp_path / "a.csv", CSV)], None, [f"{key}={value}" for key, value in columns.items()])
+        read("csv", [written(tmp_path / "a.csv", CSV)], [f"{key}={value}" for key, value in columns.items()])
