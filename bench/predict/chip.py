@@ -30,12 +30,11 @@ code are in step here; on the GPU one of them uses the pipes that stay idle whil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rooflab.bench.compile.sass import WARPGROUP, SassInstruction
 from rooflab.roofline.device import Device
-from rooflab.roofline.model import Ceilings
 
 Pipe = Literal["issue", "fma", "integer multiply", "alu", "sfu", "load/store", "tensor"]
 
@@ -150,25 +149,13 @@ def _operand_bytes(entry: SassInstruction) -> float:
     return float(k * bytes_per_element * (n + (0 if a_in_registers else m)))
 
 
-def chip_of(device: Device, ceilings: Ceilings | None = None) -> Chip:
-    """The figures of a Hopper GPU; `ceilings` (by default the data sheet's) give its tensor cores' and L2's rates.
-
-    Raises `ValueError` on another GPU, whose figures differ.
-    """
+def chip_of(device: Device) -> Chip:
+    """The figures of a Hopper GPU.  Raises `ValueError` on another GPU, whose figures differ."""
     if device.compute_capability != (9, 0):
         raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
-    ceilings = ceilings or device.ceilings()
     clocks = device.sms * device.boost_clock_hz
-    rates = {
-        dtype: rate / clocks
-        for dtype, rate in ceilings.tensor_flops_per_s.items()
-        if dtype in device.matrix_flops_per_s
-    }
-    held = min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz) if ceilings.kind == "datasheet" else 1.0
-    chip = Chip(rates, device.boost_clock_hz, device.sms, held)
-    if ceilings.l2_bytes_per_s is None:
-        return chip
-    return replace(chip, l2_bytes_per_clock=ceilings.l2_bytes_per_s / device.boost_clock_hz)
+    rates = {dtype: rate / clocks for dtype, rate in device.matrix_flops_per_s.items()}
+    return Chip(rates, device.boost_clock_hz, device.sms, min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz))
 
 
 @dataclass

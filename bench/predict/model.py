@@ -4,8 +4,8 @@ Every step makes one assumption less ideal, and adds the time that this costs:
 
 1. least work: the op's cost at the ceilings, memory and pipes overlapping perfectly (the roofline);
 2. launch: each launch takes at least the launch floor, and overlaps with nothing;
-3. sustained rate: the share of a data sheet's bandwidth that streaming reaches, and its matrix rate at the clock that
-   the GPU sustains under full tensor load (adds nothing where ceilings were measured);
+3. sustained rate: the share of the data sheet's bandwidth that streaming reaches, and its matrix rate at the clock that
+   the GPU sustains under full tensor load;
 4. bytes over the minimum: the kernel's traffic in place of the least bytes;
 5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; a
    kernel that has several launches and no compiled code does memory and arithmetic one after the other;
@@ -63,8 +63,6 @@ class Prediction:
     bound: Bound
     steps: tuple[TimeStep, ...]
     launches: int
-    traffic_bytes: float
-    least_bytes: float
     works: tuple[LaunchWork, ...] = field(repr=False)
     """One for each compiled kernel; empty where no compiled code was read."""
 
@@ -73,42 +71,31 @@ class Prediction:
         """The predicted time: the sum of the steps."""
         return math.fsum(step.seconds for step in self.steps)
 
-    @property
-    def launch_s(self) -> float:
-        """The launches' part, which no calibration scales."""
-        return next(step.seconds for step in self.steps if step.name == LAUNCH)
-
 
 def predict(
     cost: Cost,
     traffic: Traffic | None,
     compiled: Sequence[CompiledInfo],
     device: Device,
-    ceilings: Ceilings | None = None,
     matrix_flops: float | None = None,
 ) -> Prediction:
     """Predicts a kernel that launches `compiled` (empty for a library's or torch's) and moves `traffic`; L2 is cold.
 
-    `ceilings` default to the device's data sheet.  `matrix_flops` are the FLOPs that the kernel does, with padding;
-    they default to the cost's.  Raises `ValueError` on a device that is not Hopper, and on code for another device.
+    `matrix_flops` are the FLOPs that the kernel does, with padding; they default to the cost's.  Raises `ValueError` on
+    a device that is not Hopper, and on code for another device.
     """
-    ceilings = ceilings or device.ceilings()
+    ceilings, chip = device.ceilings(), chip_of(device)
     compiled = [info for info in compiled if not info.tried]
-    chip = chip_of(device, ceilings)
     limit = bound(cost, ceilings)
     ideal, arithmetic = _arithmetic(limit, cost, ceilings, chip)
     moved = traffic.bytes if traffic else cost.bytes
     launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
-    rate = ceilings.hbm_bytes_per_s * (1.0 if ceilings.kind == "measured" else HBM_SUSTAINED)
+    rate = ceilings.hbm_bytes_per_s * HBM_SUSTAINED
     least, sustained, memory = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved / rate
     stages = [
         (LEAST, max(least, ideal), f"{'memory' if least >= ideal else 'arithmetic'} at the ceilings"),
         (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
-        (
-            SUSTAINED,
-            max(sustained, arithmetic),
-            _sustained_why(rate / ceilings.hbm_bytes_per_s, sustained >= arithmetic, chip),
-        ),
+        (SUSTAINED, max(sustained, arithmetic), _sustained_why(sustained >= arithmetic, chip)),
         (BYTES, max(memory, arithmetic), _bytes_why(cost, traffic)),
     ]
     works: tuple[LaunchWork, ...] = ()
@@ -124,7 +111,7 @@ def predict(
             (WAVES, serial, "no compiled code was read"),
             (LATENCY, serial + fill, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
         ]
-    return Prediction(limit, tuple(_differences(stages)), launches, moved, cost.bytes, works)
+    return Prediction(limit, tuple(_differences(stages)), launches, works)
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
@@ -137,9 +124,9 @@ def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tup
     return max(limit.parts["tensor"], *others), max(held, *others)
 
 
-def _sustained_why(bandwidth: float, by_memory: bool, chip: Chip) -> str:
+def _sustained_why(by_memory: bool, chip: Chip) -> str:
     if by_memory or chip.tensor_share == 1:
-        return f"{bandwidth:.0%} of the bandwidth"
+        return f"{HBM_SUSTAINED:.0%} of the bandwidth"
     return f"the matrix rate at {chip.tensor_share * chip.clock_hz / 1e9:.2f} GHz"
 
 

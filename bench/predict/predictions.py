@@ -18,7 +18,7 @@ from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
-from rooflab.roofline.model import Ceilings, Cost, Traffic
+from rooflab.roofline.model import Cost, Traffic
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,12 @@ class Predicted:
 
 
 def predict_all(
-    targets: Sequence[KernelCase],
-    device: Device,
-    counted: Mapping[KernelCase, Traffic] | None = None,
-    ceilings: Ceilings | None = None,
+    targets: Sequence[KernelCase], device: Device, counted: Mapping[KernelCase, Traffic] | None = None
 ) -> list[Predicted]:
     """Predicts every target on `device`, in the given order; compiles all kernels with code at once, on all cores.
 
-    `counted` traffic replaces the traffic that a kernel declares; `ceilings` default to the data sheet's.  Raises
-    `ValueError` on a name that is not registered, and on a device that is not Hopper.
+    `counted` traffic replaces the traffic that a kernel declares.  Raises `ValueError` on a name that is not
+    registered, and on a device that is not Hopper.
     """
     priced = [_price(target) for target in targets]
     able = [target for target, (*_, reason) in zip(targets, priced, strict=True) if not reason]
@@ -54,7 +51,7 @@ def predict_all(
         if isinstance(code, CompileFailure):
             reason = f"COMPILE_ERROR: {code}"
         elif not reason:
-            prediction = predict(cost, traffic, code, device, ceilings, matrix_flops=flops)
+            prediction = predict(cost, traffic, code, device, matrix_flops=flops)
         found.append(Predicted(target, cost, traffic, prediction, reason))
     return found
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
 import torch
-from triton.backends.nvidia import driver
 
 from rooflab.bench import show
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.base.system_time import time
-from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.compile_worker import FAILURES, CaseRefused, launches_of
 from rooflab.bench.core import MachineLimits, Pool, default_scheme
@@ -71,9 +68,7 @@ def answer(request: Mapping[str, Any]) -> Any:
         for kernel, case, scheme in launched(launches):
             try:
                 for launch in launches_of(kernel, case, scheme):
-                    if launch.source_hash not in compiled:
-                        compiled.add(launch.source_hash)
-                        _launcher(launch)
+                    compiled.add(launch.source_hash)
             except CaseRefused:
                 continue  # the kernel refuses this case
             except FAILURES as error:  # it fails in the entry too, which reports each case
@@ -93,13 +88,6 @@ def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, S
     names = spec.schemes if asked == "all" else [asked if asked in spec.schemes else spec.schemes[0]]
     chosen = [kernel for kernel in kernels if not named or kernel.name in named]
     return [(kernel, case, get_scheme(name)) for case in cases for name in names for kernel in chosen]
-
-
-def _launcher(launch: Launch) -> None:
-    """Compiles the C code with which Triton 3.6 launches kernels of one signature (later versions have one launcher for
-    all), and links it with the driver's library."""
-    if launch.compiled is not None and hasattr(driver, "make_launcher") and find_library("cuda"):
-        driver.CudaLauncher(launch.compiled.src, launch.compiled.metadata)
 
 
 def main() -> None:
