@@ -14,7 +14,6 @@ from rooflab.bench.cli.app import app, exit_for
 
 if TYPE_CHECKING:
     from rooflab.bench.compile.cases import KernelCase
-    from rooflab.bench.core import Record
     from rooflab.bench.predict.explain import Explanation
     from rooflab.roofline.device import Device
 
@@ -36,14 +35,12 @@ def explain(
     records: Annotated[Path | None, typer.Option(help="Take measured times from this file or folder of records.")] = (
         None
     ),
-    measure: Annotated[bool, typer.Option(help="On a GPU, check and time the kernel first.")] = True,
-    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for measuring one kernel on one case.")] = 0.5,
     json: option.Json = False,
 ) -> None:
     """Split a kernel's time into launch, bytes over the minimum, pipe, waves and tail, occupancy and latency.
 
-    The time is predicted from compiled code and the roofline, with no GPU; with a measurement the parts sum to that,
-    and what the model does not explain is a part of its own.  Without a kernel: naive and optimized side by side.
+    The time is predicted from compiled code and the roofline, with no GPU.  With a measured time (--records) the parts
+    sum to that, and what the model does not explain is a part of its own.  Without a kernel: all kernels side by side.
 
     OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
     x=64x96,weight=96:bf16, --argument its other values, and the least work is what the emulator counts of its kernels.
@@ -67,8 +64,6 @@ def explain(
         measured: dict[KernelCase, float] = {}
         if records:
             chosen, measured = predictions.measured_in(known, chosen, device)
-        elif measure and _is_here(device):
-            chosen, measured = _measured(predictions.measure_here(chosen, budget_s), chosen, device)
         found = explain_all(chosen, device, measured)
     if named and all(entry.reason for entry in found):
         raise ValueError(found[0].reason)
@@ -106,27 +101,6 @@ def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[s
     if len(ops) > 1:
         raise ValueError(f"op: expected one of {', '.join(ops)}, which {', '.join(named)} registers for, got none")
     return choose_targets(get_op(ops[0]), chosen, texts, schemes)
-
-
-def _is_here(device: Device) -> bool:
-    import torch
-
-    from rooflab.roofline.device import identify
-
-    return torch.cuda.is_available() and identify(torch.cuda.get_device_name()) == device
-
-
-def _measured(
-    found: list[Record], chosen: list[KernelCase], device: Device
-) -> tuple[list[KernelCase], dict[KernelCase, float]]:
-    """The times just measured; a target that failed its check is named, and keeps its prediction."""
-    from rooflab.bench.predict import predictions
-
-    for entry in found:
-        if entry.status != "OK":
-            show.note(f"{entry.op}/{entry.kernel} {entry.case_id}: {entry.status}: {entry.reason}")
-    timed = any(entry.status == "OK" and entry.latency_median_ms is not None for entry in found)
-    return predictions.measured_in(found, chosen, device) if timed else (chosen, {})
 
 
 def _show(entry: Explanation) -> None:

@@ -199,16 +199,3 @@ def measured_in(
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))
         raise ValueError(f"records: expected a measured time on {device.name} at {cases}, got none")
     return [found[target][0] if target in found else target for target in targets], dict(found.values())
-
-
-def measure_here(targets: Sequence[KernelCase], budget_s: float) -> list[Record]:
-    """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
-    from rooflab.bench.core import Measurement, Settings
-
-    found: list[Record] = []
-    for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):
-        names = [target.kernel for target in targets if (target.op, target.case, target.scheme) == (op, case, scheme)]
-        kernels = [registry.get_kernel(op, name) for name in names]
-        run = Measurement(registry.get_op(op), scheme, Settings(device="cuda", budget_s=budget_s))
-        found += run.records(kernels, [case])
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -13,9 +12,6 @@ from rooflab.bench.suite.state import ENVIRONMENT
 from rooflab.bench.suite.step import context_of, end, parser, write_json
 from rooflab.roofline.device import identify
 
-PACKAGES = ("cupy", "pynvml", "junitparser", "pytest_benchmark", "gguf", "transformers")
-"""Packages that some commands need in addition to torch and triton."""
-
 
 def environment(context: Context) -> EntryOutcome:
     """The machine and its software, written to the run's `environment.json`, and whether the device answers at all."""
@@ -24,9 +20,6 @@ def environment(context: Context) -> EntryOutcome:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
     write_json(context.run / ENVIRONMENT, found.to_dict() | {"tree": found.tree()})
     figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        figures["not installed"] = ", ".join(missing)
     if found.gpu is not None:
         known = identify(found.gpu.name)
         figures |= {"gpu": found.gpu.name, "driver": found.gpu.driver, "l2_bytes": found.gpu.l2_bytes}

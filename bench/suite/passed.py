@@ -41,8 +41,8 @@ class Passed:
         """Whether this code of the kernel has passed."""
         return self._remembered().get(kernel.id) == self.code(kernel)
 
-    def trust(self, folder: Path) -> list[str]:
-        """Takes over results of first checks on a card of this name from records in `folder`; returns the kernels' ids.
+    def trust(self, folder: Path) -> None:
+        """Takes over results of first checks on a card of this name from records in `folder`.
 
         Code that a record there calls wrong is not taken over.
         """
@@ -54,9 +54,7 @@ class Passed:
             card = (environment.get("gpu") or {}).get("name")
             if gpu and card == gpu.name and environment.get(CODE) == now.get(name, ""):
                 found.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
-        right = {name: now[name] for name, statuses in found.items() if statuses == {"OK"}}
-        self.keep(right)
-        return sorted(right)
+        self.keep({name: now[name] for name, statuses in found.items() if statuses == {"OK"}})
 
     def keep(self, codes: dict[str, str]) -> None:
         """Stores code that has passed, by the kernel's id."""

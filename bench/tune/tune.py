@@ -7,7 +7,7 @@ together with the launcher's own choice and the op's other kernels; the records 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,9 @@ def tune_op(
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
-    _check_clean(clean)
+    here = Environment.now() if clean else None
+    if here and (here.dirty or here.commit is None):
+        raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
     place = "cpu" if dry_run else device
     suite = SUITES[pick_device(place).type]
     chosen = Selection.of(
@@ -86,9 +88,7 @@ def tune_op(
     beside = [] if dry_run else _others(op, tunable, chosen.device, exclude)
     writer = RunWriter(out)
     run = TuningState(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
-    buckets: dict[str, list[Case]] = {}
-    for case in chosen.cases_of(spec):
-        buckets.setdefault(bucket_of(_rows(op, case)), []).append(case)
+    buckets = _by_bucket(op, chosen.cases_of(spec))
     ends = time.monotonic() + budget_s
     stopped = ""
     for number, (name, own_cases) in enumerate(buckets.items()):
@@ -101,21 +101,14 @@ def tune_op(
     return TuningReport(tuple(run.results), tuple(run.records), files, stopped)
 
 
-def _rows(op: str, case: Case) -> int:
-    rows = rows_of(case)
-    if rows is None:
-        raise ValueError(
-            f"case: expected one of M, T, B to say its rows, by which configs are chosen; {op} has {case.id}"
-        )
-    return rows
-
-
-def _check_clean(clean: bool) -> None:
-    if not clean:
-        return
-    here = Environment.now()
-    if here.dirty or here.commit is None:
-        raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
+def _by_bucket(op: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
+    buckets: dict[str, list[Case]] = {}
+    for case in cases:
+        if (rows := rows_of(case)) is None:
+            wanted = "expected one of M, T, B to say its rows, by which configs are chosen"
+            raise ValueError(f"case: {wanted}; {op} has {case.id}")
+        buckets.setdefault(bucket_of(rows), []).append(case)
+    return buckets
 
 
 def _tunable(op: str, kernels: Sequence[Kernel], named: bool, exclude: Collection[str]) -> list[Kernel]:
