@@ -7,7 +7,7 @@ together with the launcher's own choice and the op's other kernels; the records 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,12 @@ def tune_op(
     dry_run: bool = False,
     seed: int = 0,
     clean: bool = False,
-    exclude: Collection[str] = (),
 ) -> TuningReport:
     """Searches the configs of `kernels` (by default all tunable kernels of `op`) in about `budget_s` seconds.
 
     A dry run times nothing: it makes up times, checks its winner on one small case, and writes no record.
-    `clean` requires a committed tree; `exclude` names kernels (`gemm/naive`) that must not run.  Raises `ValueError`
-    on a kernel that takes no config or cannot be timed on this device.
+    `clean` requires a committed tree.  Raises `ValueError` on a kernel that takes no config or cannot be timed on this
+    device.
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
@@ -78,14 +77,14 @@ def tune_op(
         op, kernels or None, suites or [suite], cases or None, [scheme] if scheme else None, place, seed
     )
     spec = registry.get_op(op)
-    tunable = _tunable(op, chosen.kernels[op], bool(kernels), exclude)
+    tunable = _tunable(op, chosen.kernels[op], bool(kernels))
     if not dry_run:
         for kernel in tunable:
             _check_timed_here(kernel, chosen.device)
     schemes = chosen.schemes_of(spec, default_scheme(chosen.device))
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
-    beside = [] if dry_run else _others(op, tunable, chosen.device, exclude)
+    beside = [] if dry_run else _others(op, tunable, chosen.device)
     writer = RunWriter(out)
     run = TuningState(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
     buckets = _by_bucket(op, chosen.cases_of(spec))
@@ -111,11 +110,11 @@ def _by_bucket(op: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
     return buckets
 
 
-def _tunable(op: str, kernels: Sequence[Kernel], named: bool, exclude: Collection[str]) -> list[Kernel]:
+def _tunable(op: str, kernels: Sequence[Kernel], named: bool) -> list[Kernel]:
     for kernel in kernels:
         if named and kernel.tuning is None:
             raise ValueError(f"kernel: expected a tunable one, got {kernel.id}, which takes no config")
-    found = [kernel for kernel in kernels if kernel.tuning is not None and kernel.id not in exclude]
+    found = [kernel for kernel in kernels if kernel.tuning is not None and kernel.id not in registry.excluded()]
     if not found:
         raise ValueError(f"kernel: expected a tunable one, and no kernel of {op} takes a config")
     return found
@@ -129,13 +128,12 @@ def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
         raise ValueError(f"tune: {kernel.id} cannot be timed here: {reason}; --dry-run searches with made-up times")
 
 
-def _others(op: str, tunable: Sequence[Kernel], device: torch.device, exclude: Collection[str]) -> list[Kernel]:
+def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:
     """The op's other kernels that can be timed here."""
     return [
         kernel
         for kernel in registry.kernels(op).values()
         if kernel.name not in {own.name for own in tunable}
-        and kernel.id not in exclude
         and kernel.role in ("library", "optimized")
         and kernel.why_not_here(device) is None
         and (device.type == "cuda" or kernel.backend in registry.CPU_BACKENDS)
