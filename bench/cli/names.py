@@ -17,12 +17,6 @@ from rooflab.roofline.names import values_by_name
 
 OTHER_SOURCES = ("base", "compare", "good", "records")
 """Options with which ops and kernels are those of other revisions or of records."""
-REMOVED = {
-    "sweep": "start `rooflab suite` on each machine, each with its own --out",
-    "picture schedule": "`rooflab explain flash_attention` says how evenly its CTAs share the tiles",
-    "picture published": "`rooflab roofline --gpu h100` draws the published times",
-}
-"""Commands that are gone, and what to use instead."""
 
 
 def check_names(given: JsonObject, arguments: Container[str]) -> None:

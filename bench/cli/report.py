@@ -12,7 +12,7 @@ from rooflab.bench import show
 from rooflab.bench.base.extras import need
 from rooflab.bench.base.plain import Json, Row
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import Commands, app
+from rooflab.bench.cli.app import app
 from rooflab.roofline.numbers import counted
 
 Records = Annotated[
@@ -130,7 +130,7 @@ def _shown(row: Row) -> dict[str, Json]:
     return row | {"circumstances": where, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
 
 
-pictures = typer.Typer(cls=Commands, no_args_is_help=True, help="Draw what kernels move by level.")
+pictures = typer.Typer(no_args_is_help=True, help="Draw what kernels move by level.")
 app.add_typer(pictures, name="picture")
 
 

@@ -2,7 +2,7 @@
 
 A file from our exporter names op, kernel and case.  In any other file, a benchmark's identity is its full name: file,
 class, function and parameters.  pytest-benchmark itself compares runs with the files that this module writes: a kernel
-has its name from `bench_kernels.py`, and a benchmark from another file keeps its name, group and parameters.
+has one name in all of them, and a benchmark from another file keeps its name, group and parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rooflab.bench.exchange.files import (
 from rooflab.bench.report.figures import cost_metrics
 from rooflab.bench.report.sources import machine_of
 from rooflab.kernels._files import write_whole
-from rooflab.reference.spec import SCHEMES, Case
+from rooflab.reference.spec import Case
 from rooflab.roofline.model import Ceilings
 
 TOOL = "pytest-benchmark"
@@ -47,13 +47,11 @@ SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr
 """Statistics in seconds that a record keeps in `metrics`."""
 COUNTS = ("rounds", "iterations")
 NAMES = ("group", "name", "fullname", "params", "param")
-"""pytest-benchmark's names of a benchmark; kept in a record of a benchmark outside our suite, for a later export."""
+"""pytest-benchmark's names of a benchmark; kept in the record of an imported benchmark, for a later export."""
 IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
 LATENCIES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
 """Fields of a record that our exporter writes unchanged."""
 SUITE = "bench/bench_kernels.py"
-_OF_SUITE = re.compile(r"(?:.*/)?bench_kernels\.py::test_kernel\[(\w+)/(\w+)-(\w+=.+)\]")
-_CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
         latency_ms, reading = _reading(benchmark, extra, ours, place, source)
         values = _commit(file.commit_info or {}) | what | reading
         values = _rooflined(values, latency_ms, extra, f"{place}.extra_info")
-        if not _OF_SUITE.fullmatch(benchmark.fullname):
+        if not ours:
             names = {key: getattr(benchmark, key) for key in NAMES}
             values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
         source.add(place, case, latency_ms, values)
@@ -144,17 +142,12 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """The case, the op and the kernel: from our exporter's values, or from the test names of `bench_kernels.py`; for a
-    file without ops: the group or the function, the full name without parameters, and the parameters."""
+    """The case, the op and the kernel from our exporter's values; of any other file the parameters, the group or the
+    function, and the full name without parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
-    if named := _OF_SUITE.fullmatch(fullname):
-        text, _, scheme = named[3].rpartition("-")
-        text, known = (text, scheme) if scheme in SCHEMES else (named[3], None)  # older names lack the scheme
-        if _CASE.fullmatch(text):
-            return Case.parse(text), around | {"op": named[1], "kernel": named[2], "scheme": known}
     function, bracket, rest = name.partition("[")
     case = _case(benchmark.params or {}, rest.removesuffix("]"))
     names_of_test = {"op": str(benchmark.group or function), "kernel": fullname.removesuffix(bracket + rest)}
@@ -308,7 +301,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """pytest-benchmark's names for the record's benchmark: as in the file that it comes from, or as in our suite."""
+    """pytest-benchmark's names for the record: those of the file that it comes from, or those of its kernel."""
     theirs = (record.environment.get("imported") or {}).get("benchmark")
     if theirs:
         return {key: theirs[key] for key in NAMES}

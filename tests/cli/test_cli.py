@@ -48,8 +48,8 @@ REFUSED = {
     "simulate --against none": "trace: expected a file, or a folder with one, got 'none'",
     "load --dataset none": "--dataset: expected a JSON file in ShareGPT's format, got 'none'",
     "list --ladder": "op: expected one with --ladder, got none",
-    "sweep --out x": "sweep: is removed; start `rooflab suite` on each machine",
-    "picture schedule gemm": "picture schedule: is removed; `rooflab explain flash_attention`",
+    "sweep --out x": "sweep: removed; start `rooflab suite` on each machine",
+    "picture schedule gemm": "schedule: removed; `rooflab explain flash_attention`",
 }
 WRITING = (
     "bench gemm --out",
