@@ -52,11 +52,12 @@ def import_results(
         return
     found = convert.read(tool, paths or [], column or ())
     files = write_records(found.records, out) if out is not None else []
-    show.result(convert.summary(found) | {"written": files})
+    summary = convert.summary(found)
+    show.result(summary | {"written": files})
     if found.definitions:
         show.table(found.definitions, DEFINED)
     if found.records:
-        show.bench_table(convert.rows(found))
+        show.bench_table(summary["rows"])
     for skipped in found.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
     left = len(found.skipped)

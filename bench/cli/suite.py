@@ -148,7 +148,7 @@ def tune(
         clean=choose,
     )
     written = write_choices(report.records) if choose else []
-    show.result(report.as_mapping() | {"written": written})
+    show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped, "written": written})
     show.table(report.rows, COLUMNS)
     if report.stopped:
         show.line(report.stopped, "yellow")

@@ -46,15 +46,11 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
     return found
 
 
-def rows(found: Imported) -> list[dict[str, Any]]:
-    """Returns one row per result."""
-    return [bench_row(record) for record in found.records]
-
-
 def summary(found: Imported) -> dict[str, Any]:
     """The definitions, rows and skipped results as JSON values."""
     skipped = [asdict(each) for each in found.skipped]
-    return {"definitions": found.definitions, "rows": rows(found), "not_imported": skipped}
+    rows = [bench_row(record) for record in found.records]
+    return {"definitions": found.definitions, "rows": rows, "not_imported": skipped}
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:

@@ -21,7 +21,6 @@ from rooflab.kernels._files import write_whole
 FILE = "outcome.json"
 TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
 """The options that every step of ours is told, after its own arguments."""
-DRY = (*TOLD, "--dry-run")
 
 
 def parser(about: str) -> argparse.ArgumentParser:
@@ -68,4 +67,4 @@ def write_json(path: Path, value: Any) -> None:
 
 def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
     """A step's own arguments, and the options that every step is told."""
-    return (*words, *(DRY if dry else TOLD))
+    return (*words, *TOLD, *(["--dry-run"] if dry else []))

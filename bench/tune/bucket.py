@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -102,12 +100,8 @@ class DeviceTimes:
 
 
 def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms, from a hash of the config."""
-    found: dict[Any, Seconds | str] = {}
-    for config in configs:
-        digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).digest()
-        found[config] = (0.5e-3 + int.from_bytes(digest[:4]) / 2**32 * 1e-3,)
-    return found
+    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms, drawn by the config."""
+    return {config: (random.Random(config_name(config)).uniform(0.5e-3, 1.5e-3),) for config in configs}
 
 
 SEARCH_SHARE = 0.6
@@ -153,8 +147,8 @@ class BucketResult:
 
 
 @dataclass
-class TuningState:
-    """The state of a tuning run."""
+class TuningRun:
+    """A tuning run: its kernels, and its results so far."""
 
     spec: OpSpec
     kernels: Sequence[Kernel]
@@ -168,6 +162,18 @@ class TuningState:
     dry_run: bool = False
     results: list[BucketResult] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
+    stopped: str = ""
+    """How far the run came, if the budget ended before all buckets were tuned."""
+
+    @property
+    def files(self) -> list[str]:
+        """The name of the file with the records; empty without a record."""
+        return [self.writer.path.name] if self.records else []
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each kernel and bucket."""
+        return [asdict(result) | {"result": result.summary} for result in self.results]
 
     def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:
         """Searches and measures the configs for the cases of one bucket in about `seconds`."""

@@ -8,15 +8,13 @@ together with the launcher's own choice and the op's other kernels; the records 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core import Environment, Record, RunWriter, Selection, default_scheme, pick_device
-from rooflab.bench.tune.bucket import BucketResult, TuningState
+from rooflab.bench.core import Environment, RunWriter, Selection, default_scheme, pick_device
+from rooflab.bench.tune.bucket import TuningRun
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import bucket_of, rows_of
@@ -25,25 +23,6 @@ from rooflab.reference.spec import Case
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
 """The suite whose cases are tuned if the user names no case."""
 COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
-
-
-@dataclass(frozen=True)
-class TuningReport:
-    """The result of a tuning run."""
-
-    results: tuple[BucketResult, ...]
-    records: tuple[Record, ...]
-    files: tuple[str, ...] = ()
-    stopped: str = ""
-    """How far the run came, if the budget ended before all buckets were tuned."""
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per kernel and bucket, with at least `COLUMNS`."""
-        return [asdict(result) | {"result": result.summary} for result in self.results]
-
-    def as_mapping(self) -> dict[str, Any]:
-        return {"rows": self.rows, "files": list(self.files), "stopped": self.stopped}
 
 
 def tune_op(
@@ -59,7 +38,7 @@ def tune_op(
     dry_run: bool = False,
     seed: int = 0,
     clean: bool = False,
-) -> TuningReport:
+) -> TuningRun:
     """Searches the configs of `kernels` (by default all tunable kernels of `op`) in about `budget_s` seconds.
 
     A dry run times nothing: it makes up times, checks its winner on one small case, and writes no record.
@@ -85,19 +64,16 @@ def tune_op(
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
     beside = [] if dry_run else _others(op, tunable, chosen.device)
-    writer = RunWriter(out)
-    run = TuningState(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
+    run = TuningRun(spec, tunable, beside, schemes[0], chosen.device, RunWriter(out), seed, dry_run)
     buckets = _by_bucket(op, chosen.cases_of(spec))
     ends = time.monotonic() + budget_s
-    stopped = ""
     for number, (name, own_cases) in enumerate(buckets.items()):
         left = ends - time.monotonic()
         if left <= 0:
-            stopped = f"the budget ended after {number} of {len(buckets)} buckets"
+            run.stopped = f"the budget ended after {number} of {len(buckets)} buckets"
             break
         run.bucket(name, own_cases, left / (len(buckets) - number))
-    files = (writer.path.name,) if run.records else ()
-    return TuningReport(tuple(run.results), tuple(run.records), files, stopped)
+    return run
 
 
 def _by_bucket(op: str, cases: Iterable[Case]) -> dict[str, list[Case]]:

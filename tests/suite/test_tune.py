@@ -228,7 +228,7 @@ def tuning(mine, tmp_path):
     choose = lambda case, scheme=None: kernel.tuning.config_type(1 if case["T"] <= 100 else 8)
     kernel = replace(kernel, tuning=replace(kernel.tuning, heuristic=choose))
     spec = registry.get_op("rmsnorm")
-    run = tune_bucket.TuningState(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path, "r"))
+    run = tune_bucket.TuningRun(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path, "r"))
     return run, kernel
 
 
