@@ -50,30 +50,30 @@ def explain(
     from rooflab.bench.predict import predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
-    known = read(records) if records else []
-    device, note = predictions.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
+    all_records = read(records) if records else []
+    device, note = predictions.choose_gpu(gpu, [entry for entry in all_records if entry.device == "cuda"])
     show.note(note)
-    own = {"argument": argument, "dtype": dtype}
+    launcher_options = {"argument": argument, "dtype": dtype}
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
     named = [*([kernel] if kernel else []), *(kernels or [])]
-    if launcher := option.launcher(op, of_ops, own):
+    if launcher := option.launcher(op, of_ops, launcher_options):
         named, target = [launcher], selected(launcher, case, argument, dtype)
-        found = [_of_launcher(target, device)]
+        explanations = [_of_launcher(target, device)]
     else:
         chosen = _targets(op, named, case or [], scheme or [])
         measured: dict[KernelCase, float] = {}
         if records:
-            chosen, measured = predictions.measured_in(known, chosen, device)
-        found = explain_all(chosen, device, measured)
-    if named and all(entry.reason for entry in found):
-        raise ValueError(found[0].reason)
-    show.result([entry.to_dict() for entry in found])
+            chosen, measured = predictions.measured_in(all_records, chosen, device)
+        explanations = explain_all(chosen, device, measured)
+    if named and all(entry.reason for entry in explanations):
+        raise ValueError(explanations[0].reason)
+    show.result([entry.to_dict() for entry in explanations])
     if named:
-        for entry in found:
+        for entry in explanations:
             _show(entry)
     else:
-        _show_side_by_side(found)
-    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in found if entry.reason)})
+        _show_side_by_side(explanations)
+    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in explanations if entry.reason)})
 
 
 def _of_launcher(target: KernelCase, device: Device) -> Explanation:
@@ -117,15 +117,15 @@ def _show(entry: Explanation) -> None:
     show.line()
 
 
-def _show_side_by_side(found: list[Explanation]) -> None:
+def _show_side_by_side(explanations: list[Explanation]) -> None:
     from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows, why_sentence
 
-    for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in found):
-        own = [entry for entry in found if (entry.target.case, entry.target.scheme) == case]
-        title = f"{own[0].target.op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us"
-        show.table(why_rows(own), WHY_COLUMNS, title, filled=True)
-        words = next((entry.calibration for entry in own if entry.predicted_ms is not None), "none")
-        show.line(f"{why_sentence(own)} Predictions: {words}.")
+    for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in explanations):
+        entries = [entry for entry in explanations if (entry.target.case, entry.target.scheme) == case]
+        title = f"{entries[0].target.op}  {case[0].id}  {case[1].name}  {entries[0].gpu}, parts in us"
+        show.table(why_rows(entries), WHY_COLUMNS, title, filled=True)
+        words = next((entry.calibration for entry in entries if entry.predicted_ms is not None), "none")
+        show.line(f"{why_sentence(entries)} Predictions: {words}.")
         show.line()
 
 
@@ -153,11 +153,11 @@ def profile(
     from rooflab.bench.predict import ncu, predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
-    found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
-    if len(found) != 1:
-        names = ", ".join(entry.kernel for entry in found)
+    targets = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
+    if len(targets) != 1:
+        names = ", ".join(entry.kernel for entry in targets)
         raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
-    target = found[0]
+    target = targets[0]
     if command:
         words = ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))
         show.result({"command": words})
@@ -166,23 +166,23 @@ def profile(
     device, note = predictions.choose_gpu(gpu)
     show.note(note)
     if log:
-        taken = ncu.Profile(tuple(ncu.parse(log.read_text())))
-        if not taken.launches:
+        counts = ncu.Profile(tuple(ncu.parse(log.read_text())))
+        if not counts.launches:
             raise ValueError(f"log: expected what `ncu --csv --page raw` printed, got {log.name} without its table")
     else:
         with show.waiting("ncu"):
-            taken = ncu.profile(target, seed, timeout_s)
+            counts = ncu.profile(target, seed, timeout_s)
     modelled = explain_all([target], device)[0]
     if modelled.reason:
         raise ValueError(modelled.reason)
-    traffic, note = ncu.settled(target, taken)
+    traffic, note = ncu.settled(target, counts)
     explained = explain_all([target], device, counted={target: traffic} if traffic else None)[0]
-    record = ncu.counted_record(explained, taken, seed)
+    record = ncu.counted_record(explained, counts, seed)
     if out:
         writer = RunWriter(out, record.run_id)
         writer.write(record)
-    rows: list[Row] = ncu.compared(modelled, taken)
-    launches = ncu.launch_rows(taken)
+    rows: list[Row] = ncu.compared(modelled, counts)
+    launches = ncu.launch_rows(counts)
     more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
     show.result(explained.to_dict() | more)
     _show(explained)

@@ -94,8 +94,8 @@ def history(
     show.result(summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)
-    for circumstances, own in grouped(rows, lambda row: row["circumstances"]).items():
-        show.table(own if one_by_one else _by_kernel(own), COLUMNS if one_by_one else BY_KERNEL, circumstances)
+    for circumstances, group in grouped(rows, lambda row: row["circumstances"]).items():
+        show.table(group if one_by_one else _by_kernel(group), COLUMNS if one_by_one else BY_KERNEL, circumstances)
         show.line()
     for text in notes(points, trends):
         show.line(text)
@@ -105,22 +105,22 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
     """One row for each kernel: its cases by state, and its worst last step."""
     from rooflab.bench.report.sources import grouped
 
-    found = []
-    for (op, kernel), own in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
-        states = Counter(row["state"] for row in own)
-        stepped = [row for row in own if row["last_step"]]
+    table = []
+    for (op, kernel), group in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
+        states = Counter(row["state"] for row in group)
+        stepped = [row for row in group if row["last_step"]]
         worst = max(stepped, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
-        found.append(
+        table.append(
             {
                 "op": op,
                 "kernel": kernel,
-                "cases": len(own),
-                "points": sum(row["points"] for row in own),
+                "cases": len(group),
+                "points": sum(row["points"] for row in group),
                 "states": ", ".join(f"{count} {state}" for state, count in states.items()),
                 "worst_last_step": f"{worst['last_step']}, {worst['case']}" if worst else "",
             }
         )
-    return found
+    return table
 
 
 def _shown(row: Row) -> dict[str, Json]:
@@ -163,15 +163,15 @@ def bytes_(
     rows = [{"kernel": item.kernel, **item.metrics} for item in records]
     picture = draw_levels(records, folder)
     show.result({"figure": picture, "numbers": writer.path, "kernels": rows})
-    shown = [_megabytes(row) for row in rows]
-    show.table(shown, tuple(shown[0]), "")
+    table = [_megabytes(row) for row in rows]
+    show.table(table, tuple(table[0]), "")
     show.line(f"{picture}, numbers in {writer.path}")
 
 
 def _megabytes(row: Row) -> dict[str, Json]:
     """A row that fits into a terminal: the sum of read and written megabytes."""
-    found: dict[str, Json] = {"kernel": row["kernel"]}
+    megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for level in ("hbm", "l2", "shared"):
         both = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]
-        found[f"{level}_mb"] = sum(both) / 1e6 if both else None
-    return found | {"launches": int(row["launches"])}
+        megabytes[f"{level}_mb"] = sum(both) / 1e6 if both else None
+    return megabytes | {"launches": int(row["launches"])}

@@ -65,32 +65,32 @@ def suite(
     settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
     with terminated_as_exception(), show.progress("suite", len(entries)) as advance:
         run_suite(entries, settings, show.note, advance)
-    found = state.read_summary(settings.out)
-    _show(found)
+    results = state.read_summary(settings.out)
+    _show(results)
     show.line(f"records, figures and summary: {settings.out}")
-    if found["counts"].get("FAILED") or found["excluded"]:
+    if results["counts"].get("FAILED") or results["excluded"]:
         raise typer.Exit(ExitStatus.INCORRECT)
-    if found["invalid"] or not {"DONE", "PARTIAL"} & found["counts"].keys():
+    if results["invalid"] or not {"DONE", "PARTIAL"} & results["counts"].keys():
         raise typer.Exit(ExitStatus.INVALID)
 
 
-def _show(found: dict[str, Json]) -> None:
+def _show(results: dict[str, Json]) -> None:
     from rooflab.bench.suite import state
 
-    show.result(found)
+    show.result(results)
     for rows, columns, title in (
-        (found["entries"], ("entry", "status", "seconds", "reason"), "Entries"),
-        (found["bar_rows"], ("bar", "outcome", "needed", "reason"), "Bars"),
+        (results["entries"], ("entry", "status", "seconds", "reason"), "Entries"),
+        (results["bar_rows"], ("bar", "outcome", "needed", "reason"), "Bars"),
     ):
         if rows:
             show.table([{**row, "reason": state.what(row)} for row in rows], columns, title)
-    for kernel, reason in found["excluded"].items():
+    for kernel, reason in results["excluded"].items():
         show.line(f"not run any more: {kernel}: {reason}", "red")
-    if found["stopped"]:
-        show.line(found["stopped"], "red")
-    counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in found["counts"].items())
-    bars = ", ".join(f"{count} {status.lower()}" for status, count in found["bars"].items())
-    show.line(f"{found['device']}: {counts}; {f'bars: {bars}; ' if bars else ''}{found['seconds']:.0f} s")
+    if results["stopped"]:
+        show.line(results["stopped"], "red")
+    counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in results["counts"].items())
+    bars = ", ".join(f"{count} {status.lower()}" for status, count in results["bars"].items())
+    show.line(f"{results['device']}: {counts}; {f'bars: {bars}; ' if bars else ''}{results['seconds']:.0f} s")
 
 
 @app.command()
@@ -155,5 +155,5 @@ def tune(
     show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
     for path in written:
         show.line(f"written: {path}")
-    found: set[str] = {record.status for record in report.records} or {"OK"}
-    exit_for(found | ({result.status for result in report.results} if dry_run else set()))
+    statuses: set[str] = {record.status for record in report.records} or {"OK"}
+    exit_for(statuses | ({result.status for result in report.results} if dry_run else set()))

@@ -40,17 +40,17 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
 
 def places_of(columns: Sequence[str]) -> Places:
     """The places in texts FIELD=COLUMN; FIELD=COLUMN:UNIT for a measured field; FIELD==TEXT for a text of all rows."""
-    found = {}
+    places = {}
     for text in columns:
         field, _, column = text.partition("=")
         column, _, unit = column.rpartition(":") if field in UNITS else (column, "", "")
         if field in UNITS and unit not in UNITS[field]:
             raise ValueError(f"column: expected {field}=COLUMN:UNIT, in {', '.join(UNITS[field])}, got {text!r}")
-        if not column or field in found or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
-            known = ", ".join((*NAMES, *UNITS))
-            raise ValueError(f"column: expected FIELD=COLUMN with each once of {known} or case.NAME, got {text!r}")
-        found[field] = column, UNITS[field][unit] if unit else 1.0
-    return found
+        if not column or field in places or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
+            fields = ", ".join((*NAMES, *UNITS))
+            raise ValueError(f"column: expected FIELD=COLUMN with each once of {fields} or case.NAME, got {text!r}")
+        places[field] = column, UNITS[field][unit] if unit else 1.0
+    return places
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places) -> None:
@@ -60,8 +60,8 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
         cell = column[1:] if column.startswith("=") else row.get(column)
         number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in UNITS else None
         if cell is None or None in row or (field in UNITS and number is None):
-            wanted = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
-            raise ValueError(f"{path.name}, {where}: expected {wanted}, got {cell!r} in {', '.join(map(str, row))}")
+            expected = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
+            raise ValueError(f"{path.name}, {where}: expected {expected}, got {cell!r} in {', '.join(map(str, row))}")
         cells[field] = cell if number is None else number * factor
     named = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
     case = files.make_case(named)
@@ -76,6 +76,6 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
         gpu = gpu and get_device(gpu).full_name
     values = {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved}
     if latency:
-        values["flops_per_s"], values["bytes_per_s"] = (one and one / latency * 1e3 for one in (flops, moved))
+        values["flops_per_s"], values["bytes_per_s"] = (amount and amount / latency * 1e3 for amount in (flops, moved))
     values["environment"] = files.environment(source.tool, gpu or "unknown", gpu, file=path.name)
     source.add(f"{path.name}, {where}", case, latency, values)

@@ -42,15 +42,15 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
         raise ValueError(f"path: expected a file of {tool}, got none")
     if tool in FORMATS:
         return sum((FORMATS[tool](path, columns) for path in paths), Imported())
-    found: Imported = plugins[tool].load()(paths)
-    return found
+    imported: Imported = plugins[tool].load()(paths)
+    return imported
 
 
-def summary(found: Imported) -> dict[str, Any]:
+def summary(imported: Imported) -> dict[str, Any]:
     """The definitions, rows and skipped results as JSON values."""
-    skipped = [asdict(each) for each in found.skipped]
-    rows = [bench_row(record) for record in found.records]
-    return {"definitions": found.definitions, "rows": rows, "not_imported": skipped}
+    skipped = [asdict(each) for each in imported.skipped]
+    rows = [bench_row(record) for record in imported.records]
+    return {"definitions": imported.definitions, "rows": rows, "not_imported": skipped}
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:

@@ -118,7 +118,7 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
     if not (isinstance(cpu, dict) and isinstance(ours, dict)):
         raise ValueError(f"{name}, machine_info: expected objects as cpu and {OURS}, got {cpu!r} and {ours!r}")
     label = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
-    found = environment(
+    fields = environment(
         TOOL,
         label,
         cpu=label,
@@ -129,16 +129,16 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
         project=commit.get("project"),
         file=name,
     )
-    found["imported"]["implementation"] = machine.get("python_implementation")
+    fields["imported"]["implementation"] = machine.get("python_implementation")
     # Values of our exporter or plugin replace these, with the machine key: so the machine is that of our records.
-    return found | {key: value for key, value in ours.items() if key in found and key not in ("imported", "commit")}
+    return fields | {key: value for key, value in ours.items() if key in fields and key not in ("imported", "commit")}
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
     """The commit of the measured code; no commit if the value is not a hash, such as `unversioned` or `unknown`."""
     commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
-    known = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
-    return {"commit": commit if known else None, "dirty": dirty if known and isinstance(dirty, bool) else None}
+    is_hash = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
+    return {"commit": commit if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
@@ -157,13 +157,13 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 def _case(params: object, test_id: str) -> Case:
     """The parameters as a case.  It has the test's id too, unless the id is the values joined by `-` and the case's
     text gives them back: only the id tells apart parameters without a text, such as objects."""
-    given = params if isinstance(params, Mapping) else {"param": params}
-    kept = {name: value for name, value in given.items() if "UNSERIALIZABLE[" not in str(value)}
-    case, texts = make_case(kept), [str(value) for value in given.values()]
+    parameters = params if isinstance(params, Mapping) else {"param": params}
+    named = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
+    case, texts = make_case(named), [str(value) for value in parameters.values()]
     if not test_id:
         return case
     spelt = "-".join(texts) == test_id and "" not in texts and dict(Case.parse(case.id)) == dict(case)
-    return case if spelt else make_case({**kept, "id": test_id})
+    return case if spelt else make_case({**named, "id": test_id})
 
 
 def _reading(
@@ -179,10 +179,10 @@ def _reading(
     data, exact = times.data or (), {name: ours[name] for name in LATENCIES if ours.get(name) is not None}
     median_ms = exact.get("latency_median_ms", times.median * 1e3)
     names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
-    given = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
+    statistics = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
-        "metrics": source.finite(given, place),
+        "metrics": source.finite(statistics, place),
         "status": "OK",
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
@@ -211,15 +211,15 @@ def _rooflined(
         if values["status"] != "OK" or latency_ms is None or not is_time(latency_ms):
             return values
         seconds, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
-        found: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
-        found |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
+        fields: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
+        fields |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
         if "ceilings" in extra:
             bound_s, ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
-            found |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
-            found["bound_fraction"] = None if ceilings.noise else bound_s / seconds
+            fields |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
+            fields["bound_fraction"] = None if ceilings.noise else bound_s / seconds
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
-    return values | found
+    return values | fields
 
 
 STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")
@@ -240,8 +240,8 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     skipped += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in left]
     machines = dict.fromkeys(machine_of(record) for record in chosen)
     if len(machines) != 1:
-        found = ", ".join(machines) or "none"
-        raise ValueError(f"machine: expected records of one, with samples, got {found}; choose by --machine or file")
+        listed = ", ".join(machines) or "none"
+        raise ValueError(f"machine: expected records of one, with samples, got {listed}; choose by --machine or file")
     newest = max(used, key=lambda record: record.timestamp)
     values = {
         "machine_info": _machine(newest.environment),
@@ -263,14 +263,14 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
     """By full name, the record to write."""
-    found: dict[str, Record] = {}
+    newest: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
-        known = found.get(name, record)
-        searched = known.run_id == record.run_id and known.config != record.config
-        if not searched or (record.latency_median_ms or 0.0) < (known.latency_median_ms or 0.0):
-            found[name] = record
-    return found
+        before = newest.get(name, record)
+        searched = before.run_id == record.run_id and before.config != record.config
+        if not searched or (record.latency_median_ms or 0.0) < (before.latency_median_ms or 0.0):
+            newest[name] = record
+    return newest
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:

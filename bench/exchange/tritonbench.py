@@ -76,17 +76,17 @@ def read_tritonbench(path: Path) -> files.Imported:
 
 
 def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
-    known = {key: str(value) for key, value in around.items() if value and value != "unknown"}
-    device = known.get("device")
-    commits = {key: value for key, value in known.items() if key.endswith(("_commit", "_branch"))}
-    cuda = known.get("cuda_version")
+    values = {key: str(value) for key, value in around.items() if value and value != "unknown"}
+    device = values.get("device")
+    commits = {key: value for key, value in values.items() if key.endswith(("_commit", "_branch"))}
+    cuda = values.get("cuda_version")
     return files.environment(
         TOOL, device or "unknown", device, torch=None, cuda=cuda, file=name, revisions=commits or None
     )
 
 
 def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -> list[_Cells]:
-    found: dict[tuple[str, str, str], _Cells] = {}
+    readings: dict[tuple[str, str, str], _Cells] = {}
     for key, value in metrics.items():
         parts = _KEY.fullmatch(key)
         if _MEAN_KEY.fullmatch(key) or (parts and parts["x"] in ("average", "hashes")):
@@ -101,8 +101,8 @@ def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -
         case = _case(parts["x"])
         case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # `fwd` and this mode have the same op
         reading = _Cells(op, parts["provider"], case, place, {})
-        found.setdefault((parts["name"], parts["x"], parts["provider"]), reading).cells[parts["metric"]] = value
-    return list(found.values())
+        readings.setdefault((parts["name"], parts["x"], parts["provider"]), reading).cells[parts["metric"]] = value
+    return list(readings.values())
 
 
 def _case(text: str) -> Case:

@@ -89,26 +89,26 @@ class Chip:
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
         """Clocks for which one warp's instruction occupies each pipe of its SM, with all four schedulers at work."""
-        found: dict[Pipe, float] = {"issue": 0.25}
+        clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
             # All four warps of a warpgroup issue its product; each warp does a quarter of the FLOPs.
             flops = entry.mma_flops / (WARPGROUP if entry.is_wgmma else 1)
             share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
-            found["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
+            clocks["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
             if entry.is_wgmma:
-                found["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
+                clocks["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
         elif name in _FMA:
-            found["fma"] = 0.25
+            clocks["fma"] = 0.25
         elif name in _INTEGER_MULTIPLY:
-            found |= {"fma": 0.25, "integer multiply": 0.5}
+            clocks |= {"fma": 0.25, "integer multiply": 0.5}
         elif name in _SFU:
-            found["sfu"] = 2.0
+            clocks["sfu"] = 2.0
         elif name in _ALU:
-            found["alu"] = 0.5
+            clocks["alu"] = 0.5
         elif name.startswith(_LOAD_STORE) and name not in ("LDC", "LDGDEPBAR"):
-            found["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
-        return found
+            clocks["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
+        return clocks
 
     def l2_share(self, ctas: int) -> float:
         """Bytes per clock that each of `ctas` CTAs can take from L2, with one CTA per SM."""
@@ -117,8 +117,8 @@ class Chip:
     def tensor_rate(self, dtype: str) -> float:
         """FLOPs per clock of one SM's tensor cores.  Raises `ValueError` on a dtype that they do not multiply."""
         if dtype not in self.tensor_flops_per_clock:
-            known = ", ".join(self.tensor_flops_per_clock)
-            raise ValueError(f"dtype: expected one that the tensor cores multiply ({known}), got {dtype!r}")
+            dtypes = ", ".join(self.tensor_flops_per_clock)
+            raise ValueError(f"dtype: expected one that the tensor cores multiply ({dtypes}), got {dtype!r}")
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
@@ -183,16 +183,16 @@ class Walk:
         for entry in code:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
             awaited = entry.reads - entry.writes if entry.is_wgmma else entry.reads
-            taken = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
+            busy = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
             start = max(
-                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in taken)]
+                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in busy)]
             )
             if entry.groups_left is not None and len(self._groups) > entry.groups_left:
                 start = max(start, self._groups[-1 - entry.groups_left])
             self._land(entry.reads | entry.writes)
-            for pipe, cycles in taken.items():
+            for pipe, cycles in busy.items():
                 self._free[pipe] = start + cycles
-            done = start + max(taken.values()) + self.chip.latency(entry, self.load_latency)
+            done = start + max(busy.values()) + self.chip.latency(entry, self.load_latency)
             for name in entry.writes:
                 self._ready[name] = done
             if entry.commits:
@@ -200,7 +200,7 @@ class Walk:
             if entry.loads_global:
                 self._flying.append((entry.bytes_per_thread, entry.writes))
                 self.most_bytes = max(self.most_bytes, sum(size for size, _ in self._flying))
-            self.now = start + max(1.0, taken["issue"])
+            self.now = start + max(1.0, busy["issue"])
         return self.now - began
 
     def finish(self) -> float:

@@ -56,8 +56,8 @@ class Explanation:
     @property
     def modelled_ms(self) -> float | None:
         """The predicted time, or the bound where no compiled code was read; None without an explanation."""
-        own = [part.ms for part in self.parts if part.name != UNEXPLAINED]
-        return math.fsum(own) if own else None
+        times_ms = [part.ms for part in self.parts if part.name != UNEXPLAINED]
+        return math.fsum(times_ms) if times_ms else None
 
     @property
     def kind(self) -> str:
@@ -100,8 +100,8 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """The whole explanation as JSON values."""
         target = self.target
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
-        return own | {
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
+        return fields | {
             "op": target.op,
             "kernel": target.kernel,
             "case": target.case.id,
@@ -132,7 +132,7 @@ def explain(
 def explained(answer: Predicted, device: Device, measured_ms: float | None) -> Explanation:
     """The explanation of a prediction; a launcher that is not registered counts as optimized."""
     target, cost, traffic = answer.target, answer.cost, answer.traffic
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "target": target,
         "role": target.registered.role,
         "gpu": device.name,
@@ -143,7 +143,7 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None) -> E
     }
     if answer.prediction is None:
         launches = traffic.launches if traffic else cost.launches
-        return Explanation(**known, launches=launches, reason=answer.reason)
+        return Explanation(**fields, launches=launches, reason=answer.reason)
     prediction = answer.prediction
     words = error_text(target.op, cost) if prediction.works else UNREAD
     parts, modelled_ms = prediction.steps, prediction.seconds * 1e3
@@ -151,7 +151,7 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None) -> E
         times = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
         parts += (TimeStep(UNEXPLAINED, measured_ms / 1e3 - prediction.seconds, f"measured is {times}, {words}"),)
     return Explanation(
-        **known,
+        **fields,
         launches=prediction.launches,
         bound_ms=prediction.bound.seconds * 1e3,
         limiter=prediction.bound.limiter,

@@ -116,12 +116,12 @@ def predict(
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
     """Seconds of arithmetic at the ceilings, and at the sustained matrix rate."""
-    held = sum(
+    sustained = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
     )
     others = [seconds for part, seconds in limit.parts.items() if part not in ("memory", "launch", "tensor")]
-    return max(limit.parts["tensor"], *others), max(held, *others)
+    return max(limit.parts["tensor"], *others), max(sustained, *others)
 
 
 def _sustained_why(by_memory: bool, chip: Chip) -> str:
@@ -163,7 +163,7 @@ def _shares(
         moved = [(read - scratch, scratch), (scratch, cost.write_bytes)]
     else:
         moved = [(read * size / sum(threads), write * size / sum(threads)) for size in threads]
-    return [Share(own, *bytes_, cuts_tiles=scratch > 0) for own, bytes_ in zip(matrix, moved, strict=True)]
+    return [Share(part, *bytes_, cuts_tiles=scratch > 0) for part, bytes_ in zip(matrix, moved, strict=True)]
 
 
 def _compiled_stages(
@@ -178,17 +178,17 @@ def _compiled_stages(
     even = busy = full = 0.0
     flops = sum(share.matrix_flops for share in shares)
     for work, share in zip(works, shares, strict=True):
-        own = share.read_bytes + share.write_bytes
-        part = own / moved if moved else 1.0
+        own_bytes = share.read_bytes + share.write_bytes
+        part = own_bytes / moved if moved else 1.0
         streaming = memory * part
         copies = _copies_s(work, chip)
         least = arithmetic * (share.matrix_flops / flops if flops else part)
         pipes = max(_pipe_s(work, chip, balanced=True), least, copies)
         even += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, own, rate, chip, in_flight=False))
+        streaming = max(streaming, _memory_s(work, own_bytes, rate, chip, in_flight=False))
         pipes = max(pipes, _pipe_s(work, chip, balanced=False))
         busy += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, own, rate, chip, in_flight=True))
+        streaming = max(streaming, _memory_s(work, own_bytes, rate, chip, in_flight=True))
         fill = work.launches * chip.hbm_latency_s
         full += fill + max(streaming, pipes, _dependent_s(work, chip) - fill)
     largest = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
@@ -241,29 +241,29 @@ def _pipe_why(work: LaunchWork, chip: Chip) -> str:
 
 
 def _waves_why(work: LaunchWork) -> str:
-    found = work.waves
+    waves = work.waves
     if work.rounds > 1:
         return f"{counted(work.ctas, 'CTA')} of {work.rounds:.2f} tiles; the busiest does {work.most_rounds:.4g}"
     return (
-        f"{counted(work.ctas, 'CTA')}, {found.waves:.2f} waves; the busiest SM runs {found.busiest_sm_ctas}, "
-        f"the mean {found.balance:.0%} of that"
+        f"{counted(work.ctas, 'CTA')}, {waves.waves:.2f} waves; the busiest SM runs {waves.busiest_sm_ctas}, "
+        f"the mean {waves.balance:.0%} of that"
     )
 
 
 def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str:
     per_sm = work.occupancy.ctas_per_sm
-    held = f"{counted(per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
+    fit = f"{counted(per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
     pipes = _pipe_s(work, chip, balanced=False)
     streaming = _memory_s(work, moved, rate, chip, in_flight=True)
     steps = _dependent_s(work, chip)
     first = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
     if steps > max(pipes, streaming) + work.launches * chip.hbm_latency_s:
         rounds = math.ceil(work.waves.waves)
-        one = work.cta_cycles / chip.clock_hz * 1e6
-        return f"a CTA's dependent steps take {one:.3g} us, {rounds} CTA{'s' * (rounds > 1)} in turn, {held}"
+        cta_us = work.cta_cycles / chip.clock_hz * 1e6
+        return f"a CTA's dependent steps take {cta_us:.3g} us, {rounds} CTA{'s' * (rounds > 1)} in turn, {fit}"
     places = min(work.ctas, per_sm * chip.sms)
     reach = places * work.in_flight_bytes / chip.hbm_latency_s
     if reach < rate and streaming > pipes:
         flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
-        return f"{held}, {places} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
+        return f"{fit}, {places} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
     return first

@@ -86,8 +86,8 @@ class NcuCounters:
     @property
     def stalls(self) -> dict[str, float]:
         """Warps that waited per issued instruction, by reason, most frequent first; warps that issued are left out."""
-        found = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
-        return dict(sorted(((k, v) for k, v in found.items() if k != "selected"), key=lambda entry: -entry[1]))
+        stalls = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
+        return dict(sorted(((k, v) for k, v in stalls.items() if k != "selected"), key=lambda entry: -entry[1]))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def find_tool(name: str) -> str | None:
     """The path of one of NVIDIA's tools, from the PATH or its installers' folders; None where the tool is missing."""
     folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *FOLDERS)
     places = [place for folder in folders if folder for place in sorted(glob.glob(folder), reverse=True)]
-    return shutil.which(name) or next((found for place in places if (found := shutil.which(name, path=place))), None)
+    return shutil.which(name) or next((path for place in places if (path := shutil.which(name, path=place))), None)
 
 
 def command(
@@ -160,14 +160,14 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
         )
     with tempfile.TemporaryDirectory() as folder:
         take = partial(_take, target, seed, ncu, Path(folder), timeout_s)
-        apart, known = take(METRICS, whole=False)
+        apart, metrics = take(METRICS, whole=False)
         if len(apart.launches) == 1:
             return apart
         try:
-            found, _ = take([name for name in known if _old_name(name) in BYTES], whole=True)
+            in_range, _ = take([name for name in metrics if _old_name(name) in BYTES], whole=True)
         except ValueError:
             return apart  # some versions of ncu, and some calls, cannot count one range; `apart` says so
-        return replace(apart, whole=found.launches[0] if len(found.launches) == 1 else None)
+        return replace(apart, whole=in_range.launches[0] if len(in_range.launches) == 1 else None)
 
 
 def _take(
@@ -234,7 +234,7 @@ def parse(text: str) -> list[NcuCounters]:
     if start is None:
         return []
     table = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
-    units, found = next(table, {}), []
+    units, rows = next(table, {}), []
     for cells in table:
         if None in (*cells, *cells.values()):
             raise ValueError(f"ncu: expected {len(units)} columns in each line of its table, got another number")
@@ -243,8 +243,8 @@ def parse(text: str) -> list[NcuCounters]:
             for name, cell in cells.items()
             if "__" in name and (number := _number(cell, units[name])) is not None
         }
-        found.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
-    return found
+        rows.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
+    return rows
 
 
 def _old_name(name: str) -> str:

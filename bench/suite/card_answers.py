@@ -15,15 +15,15 @@ from rooflab.roofline.device import identify
 
 def environment(context: Context) -> EntryOutcome:
     """The machine and its software, written to the run's `environment.json`, and whether the device answers at all."""
-    found = Environment.now()
-    if context.device == "cuda" and found.gpu is None:
+    now = Environment.now()
+    if context.device == "cuda" and now.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
-    write_json(context.run / ENVIRONMENT, found.to_dict() | {"tree": found.tree()})
-    figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
-    if found.gpu is not None:
-        known = identify(found.gpu.name)
-        figures |= {"gpu": found.gpu.name, "driver": found.gpu.driver, "l2_bytes": found.gpu.l2_bytes}
-        figures["l2_bytes in roofline/device.py"] = known.l2_bytes if known else None
+    write_json(context.run / ENVIRONMENT, now.to_dict() | {"tree": now.tree()})
+    figures: dict[str, Any] = {"python": now.python, "torch": now.torch, "triton": now.triton}
+    if now.gpu is not None:
+        device = identify(now.gpu.name)
+        figures |= {"gpu": now.gpu.name, "driver": now.gpu.driver, "l2_bytes": now.gpu.l2_bytes}
+        figures["l2_bytes in roofline/device.py"] = device.l2_bytes if device else None
     return _answers(context, figures)
 
 

@@ -74,8 +74,8 @@ class Entry:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
         """Makes an entry from its JSON.  Raises `TypeError` on a field that the entry does not have."""
-        found: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
-        return cls(**found)
+        arguments: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**arguments)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ class Progress:
 
     def done(self, entry_id: str) -> bool:
         """Whether a resumed run leaves the entry as it is; an entry that was ended for time is begun again."""
-        found = self.outcomes.get(entry_id)
-        return found is not None and found.status in FINAL and not found.reason.startswith("TIMEOUT")
+        outcome = self.outcomes.get(entry_id)
+        return outcome is not None and outcome.status in FINAL and not outcome.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
         """The kernels that later entries must not use, with the reason."""
@@ -48,8 +48,8 @@ class Progress:
 
 def load(run: Path, plan: Sequence[str]) -> Progress:
     """Reads the results of a plan's entries in a run's folder.  Raises `ValueError` on a file without a result."""
-    found = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
-    return Progress({entry_id: outcome for entry_id, outcome in found.items() if outcome is not None})
+    outcomes = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
+    return Progress({entry_id: outcome for entry_id, outcome in outcomes.items() if outcome is not None})
 
 
 def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
@@ -64,11 +64,11 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(errors="replace").splitlines():
             with suppress(ValueError):  # the last line may come from a process that was ended
-                one = json.loads(line)
-                statuses[one["status"]] += 1
-                if one.get("kernel") and one["status"] not in NO_FAULT:
-                    name = f"{one['op']}/{one['kernel']}"
-                    where = f"{one['case_id']} {one['scheme']}: {one['status']}: {one['reason']}"
+                record = json.loads(line)
+                statuses[record["status"]] += 1
+                if record.get("kernel") and record["status"] not in NO_FAULT:
+                    name = f"{record['op']}/{record['kernel']}"
+                    where = f"{record['case_id']} {record['scheme']}: {record['status']}: {record['reason']}"
                     wrong.setdefault(name, f"{name} {where}")
     return wrong, statuses
 
@@ -105,7 +105,7 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
     environment = environment_in(run)
     gpu = environment.get("gpu") or {}
     statuses = Counter(row["status"] for row in rows)
-    found = {
+    summary = {
         "options": dict(options),
         "machine_key": environment.get("machine_key"),
         "device": "cpu, dry run" if options.get("dry_run") else gpu.get("name"),
@@ -120,7 +120,7 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
         "entries": rows,
         "bar_rows": bars,
     }
-    write_json(run / SUMMARY, found)
+    write_json(run / SUMMARY, summary)
 
 
 def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
 
 def figures_text(figures: Mapping[str, Any]) -> str:
     """The figures in one line: numbers with three digits, texts unchanged."""
-    told = {name: value for name, value in figures.items() if value is not None and not isinstance(value, dict)}
-    return ", ".join(f"{name} {f'{one:.3g}' if isinstance(one, float) else one}" for name, one in told.items())
+    filled = {name: v for name, v in figures.items() if v is not None and not isinstance(v, dict)}
+    return ", ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in filled.items())
 
 
 def what(row: Mapping[str, Any]) -> str:

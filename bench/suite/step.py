@@ -25,12 +25,12 @@ TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
 
 def parser(about: str) -> argparse.ArgumentParser:
     """Returns a parser of the options that every step is told."""
-    found = argparse.ArgumentParser(description=about)
-    found.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
-    found.add_argument("--seconds", type=float, default=60.0)
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
-    return found
+    options = argparse.ArgumentParser(description=about)
+    options.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
+    options.add_argument("--seconds", type=float, default=60.0)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
+    return options
 
 
 def context_of(options: argparse.Namespace) -> Context:

@@ -80,8 +80,8 @@ def _by_bucket(op: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
     buckets: dict[str, list[Case]] = {}
     for case in cases:
         if (rows := rows_of(case)) is None:
-            wanted = "expected one of M, T, B to say its rows, by which configs are chosen"
-            raise ValueError(f"case: {wanted}; {op} has {case.id}")
+            expected = "expected one of M, T, B to say its rows, by which configs are chosen"
+            raise ValueError(f"case: {expected}; {op} has {case.id}")
         buckets.setdefault(bucket_of(rows), []).append(case)
     return buckets
 
@@ -90,10 +90,10 @@ def _tunable(op: str, kernels: Sequence[Kernel], named: bool) -> list[Kernel]:
     for kernel in kernels:
         if named and kernel.tuning is None:
             raise ValueError(f"kernel: expected a tunable one, got {kernel.id}, which takes no config")
-    found = [kernel for kernel in kernels if kernel.tuning is not None and kernel.id not in registry.excluded()]
-    if not found:
+    tunable = [kernel for kernel in kernels if kernel.tuning is not None and kernel.id not in registry.excluded()]
+    if not tunable:
         raise ValueError(f"kernel: expected a tunable one, and no kernel of {op} takes a config")
-    return found
+    return tunable
 
 
 def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
@@ -109,7 +109,7 @@ def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Ke
     return [
         kernel
         for kernel in registry.kernels(op).values()
-        if kernel.name not in {own.name for own in tunable}
+        if kernel.name not in {other.name for other in tunable}
         and kernel.role in ("library", "optimized")
         and kernel.why_not_here(device) is None
         and (device.type == "cuda" or kernel.backend in registry.CPU_BACKENDS)

@@ -91,16 +91,16 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
     """The levels from far to near, each with a bar for every record; a bar without data is empty."""
     levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
     panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
-    turns = [[one.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for one in records]
-    if any(taken for _, taken in turns):
+    turns = [[record.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records]
+    if any(turned for _, turned in turns):
         parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
-        for own, taken in turns:
-            least, lost = (own or 0.0) / KILO, ((taken or 0.0) - (own or 0.0)) / KILO
+        for fewest, turned in turns:
+            least, lost = (fewest or 0.0) / KILO, ((turned or 0.0) - (fewest or 0.0)) / KILO
             parts["_least"].append(least)
             parts["lost to bank conflicts"].append(lost)
             conflicts = f"{three_digits(lost)} of them lost to bank conflicts" if lost > 0 else "no bank conflict"
-            texts.append(UNSEEN if taken is None else f"{three_digits(least + lost)} thousand, {conflicts}")
+            texts.append(UNSEEN if turned is None else f"{three_digits(least + lost)} thousand, {conflicts}")
         panels.append(Panel("shared memory, turns of loads and stores (thousand)", parts, texts))
     return panels
 
@@ -109,15 +109,15 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
     parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
     texts = []
     for record in records:
-        seen = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
+        moved = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
         names = ("read", "modelled", "write", "read_sector", "write_sector")
-        read, modelled, write, *sectors = (seen.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
-        for own, value in zip(parts.values(), (read - modelled, modelled, write), strict=True):
-            own.append(value)
+        read, modelled, write, *sectors = (moved.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
+        for lengths, value in zip(parts.values(), (read - modelled, modelled, write), strict=True):
+            lengths.append(value)
         text = f"{three_digits(read + write)} MB: {three_digits(read)} read, {three_digits(write)} written"
         if sum(sectors) > read + write:
             text += f"; in sectors {three_digits(sum(sectors))}"
-        texts.append(text if seen else UNSEEN)
+        texts.append(text if moved else UNSEEN)
     return Panel(title, parts, texts)
 
 
@@ -139,8 +139,8 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
         _draw_panel(axes, panel, [str(record.kernel) for record in records])
     least = (first.least_bytes or 0.0) / MEGA
     rows[0].axvline(least, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
-    shown = [axes.get_legend_handles_labels() for axes in rows]
-    named = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
+    legends = [axes.get_legend_handles_labels() for axes in rows]
+    named = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
     rows[1].legend(named.values(), named, fontsize=8.5, loc="lower right", frameon=False)
     about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)."
     changed = " with uncommitted changes" if first.dirty else ""
