@@ -237,14 +237,14 @@ def _placed(
     for key, more in table.get("add", {}).items():
         numbers[key] += more
     numbers["us"] = latency * (MS[description["unit"]] * 1e3)
-    names = [_column(frame, description.get(each, default), name) for each, default in _GROUPS]
+    names = [
+        _column(frame, description.get(each, default), name)
+        for each, default in (("device", "device"), ("kernel", "kernel_source"))
+    ]
     for (device, kernel), rows in numbers.groupby(names, sort=True, dropna=False):
         made = _table(description, table, name, str(device), str(kernel))
         matches = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
         yield replace(_checked(made, rows, list(columns), description["unit"]), selected=bool(matches))
-
-
-_GROUPS = (("device", "device"), ("kernel", "kernel_source"))
 
 
 def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, device: str, kernel: str) -> Table:

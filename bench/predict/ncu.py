@@ -117,11 +117,6 @@ class Profile:
             return None
         return Traffic(read, written, len(self.launches), "counted")
 
-    @property
-    def duration_s(self) -> float | None:
-        """Sum of the launches' times as ncu measures them: ncu flushes the caches and runs each launch alone."""
-        return self.total(DURATION)
-
 
 def find_tool(name: str) -> str | None:
     """The path of one of NVIDIA's tools, from the PATH or its installers' folders; None where the tool is missing."""
@@ -171,19 +166,19 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
 
 
 def _take(
-    target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
+    target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, requested: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
     """Runs ncu, and repeats without unknown metrics; returns the profile and the metrics that ncu knows."""
-    metrics = list(wanted)
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    metrics = list(requested)
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
         line = command(target, seed, metrics, log, ncu, whole)
         try:
-            done = Child.run(line, timeout_s, kept | {"LC_ALL": "C"})
+            done = Child.run(line, timeout_s, variables | {"LC_ALL": "C"})
         except TimeoutExpired as error:
-            wanted = f"an end within {timeout_s:.0f} s"
-            raise ValueError(f"ncu: expected {wanted}, got none; a smaller --case is counted faster") from error
+            end = f"an end within {timeout_s:.0f} s"
+            raise ValueError(f"ncu: expected {end}, got none; a smaller --case is counted faster") from error
         output = done.stdout + done.stderr
         text = log.read_text(errors="replace") if log.is_file() else ""
         complaints = _UNKNOWN.findall(output + text)
@@ -192,7 +187,7 @@ def _take(
             return read(text, output), metrics
         renamed = [RENAMED.get(name, "") if name in unknown else name for name in metrics]
         metrics = [name for name in renamed if name]
-    raise ValueError(f"ncu: expected to know one of {len(wanted)} metrics, {READ} among them, and it knows none")
+    raise ValueError(f"ncu: expected to know one of {len(requested)} metrics, {READ} among them, and it knows none")
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
@@ -306,8 +301,9 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
 
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """Modelled and counted figures of the whole call; ncu's duration contains no launch time."""
-    traffic, seconds = settled(modelled.target, profile)[0], profile.duration_s
+    """Modelled and counted figures of the whole call.  ncu flushes the caches and runs each launch alone, so its
+    durations contain no launch time."""
+    traffic, seconds = settled(modelled.target, profile)[0], profile.total(DURATION)
     modelled_ms = modelled.modelled_ms or 0.0
     launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
     rows = [
@@ -331,8 +327,8 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or kernel.config_for(target.case, target.scheme, device)
     metrics: dict[str, float] = {}
-    if profile.duration_s is not None:
-        metrics["ncu_duration_ms"] = profile.duration_s * 1e3
+    if (seconds := profile.total(DURATION)) is not None:
+        metrics["ncu_duration_ms"] = seconds * 1e3
     if (through_l2 := profile.total(L2)) is not None:
         metrics["l2_bytes"] = through_l2
     longest = max(profile.launches, key=lambda entry: entry.values.get(DURATION, 0.0))

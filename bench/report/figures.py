@@ -275,22 +275,22 @@ def drawings(
     It shows the newest reading of each kernel and case, or the readings of `runs`, each run named by a part of its id
     and shown beside the case.  A CPU with another number of threads is another machine, because its ceilings differ.
     """
-    roofed = (one for one in sorted(records, key=lambda record: record.timestamp) if one.ceilings)
-    named = (one for one in roofed if not runs or any(run in one.run_id for run in runs))
-    found: list[Drawing] = []
-    for machine, whole in grouped(named, machine_of).items():
-        own = whole if all_cases else largest_cases(whole)
-        parts = grouped(own, lambda record: f", run {record.run_id[-8:]}" if runs else "")
-        made = [(drawing_of(machine, newest_of(part), ceilings_of(own)), told) for told, part in parts.items()]
-        points = [replace(point, case=point.case + told) for one, told in made for point in one.points]
-        unplaced = list(dict.fromkeys(why for one, _ in made for why in one.unplaced))
-        found += [replace(made[-1][0], points=points, unplaced=unplaced)] if points else []
-    if across and len(found) > 1:
-        points = [replace(point, device=one.machine) for one in found for point in one.points]
-        ceilings = [replace(roof, device=one.machine) for one in found for roof in one.ceilings]
-        return [Drawing(points, ceilings, f"{len(found)} machines")]
-    names = Counter(drawing.name for drawing in found)
-    return [one if names[one.name] == 1 else replace(one, name=one.machine) for one in found]
+    roofed = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
+    chosen = (record for record in roofed if not runs or any(run in record.run_id for run in runs))
+    drawn: list[Drawing] = []
+    for machine, whole in grouped(chosen, machine_of).items():
+        group = whole if all_cases else largest_cases(whole)
+        parts = grouped(group, lambda record: f", run {record.run_id[-8:]}" if runs else "")
+        made = [(drawing_of(machine, newest_of(part), ceilings_of(group)), run) for run, part in parts.items()]
+        points = [replace(point, case=point.case + run) for drawing, run in made for point in drawing.points]
+        unplaced = list(dict.fromkeys(why for drawing, _ in made for why in drawing.unplaced))
+        drawn += [replace(made[-1][0], points=points, unplaced=unplaced)] if points else []
+    if across and len(drawn) > 1:
+        points = [replace(point, device=drawing.machine) for drawing in drawn for point in drawing.points]
+        ceilings = [replace(roof, device=drawing.machine) for drawing in drawn for roof in drawing.ceilings]
+        return [Drawing(points, ceilings, f"{len(drawn)} machines")]
+    names = Counter(drawing.name for drawing in drawn)
+    return [drawing if names[drawing.name] == 1 else replace(drawing, name=drawing.machine) for drawing in drawn]
 
 
 def why_nothing(records: Sequence[Record]) -> str:

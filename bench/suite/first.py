@@ -76,8 +76,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
                 elif result.status not in NOT_RUN:
                     excluded[kernel.id] = f"{result.status}: {result.reason}"
     if not context.dry_run:
-        for kernel in good:
-            passed.keep({kernel.id: passed.code(kernel)})
+        passed.keep({kernel.id: passed.code(kernel) for kernel in good})
     faults = [f"{name}: {text}" for name, text in excluded.items()]
     figures = {"right": len(good) + len(before), "right before": len(before), "excluded": len(excluded)}
     figures["not here"] = len(risky) - len(good) - len(before) - len(excluded) - len(late)
