@@ -43,7 +43,7 @@ class Explanation:
     predicted_ms: float | None = None
     """None where no compiled code was read: the parts then sum to a bound."""
     calibration: str = UNCALIBRATED
-    """What is known of the predictor's error, in words."""
+    """The error of the predictor on this kind of kernel, in words."""
     measured_ms: float | None = None
     compiled: tuple[Mapping[str, Any], ...] = ()
     reason: str = ""
@@ -61,7 +61,7 @@ class Explanation:
 
     @property
     def kind(self) -> str:
-        """What `total_ms` is: `measured`, `predicted` or `bound`."""
+        """The kind of `total_ms`: `measured`, `predicted` or `bound`."""
         return "measured" if self.measured_ms is not None else "bound" if self.predicted_ms is None else "predicted"
 
     @property

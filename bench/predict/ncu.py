@@ -70,7 +70,7 @@ _UNITS |= {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}
 
 @dataclass(frozen=True)
 class NcuCounters:
-    """What was counted in one launch."""
+    """The counters of one launch."""
 
     kernel: str
     grid: str
@@ -92,7 +92,7 @@ class NcuCounters:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was counted in one call, launch by launch."""
+    """The counters of one call, launch by launch."""
 
     launches: tuple[NcuCounters, ...]
     whole: NcuCounters | None = None

@@ -13,7 +13,7 @@ from rooflab.roofline.published import FOLDER
 FILE = FOLDER / "predictions.csv"
 Kind = Literal["memory", "attention", "product"]
 UNCALIBRATED = "uncalibrated"
-"""What is said of every prediction: no factor of it was fitted to measured times."""
+"""The word for a prediction without a factor fitted to measured times; every prediction has none."""
 
 
 def kind_of(op: str, cost: Cost) -> Kind:

@@ -1,4 +1,4 @@
-"""The circumstances that records name: those of one record beside its main numbers, and those of a machine."""
+"""The circumstances of a record beside its main numbers, and the properties of a machine, from its records."""
 
 from __future__ import annotations
 

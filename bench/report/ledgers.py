@@ -89,7 +89,7 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """Milliseconds by op and place, and those of the host if above zero."""
+    """Milliseconds by op and place, and the milliseconds of the host, at least 0."""
     ms_by_name: dict[str, float] = {}
     for key, value in record.metrics.items():
         if key not in REST and not key.endswith("_bound_ms"):

@@ -38,5 +38,5 @@ def _answers(context: Context, figures: dict[str, Any]) -> EntryOutcome:
 if __name__ == "__main__":
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--probe", action="store_true", help="only ask whether the card answers")
-    told = options.parse_args()
-    end(context_of(told), (lambda context: _answers(context, {})) if told.probe else environment)
+    arguments = options.parse_args()
+    end(context_of(arguments), (lambda context: _answers(context, {})) if arguments.probe else environment)

@@ -1,4 +1,4 @@
-"""An entry of the plan, the values that one of our steps is told, and its outcome.  Data only."""
+"""An entry of the plan, the values that a step gets, and the outcome of an entry.  Data only."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Context:
-    """The values that one of our steps is told (`step.py`)."""
+    """The values that a step gets (`step.py`)."""
 
     out: Path
     """The entry's folder, for records."""
@@ -106,7 +106,7 @@ class Context:
 
 @dataclass(frozen=True)
 class EntryOutcome:
-    """The outcome of an entry."""
+    """The result of an entry, with its status."""
 
     status: EntryStatus = "DONE"
     reason: str = ""

@@ -89,5 +89,5 @@ if __name__ == "__main__":
     options = parser(__doc__.splitlines()[0])
     options.add_argument("ops", nargs="*", help="without one, all")
     options.add_argument("--trust", type=Path, help="records of an earlier run")
-    told = options.parse_args()
-    end(context_of(told), partial(first_checks, ops=told.ops or list(registry.ops()), trust=told.trust))
+    arguments = options.parse_args()
+    end(context_of(arguments), partial(first_checks, ops=arguments.ops or list(registry.ops()), trust=arguments.trust))

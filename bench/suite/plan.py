@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.state import folder_of
-from rooflab.bench.suite.step import told
+from rooflab.bench.suite.step import step_words
 from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
 
@@ -148,12 +148,12 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
     card, first = ("-m", "rooflab.bench.suite.card_answers"), ("-m", "rooflab.bench.suite.first", *ops)
     trusted = ("--trust", str(trust)) if trust else ()
     return [
-        Entry("environment", "the machine, its software, and whether the device answers", told(card),
-              START_S + 4, 100.0, told(card, dry=True), needs=()),
+        Entry("environment", "the machine, its software, and whether the device answers", step_words(card),
+              START_S + 4, 100.0, step_words(card, dry=True), needs=()),
         Entry("ahead", "compiles what later entries launch, on cores that they leave idle",
               ("-m", "rooflab.bench.suite.ahead", "{run}/plan.json"), 1.0, 99.0, needs=("environment",), beside=True),
         Entry("first", "each kernel's first check on this card, in a process of its own with a time limit",
-              told((*first, *trusted)), START_S + 12 + 1.5 * len(risky), 95.0, told(first, dry=True),
+              step_words((*first, *trusted)), START_S + 12 + 1.5 * len(risky), 95.0, step_words(first, dry=True),
               needs=("environment",), ops=tuple(ops), whole=True),
         Entry("ceilings", "ceilings measured on this card by our own microkernels",
               (*LAB, "ceilings", "--refresh", "--out", "{out}", "--json"), START_S + 65, 90.0,

@@ -12,7 +12,7 @@ from rooflab.bench.core import Child, ChildFailed, Running
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of
-from rooflab.bench.suite.step import FILE, read_outcome, told, write_json
+from rooflab.bench.suite.step import FILE, read_outcome, step_words, write_json
 from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
@@ -20,7 +20,7 @@ LEAST_SHARE = 0.4
 ATTEMPTS = 4
 """The most times that an entry is started; each new attempt excludes the kernel that broke the previous process."""
 IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
-"""The modules that each process imports before it is told its command: torch and Triton take seconds."""
+"""The modules that each process imports before it gets its command: torch and Triton take seconds."""
 WORKER = "rooflab.bench.suite.suite_worker"
 PROBE = ("-m", "rooflab.bench.suite.card_answers", "--probe")
 HOPPER = (9, 0)
@@ -294,7 +294,7 @@ class _SuiteRun:
             return
         probe, why = self._process(), ""
         try:
-            request = self._request(told(PROBE), "environment", PROBE_S)
+            request = self._request(step_words(PROBE), "environment", PROBE_S)
             status = probe.ask(request, PROBE_S)["status"]
             outcome = read_outcome(folder_of(self.settings.out, "environment") / FILE)
             why = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""

@@ -20,11 +20,11 @@ from rooflab.kernels._files import write_whole
 
 FILE = "outcome.json"
 TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
-"""The options that every step of ours is told, after its own arguments."""
+"""The options that every step gets after its own arguments."""
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """Returns a parser of the options that every step is told."""
+    """Returns a parser of the options that every step gets."""
     options = argparse.ArgumentParser(description=about)
     options.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
     options.add_argument("--seconds", type=float, default=60.0)
@@ -65,6 +65,6 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
-def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
-    """A step's own arguments, and the options that every step is told."""
+def step_words(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
+    """The whole arguments of a step: `words`, and the options that every step gets."""
     return (*words, *TOLD, *(["--dry-run"] if dry else []))

@@ -106,7 +106,7 @@ def _distance(first: Any, other: Any) -> int:
 
 
 def _mean(seconds: Seconds) -> float:
-    """Geometric mean."""
+    """The geometric mean of the seconds, each at least 1 ps."""
     return geometric_mean(max(value, 1e-12) for value in seconds)
 
 

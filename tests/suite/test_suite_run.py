@@ -17,7 +17,7 @@ from test_child_processes import assert_gone
 from rooflab.bench.suite import runner, state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
-from rooflab.bench.suite.step import told
+from rooflab.bench.suite.step import step_words
 
 STEP = str(Path(__file__).with_name("suite_step.py"))
 ILLEGAL = "it broke the CUDA context"
@@ -31,7 +31,7 @@ def light_processes(monkeypatch):
 
 
 def entry(name, how="fine", cost_s=5.0, needs=(), **options):
-    words = told((STEP, how))
+    words = step_words((STEP, how))
     return Entry(name, name, words, cost_s, dry=(*words, "--dry-run"), needs=needs, **options)
 
 

@@ -1,4 +1,4 @@
-"""What all figures of the documentation share, and one of them: the bytes at each level of memory.
+"""The parts that all figures of the documentation share, and the figure of the bytes at each level of memory.
 
 Colour-blind readers can tell the colours apart.  A file changes only if its content changes.
 """
