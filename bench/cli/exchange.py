@@ -22,8 +22,8 @@ def import_results(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Its files; flashinfer: the folder of a data set; published: a wheel or folder of aiconfigurator-core "
-            "(without one, the installed package), Liger-Kernel's CSV, or a .toml that describes a table."
+            help="Its files; flashinfer: the folder of a data set; published: a wheel or folder of "
+            "aiconfigurator-core, Liger-Kernel's CSV, or a .toml that describes a table."
         ),
     ] = None,
     column: Annotated[

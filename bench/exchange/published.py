@@ -6,7 +6,6 @@ for each table: its files, its rows (`where`), our op and scheme, and the column
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import lzma
@@ -30,6 +29,10 @@ from rooflab.roofline.device import identify
 from rooflab.roofline.published import FOLDER, INDEX, Table
 
 SOURCES = Path(__file__).with_name("sources")
+ANY_PATH = (
+    "a wheel or folder of aiconfigurator-core (pip download --no-deps aiconfigurator-core==0.12.0), Liger-Kernel's "
+    "h100_all_benchmark_data.csv, or a .toml that describes a table"
+)
 DIGITS = 4
 """The significant digits of a kept time, which is rounded by at most 0.05%."""
 _UNBELIEVABLE = 0.02
@@ -75,27 +78,19 @@ class Published:
 def read_published(paths: Sequence[Path]) -> Published:
     """Reads wheels or folders of aiconfigurator-core, files that one of our descriptions knows, or descriptions (TOML).
 
-    A description reads the files beside it.  Without a path, reads the installed aiconfigurator-core.  Raises
-    `ValueError` on any other file, a file that cannot be read, a missing column, or impossible times.
+    A description reads the files beside it.  Raises `ValueError` without a path, on any other file, on a file that
+    cannot be read, on a missing column, and on impossible times.
     """
     published = Published()
-    for path in paths or [_installed()]:
+    if not paths:
+        raise ValueError(f"path: expected {ANY_PATH}, got none")
+    for path in paths:
         (description, files), before = _described(path), published.read
         for name, content in files:
             _read_file(description, name, content, published)
         if published.read == before:
             raise ValueError(f"path: expected files {description['files']} in {str(path)!r}, got none: a newer layout?")
     return published
-
-
-def _installed() -> Path:
-    spec = importlib.util.find_spec("aiconfigurator_core")
-    if spec is None or spec.origin is None:
-        raise ValueError(
-            "path: expected the wheel of aiconfigurator-core (pip download --no-deps aiconfigurator-core==0.12.0), for "
-            "the package is not installed (pip install 'rooflab[published]')"
-        )
-    return Path(spec.origin).parent
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
@@ -110,10 +105,7 @@ def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes
         candidate = _description(file)
         if path.is_file() and _matches(path.name, candidate["files"]):
             return candidate, iter([(path.name, path.read_bytes())])
-    raise ValueError(
-        f"path: expected a wheel or folder of aiconfigurator-core, Liger-Kernel's h100_all_benchmark_data.csv, or a "
-        f".toml that describes a table, got {str(path)!r}"
-    )
+    raise ValueError(f"path: expected {ANY_PATH}, got {str(path)!r}")
 
 
 def _description(path: Path) -> Mapping[str, Any]:
