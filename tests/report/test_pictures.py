@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.report.pictures.canvas import draw_levels
 from rooflab.bench.report.pictures.levels import bytes_of, move
-from rooflab.kernels.registry import get_op
+from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.kernels.traffic import calls_of
 from rooflab.reference.spec import Case, get_scheme
 
@@ -63,8 +63,11 @@ def test_a_naive_kernel_has_the_bytes_of_its_calls_and_the_libraries_have_none()
 @pytest.mark.parametrize("name", ["tma", "persistent", "ping_pong"])
 def test_levels_are_the_emulators(name, tmp_path):
     launch, (moved,) = launch_of(name, SMALL), move(OP, [name], SMALL)
-    blocks = 2 * (1 + 2 + 3)  # of 128 x 128 scores that the mask leaves: two heads, three tiles of rows
-    assert launch["tensor_flops"] == {"bf16": 2 * 2 * 64 * 128**2 * blocks}, "two products a block"
+    config = get_kernel(OP, name).config_for(case(SMALL), BF16, torch.device("meta"))
+    rows, columns = config.block_m, config.block_n
+    keys = [min(300, last) for last in range(rows, 300 + rows, rows)]  # that the last query of each tile may see
+    scores = 2 * sum(rows * columns * -(-most // columns) for most in keys)  # of two heads, in whole blocks
+    assert launch["tensor_flops"] == {"bf16": 2 * 2 * 64 * scores}, "two products a score"
     counted = launch["bytes"]
     found = {name.removeprefix("moved_"): value for name, value in moved.metrics.items()}
     assert found["hbm_read_bytes"] == counted["hbm_read"] and moved.traffic_bytes == moved.least_bytes
