@@ -9,7 +9,6 @@ MODULES = {
     "report": ("jinja2",),
     "serve": ("fastapi", "uvicorn", "h11", "uvloop", "zmq", "prometheus_client", "aiohttp"),
     "replicas": ("ray",),
-    "fleet": ("ray",),
 }
 """By extra the modules that commands import of it.  The extras `cuda`, `tracing` and `published` are not here: the one
 place that uses each of them asks for it."""

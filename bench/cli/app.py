@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -30,6 +30,7 @@ from rooflab.kernels._user_files import USER_FILES
 if TYPE_CHECKING:
     from rooflab.bench.core import Record, RunWriter
 
+
 app = typer.Typer(
     name="rooflab",
     help="A lab for LLM-inference kernels: check them, time them, place them on the roofline, run them in an engine.",
@@ -45,6 +46,18 @@ INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
 
+REMOVED = {
+    "sweep": "start `rooflab suite` on each machine, each with its own --out",
+    "picture schedule": "`rooflab explain flash_attention` says how evenly its CTAs share the tiles",
+    "picture published": "`rooflab roofline --gpu h100` draws the published times",
+    "suite --archive": "--resume goes on from a copy of the folder",
+    "import nvbench": "NVBench writes CSV, which `rooflab import csv` reads",
+    "import --op": "all ops are listed",
+    "explain --measure": "`rooflab bench --out DIR` measures, and --records DIR reads the times",
+    "explain --no-measure": "nothing is measured",
+    "explain --budget": "nothing is measured",
+}
+"""Commands and options that earlier commits had, and what a user does instead."""
 OF_A_USERS_FILE = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors of a reference, inputs or a tolerance that a user's file gives an op: one sentence with the line."""
 
@@ -105,9 +118,18 @@ def _parser() -> Callable[..., object]:
     return typer.main.get_command(app)
 
 
+def _refuse_removed(words: Sequence[str]) -> None:
+    """Raises `ValueError` on a command or an option of `REMOVED`."""
+    for word in words:
+        name = word if word == words[0] else f"{words[0]} {word.partition('=')[0]}"
+        if name in REMOVED:
+            raise ValueError(f"{name.split()[-1]}: removed; {REMOVED[name]}")
+
+
 def run() -> NoReturn:
     """The command line; bad input gives one sentence and exit status 2."""
     try:
+        _refuse_removed(sys.argv[1:])
         _parser()(prog_name="rooflab")  # ends with SystemExit
     except ValueError as error:
         show.error(f"rooflab: {error}")

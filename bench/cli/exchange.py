@@ -18,23 +18,20 @@ DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
 @app.command("import")
 def import_results(
-    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer, nvbench, csv or published.")],
+    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer, csv or published.")],
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Its files; flashinfer: the folder of a data set; published: a wheel or folder of aiconfigurator-core "
-            "(without one, the installed package), Liger-Kernel's CSV, or a .toml that describes a table."
+            help="Its files; flashinfer: the folder of a data set; published: a wheel or folder of "
+            "aiconfigurator-core, Liger-Kernel's CSV, or a .toml that describes a table."
         ),
-    ] = None,
-    op: Annotated[
-        list[str] | None, typer.Option("--op", help="tritonbench: the operator of a CSV. flashinfer: only this op.")
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
             "--column",
-            help="csv, nvbench: FIELD=COLUMN, latency=COLUMN:UNIT, or FIELD==TEXT for all rows; fields: op, kernel, "
-            "latency, flops, bytes, scheme, gpu, case.NAME.",
+            help="csv: FIELD=COLUMN, latency=COLUMN:UNIT, or FIELD==TEXT for all rows; fields: op, kernel, latency, "
+            "flops, bytes, scheme, gpu, case.NAME.",
         ),
     ] = None,
     whole: Annotated[
@@ -53,20 +50,21 @@ def import_results(
     if tool == "published":
         _import_published(paths or [], out, whole)
         return
-    found = convert.read(tool, paths or [], op, column or ())
-    files = write_records(found.records, out) if out is not None else []
-    show.result(convert.summary(found) | {"written": files})
-    if found.definitions:
-        show.table(found.definitions, DEFINED)
-    if found.records:
-        show.bench_table(convert.rows(found))
-    for skipped in found.skipped:
+    imported = convert.read(tool, paths or [], column or ())
+    files = write_records(imported.records, out) if out is not None else []
+    summary = convert.summary(imported)
+    show.result(summary | {"written": files})
+    if imported.definitions:
+        show.table(imported.definitions, DEFINED)
+    if imported.records:
+        show.bench_table(summary["rows"])
+    for skipped in imported.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
-    left = len(found.skipped)
-    show.line(f"{counted(len(found.records), 'result')}{f', {left} not imported' if left else ''}")
+    left = len(imported.skipped)
+    show.line(f"{counted(len(imported.records), 'result')}{f', {left} not imported' if left else ''}")
     for path in files:
         show.line(f"  {path}")
-    if found.records and not files:
+    if imported.records and not files:
         show.note("nothing was written: --out FOLDER keeps them as records")
 
 
@@ -77,20 +75,20 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
     from rooflab.bench.exchange.published import read_published, selected, write_published
 
     with show.waiting("reading published times"):
-        found = read_published(paths)
-    kept = found.placed if whole else selected(found)
-    index = write_published(kept, out) if out else None
-    show.result(found.summary() | {"kept": [each.table.file for each in kept], "written": index})
-    show.table([each.row() for each in found.placed], PLACED)
-    for each in found.placed:
+        published = read_published(paths)
+    tables = published.placed if whole else selected(published)
+    index = write_published(tables, out) if out else None
+    show.result(published.summary() | {"kept": [each.table.file for each in tables], "written": index})
+    show.table([each.row() for each in published.placed], PLACED)
+    for each in published.placed:
         for text in each.below:
             show.line(f"left out: {each.table.file}: {text}: faster than its GPU can be", "yellow")
-    for family, count in found.left.most_common():
+    for family, count in published.left.most_common():
         show.line(f"no place here: {counted(count, 'row')} of {family}", "dim")
-    placed = sum(each.table.rows for each in found.placed)
-    show.line(f"{counted(found.read, 'row')}: {placed:,} placed in {counted(len(found.placed), 'table')}")
+    placed = sum(each.table.rows for each in published.placed)
+    show.line(f"{counted(published.read, 'row')}: {placed:,} placed in {counted(len(published.placed), 'table')}")
     if index:
-        show.line(f"  {counted(len(kept), 'table')}: {index}")
+        show.line(f"  {counted(len(tables), 'table')}: {index}")
     else:
         show.note("nothing was written: --out FOLDER keeps the tables that results/published has, with --whole all")
 

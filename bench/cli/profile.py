@@ -14,8 +14,6 @@ from rooflab.bench.cli.app import app, exit_for
 
 if TYPE_CHECKING:
     from rooflab.bench.compile.cases import KernelCase
-    from rooflab.bench.core import Record
-    from rooflab.bench.predict.calibration import Calibration
     from rooflab.bench.predict.explain import Explanation
     from rooflab.roofline.device import Device
 
@@ -37,52 +35,48 @@ def explain(
     records: Annotated[Path | None, typer.Option(help="Take measured times from this file or folder of records.")] = (
         None
     ),
-    measure: Annotated[bool, typer.Option(help="On a GPU, check and time the kernel first.")] = True,
-    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for measuring one kernel on one case.")] = 0.5,
     json: option.Json = False,
 ) -> None:
     """Split a kernel's time into launch, bytes over the minimum, pipe, waves and tail, occupancy and latency.
 
-    The time is predicted from compiled code and the roofline, with no GPU; with a measurement the parts sum to that,
-    and what the model does not explain is a part of its own.  Without a kernel: naive and optimized side by side.
+    The time is predicted from compiled code and the roofline, with no GPU.  With a measured time (--records) the parts
+    sum to that, and what the model does not explain is a part of its own.  Without a kernel: all kernels side by side.
 
     OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
     x=64x96,weight=96:bf16, --argument its other values, and the least work is what the emulator counts of its kernels.
     """
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.core import read
-    from rooflab.bench.predict import calibration, predictions
+    from rooflab.bench.predict import predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
-    known = read(records) if records else []
-    device, note = predictions.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
+    all_records = read(records) if records else []
+    device, note = predictions.choose_gpu(gpu, [entry for entry in all_records if entry.device == "cuda"])
     show.note(note)
-    own = {"argument": argument, "dtype": dtype}
+    launcher_options = {"argument": argument, "dtype": dtype}
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
     named = [*([kernel] if kernel else []), *(kernels or [])]
-    if launcher := option.launcher(op, of_ops, own):
+    if launcher := option.launcher(op, of_ops, launcher_options):
         named, target = [launcher], selected(launcher, case, argument, dtype)
-        found = [_of_launcher(target, device, calibration.load())]
+        explanations = [_of_launcher(target, device)]
     else:
         chosen = _targets(op, named, case or [], scheme or [])
         measured: dict[KernelCase, float] = {}
         if records:
-            chosen, measured = predictions.measured_in(known, chosen, device)
-        elif measure and _is_here(device):
-            chosen, measured = _measured(predictions.measure_here(chosen, budget_s), chosen, device)
-        found = explain_all(chosen, device, measured, calibration.load())
-    if named and all(entry.reason for entry in found):
-        raise ValueError(found[0].reason)
-    show.result([entry.to_dict() for entry in found])
+            chosen, measured = predictions.measured_in(all_records, chosen, device)
+        explanations = explain_all(chosen, device, measured)
+    if named and all(entry.reason for entry in explanations):
+        raise ValueError(explanations[0].reason)
+    show.result([entry.to_dict() for entry in explanations])
     if named:
-        for entry in found:
+        for entry in explanations:
             _show(entry)
     else:
-        _show_side_by_side(found)
-    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in found if entry.reason)})
+        _show_side_by_side(explanations)
+    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in explanations if entry.reason)})
 
 
-def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Explanation:
+def _of_launcher(target: KernelCase, device: Device) -> Explanation:
     from rooflab.bench.emulate.calls import call
     from rooflab.bench.predict.explain import explained
     from rooflab.bench.predict.predictions import Predicted
@@ -92,7 +86,7 @@ def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Expl
     with show.waiting(target.label):
         item = call(target, gpu=device.name)
     failed = Predicted(target, Cost(0, 0), None, None, f"{item.answer['status']}: {item.answer['reason']}")
-    return explained(item.predicted or failed, device, None, known)
+    return explained(item.predicted or failed, device, None)
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
@@ -109,27 +103,6 @@ def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[s
     return choose_targets(get_op(ops[0]), chosen, texts, schemes)
 
 
-def _is_here(device: Device) -> bool:
-    import torch
-
-    from rooflab.roofline.device import identify
-
-    return torch.cuda.is_available() and identify(torch.cuda.get_device_name()) == device
-
-
-def _measured(
-    found: list[Record], chosen: list[KernelCase], device: Device
-) -> tuple[list[KernelCase], dict[KernelCase, float]]:
-    """The times just measured; a target that failed its check is named, and keeps its prediction."""
-    from rooflab.bench.predict import predictions
-
-    for entry in found:
-        if entry.status != "OK":
-            show.note(f"{entry.op}/{entry.kernel} {entry.case_id}: {entry.status}: {entry.reason}")
-    timed = any(entry.status == "OK" and entry.latency_median_ms is not None for entry in found)
-    return predictions.measured_in(found, chosen, device) if timed else (chosen, {})
-
-
 def _show(entry: Explanation) -> None:
     target = entry.target
     if entry.reason:
@@ -144,15 +117,15 @@ def _show(entry: Explanation) -> None:
     show.line()
 
 
-def _show_side_by_side(found: list[Explanation]) -> None:
+def _show_side_by_side(explanations: list[Explanation]) -> None:
     from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows, why_sentence
 
-    for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in found):
-        own = [entry for entry in found if (entry.target.case, entry.target.scheme) == case]
-        title = f"{own[0].target.op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us"
-        show.table(why_rows(own), WHY_COLUMNS, title, filled=True)
-        words = next((entry.calibration for entry in own if entry.predicted_ms is not None), "none")
-        show.line(f"{why_sentence(own)} Predictions: {words}.")
+    for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in explanations):
+        entries = [entry for entry in explanations if (entry.target.case, entry.target.scheme) == case]
+        title = f"{entries[0].target.op}  {case[0].id}  {case[1].name}  {entries[0].gpu}, parts in us"
+        show.table(why_rows(entries), WHY_COLUMNS, title, filled=True)
+        words = next((entry.calibration for entry in entries if entry.predicted_ms is not None), "none")
+        show.line(f"{why_sentence(entries)} Predictions: {words}.")
         show.line()
 
 
@@ -177,14 +150,14 @@ def profile(
     import shlex
 
     from rooflab.bench.core import RunWriter
-    from rooflab.bench.predict import calibration, ncu, predictions
+    from rooflab.bench.predict import ncu, predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
-    found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
-    if len(found) != 1:
-        names = ", ".join(entry.kernel for entry in found)
+    targets = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
+    if len(targets) != 1:
+        names = ", ".join(entry.kernel for entry in targets)
         raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
-    target = found[0]
+    target = targets[0]
     if command:
         words = ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))
         show.result({"command": words})
@@ -193,24 +166,23 @@ def profile(
     device, note = predictions.choose_gpu(gpu)
     show.note(note)
     if log:
-        taken = ncu.Profile(tuple(ncu.parse(log.read_text())))
-        if not taken.launches:
+        counts = ncu.Profile(tuple(ncu.parse(log.read_text())))
+        if not counts.launches:
             raise ValueError(f"log: expected what `ncu --csv --page raw` printed, got {log.name} without its table")
     else:
         with show.waiting("ncu"):
-            taken = ncu.profile(target, seed, timeout_s)
-    known = calibration.load()
-    modelled = explain_all([target], device, None, known)[0]
+            counts = ncu.profile(target, seed, timeout_s)
+    modelled = explain_all([target], device)[0]
     if modelled.reason:
         raise ValueError(modelled.reason)
-    traffic, note = ncu.settled(target, taken)
-    explained = explain_all([target], device, None, known, {target: traffic} if traffic else None)[0]
-    record = ncu.counted_record(explained, taken, seed)
+    traffic, note = ncu.settled(target, counts)
+    explained = explain_all([target], device, counted={target: traffic} if traffic else None)[0]
+    record = ncu.counted_record(explained, counts, seed)
     if out:
         writer = RunWriter(out, record.run_id)
         writer.write(record)
-    rows: list[Row] = ncu.compared(modelled, taken)
-    launches = ncu.launch_rows(taken)
+    rows: list[Row] = ncu.compared(modelled, counts)
+    launches = ncu.launch_rows(counts)
     more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
     show.result(explained.to_dict() | more)
     _show(explained)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json as json_text
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +14,6 @@ from rooflab.bench.base.plain import Json, Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
 from rooflab.roofline.numbers import counted
-
-if TYPE_CHECKING:
-    from rooflab.bench.report.pictures.tile_schedule import TileSchedule
-
 
 Records = Annotated[
     list[Path] | None,
@@ -99,8 +94,8 @@ def history(
     show.result(summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)
-    for circumstances, own in grouped(rows, lambda row: row["circumstances"]).items():
-        show.table(own if one_by_one else _by_kernel(own), COLUMNS if one_by_one else BY_KERNEL, circumstances)
+    for circumstances, group in grouped(rows, lambda row: row["circumstances"]).items():
+        show.table(group if one_by_one else _by_kernel(group), COLUMNS if one_by_one else BY_KERNEL, circumstances)
         show.line()
     for text in notes(points, trends):
         show.line(text)
@@ -110,22 +105,22 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
     """One row for each kernel: its cases by state, and its worst last step."""
     from rooflab.bench.report.sources import grouped
 
-    found = []
-    for (op, kernel), own in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
-        states = Counter(row["state"] for row in own)
-        stepped = [row for row in own if row["last_step"]]
+    table = []
+    for (op, kernel), group in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
+        states = Counter(row["state"] for row in group)
+        stepped = [row for row in group if row["last_step"]]
         worst = max(stepped, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
-        found.append(
+        table.append(
             {
                 "op": op,
                 "kernel": kernel,
-                "cases": len(own),
-                "points": sum(row["points"] for row in own),
+                "cases": len(group),
+                "points": sum(row["points"] for row in group),
                 "states": ", ".join(f"{count} {state}" for state, count in states.items()),
                 "worst_last_step": f"{worst['last_step']}, {worst['case']}" if worst else "",
             }
         )
-    return found
+    return table
 
 
 def _shown(row: Row) -> dict[str, Json]:
@@ -135,20 +130,18 @@ def _shown(row: Row) -> dict[str, Json]:
     return row | {"circumstances": where, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
 
 
-pictures = typer.Typer(no_args_is_help=True, help="Draw what kernels move by level, or how their tiles are scheduled.")
+pictures = typer.Typer(no_args_is_help=True, help="Draw what kernels move by level.")
 app.add_typer(pictures, name="picture")
-
-Kernels = Annotated[list[str], typer.Option("--kernel", help="A kernel's name; repeatable, in the picture's order.")]
-CaseText = Annotated[str, typer.Option("--case", help="One case, as B=1,T=4096,...")]
-SchemeName = Annotated[str | None, typer.Option("--scheme", help="The dtypes; bf16 where the op has it.")]
 
 
 @pictures.command("bytes")
 def bytes_(
     op: option.OpName,
-    kernels: Kernels,
-    case: CaseText,
-    scheme: SchemeName = None,
+    kernels: Annotated[
+        list[str], typer.Option("--kernel", help="A kernel's name; repeatable, in the picture's order.")
+    ],
+    case: Annotated[str, typer.Option("--case", help="One case, as B=1,T=4096,...")],
+    scheme: Annotated[str | None, typer.Option("--scheme", help="The dtypes; bf16 where the op has it.")] = None,
     seed: int = 0,
     out: option.Out = None,
     json: option.Json = False,
@@ -168,93 +161,17 @@ def bytes_(
     writer = RunWriter(folder, records[0].run_id)
     writer.write(*records)
     rows = [{"kernel": item.kernel, **item.metrics} for item in records]
-    _show(draw_levels(records, folder), writer.path, rows, [_megabytes(row) for row in rows])
+    picture = draw_levels(records, folder)
+    show.result({"figure": picture, "numbers": writer.path, "kernels": rows})
+    table = [_megabytes(row) for row in rows]
+    show.table(table, tuple(table[0]), "")
+    show.line(f"{picture}, numbers in {writer.path}")
 
 
 def _megabytes(row: Row) -> dict[str, Json]:
     """A row that fits into a terminal: the sum of read and written megabytes."""
-    found: dict[str, Json] = {"kernel": row["kernel"]}
+    megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for level in ("hbm", "l2", "shared"):
         both = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]
-        found[f"{level}_mb"] = sum(both) / 1e6 if both else None
-    return found | {"launches": int(row["launches"])}
-
-
-@pictures.command()
-def published(
-    gpu: Annotated[str, typer.Option(help="A GPU with published times: h100 or h200.")] = "h100",
-    out: option.Out = None,
-    json: option.Json = False,
-) -> None:
-    """What others' kernels reach of the bound: products over tokens, attention over context.  Writes a PNG."""
-    from rooflab.bench.core import result_folder
-    from rooflab.bench.report.pictures.published_times import curves, draw_published
-    from rooflab.roofline.device import get_device
-
-    name = get_device(gpu).name
-    picture, found = draw_published(name, out or result_folder()), curves(name)
-    show.result({"figure": picture, "curves": found})
-    columns = {str(x): x for x in (1, 16, 64, 256, 1024, 4096, 16384)}
-    rows = [{"kernel": curve.label} | {n: curve.fraction(x) for n, x in columns.items()} for curve in found]
-    show.table(rows, ("kernel", *columns), "bound over published time, by tokens (products) or context (attention)")
-    show.line(str(picture))
-
-
-@pictures.command()
-def schedule(
-    op: Annotated[str, typer.Argument(help="flash_attention.")],
-    kernels: Kernels,
-    case: CaseText,
-    scheme: SchemeName = None,
-    sms: Annotated[int | None, typer.Option("--sms", min=1, help="SMs to plan for; without it, 132.")] = None,
-    out: option.Out = None,
-    json: option.Json = False,
-) -> None:
-    """Which SM has which tile of attention's queries, and when, as a Gantt chart.
-
-    The chart is drawn from the order in which the kernel deals its tiles.  Writes a PNG and its numbers in JSON.
-    """
-    from rooflab.bench.core import Environment, result_folder
-    from rooflab.bench.predict.predictions import choose_cases, choose_scheme
-    from rooflab.bench.report.pictures import tile_schedule as schedules
-    from rooflab.bench.report.pictures.canvas import draw_schedules
-    from rooflab.kernels._device import HOPPER_SMS
-    from rooflab.kernels._files import write_whole
-    from rooflab.kernels.registry import get_op
-
-    if op != schedules.OP:
-        raise ValueError(f"op: expected {schedules.OP}, whose kernels' orders of tiles are known, got {op!r}")
-    spec = get_op(op)
-    dtypes = choose_scheme(spec, scheme)
-    (wanted,) = choose_cases(spec, [case], dtypes)
-    found = [schedules.planned(name, wanted, dtypes, sms or HOPPER_SMS) for name in kernels]
-    environment, folder = Environment.now(), out or result_folder()
-    picture = draw_schedules(found, wanted, dtypes, environment, folder)
-    rows = [_summary(item) for item in found]
-    path = folder / f"schedule-{op}.json"
-    made = {"op": op, "case": wanted.id, "scheme": dtypes.name, "environment": environment.to_dict()}
-    write_whole(path, json_text.dumps({**made, "schedules": rows}, indent=1, allow_nan=False) + "\n")
-    _show(picture, path, rows, rows)
-
-
-def _summary(found: TileSchedule) -> dict[str, Json]:
-    from rooflab.bench.report.pictures.tile_schedule import UNIT
-
-    return {
-        "kernel": found.kernel,
-        "basis": "schedule",
-        "unit": UNIT,
-        "sms": found.sms,
-        "ctas_per_sm": found.ctas_per_sm,
-        "tiles": len(found.tiles),
-        "last_end": found.span,
-        "mean": found.mean,
-        "last_end_over_mean": found.imbalance,
-    }
-
-
-def _show(picture: Path, numbers: Path, found: list[Row], rows: list[Row]) -> None:
-    """What was found, and the rows of it that fit into a terminal."""
-    show.result({"figure": picture, "numbers": numbers, "kernels": found})
-    show.table(rows, tuple(dict.fromkeys(name for row in rows for name in row)), "")
-    show.line(f"{picture}, numbers in {numbers}")
+        megabytes[f"{level}_mb"] = sum(both) / 1e6 if both else None
+    return megabytes | {"launches": int(row["launches"])}

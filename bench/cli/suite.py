@@ -1,16 +1,13 @@
-"""`suite`, `tune` and `sweep`: everything worth measuring on a card or a cluster, and its kernels' configs."""
+"""`suite` and `tune`: everything worth measuring on a card, and its kernels' configs."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.base.extras import need
 from rooflab.bench.base.plain import Json
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
@@ -29,10 +26,6 @@ def suite(
     out: option.Out = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    archive: Annotated[
-        Path | None,
-        option.file(help="Pack the folder into this .tar.gz every 20 s; with --resume, begin with what it holds."),
-    ] = None,
     trust: Annotated[
         Path | None,
         typer.Option(help="Records of an earlier run: an unchanged kernel that was right there is not checked first."),
@@ -69,42 +62,35 @@ def suite(
     Environment.now()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
-    if archive is not None and not archive.name.endswith(".tar.gz"):
-        raise ValueError(f"archive: expected a file called .tar.gz, got {str(archive)!r}")
     settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
-    if archive is not None and resume and archive.is_file() and not (settings.out / state.PLAN).is_file():
-        state.unpack(archive, settings.out)
-    with ExitStack() as stack:
-        stack.enter_context(terminated_as_exception())
-        if archive is not None:
-            stack.enter_context(state.packed(settings.out, archive))
-        run_suite(entries, settings, show.note, stack.enter_context(show.progress("suite", len(entries))))
-    found = state.read_summary(settings.out)
-    _show(found)
+    with terminated_as_exception(), show.progress("suite", len(entries)) as advance:
+        run_suite(entries, settings, show.note, advance)
+    results = state.read_summary(settings.out)
+    _show(results)
     show.line(f"records, figures and summary: {settings.out}")
-    if found["counts"].get("FAILED") or found["excluded"]:
+    if results["counts"].get("FAILED") or results["excluded"]:
         raise typer.Exit(ExitStatus.INCORRECT)
-    if found["invalid"] or not {"DONE", "PARTIAL"} & found["counts"].keys():
+    if results["invalid"] or not {"DONE", "PARTIAL"} & results["counts"].keys():
         raise typer.Exit(ExitStatus.INVALID)
 
 
-def _show(found: dict[str, Json]) -> None:
+def _show(results: dict[str, Json]) -> None:
     from rooflab.bench.suite import state
 
-    show.result(found)
+    show.result(results)
     for rows, columns, title in (
-        (found["entries"], ("entry", "status", "seconds", "reason"), "Entries"),
-        (found["bar_rows"], ("bar", "outcome", "needed", "reason"), "Bars"),
+        (results["entries"], ("entry", "status", "seconds", "reason"), "Entries"),
+        (results["bar_rows"], ("bar", "outcome", "needed", "reason"), "Bars"),
     ):
         if rows:
             show.table([{**row, "reason": state.what(row)} for row in rows], columns, title)
-    for kernel, reason in found["excluded"].items():
+    for kernel, reason in results["excluded"].items():
         show.line(f"not run any more: {kernel}: {reason}", "red")
-    if found["stopped"]:
-        show.line(found["stopped"], "red")
-    counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in found["counts"].items())
-    bars = ", ".join(f"{count} {status.lower()}" for status, count in found["bars"].items())
-    show.line(f"{found['device']}: {counts}; {f'bars: {bars}; ' if bars else ''}{found['seconds']:.0f} s")
+    if results["stopped"]:
+        show.line(results["stopped"], "red")
+    counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in results["counts"].items())
+    bars = ", ".join(f"{count} {status.lower()}" for status, count in results["bars"].items())
+    show.line(f"{results['device']}: {counts}; {f'bars: {bars}; ' if bars else ''}{results['seconds']:.0f} s")
 
 
 @app.command()
@@ -162,48 +148,12 @@ def tune(
         clean=choose,
     )
     written = write_choices(report.records) if choose else []
-    show.result(report.as_mapping() | {"written": written})
+    show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped, "written": written})
     show.table(report.rows, COLUMNS)
     if report.stopped:
         show.line(report.stopped, "yellow")
     show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
     for path in written:
         show.line(f"written: {path}")
-    found: set[str] = {record.status for record in report.records} or {"OK"}
-    exit_for(found | ({result.status for result in report.results} if dry_run else set()))
-
-
-@app.command()
-def sweep(
-    out: Annotated[Path, option.place("--out", help="Folder for records, one a machine key.")],
-    ray: Annotated[str | None, typer.Option("--ray", help="Address of the cluster; without it, a local one.")] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help="An op or a family; repeatable.")] = None,
-    budget_s: Annotated[float, option.seconds("--budget", help="Seconds for each op on a GPU.")] = 480.0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers; without it, one for each GPU.")] = None,
-    seed: int = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="On the CPUs of the cluster, with small shapes.")] = False,
-    json: option.Json = False,
-) -> None:
-    """Run the suite over the GPUs of a Ray cluster, one worker a GPU; a lost worker's part is done by another.
-
-    Rooflab must be installed on every node, from the same source. Exit status 11 where a part was not done, or a kernel
-    is wrong.
-    """
-    need("fleet")
-    from rooflab.bench.suite.plan import make_plan
-    from rooflab.bench.suite.runner import SuiteSettings
-    from rooflab.bench.suite.sweep import sweep as run
-    from rooflab.kernels import registry
-
-    names = list(only or registry.ops())
-    make_plan(names)  # unknown names are refused before anything is started
-    state = run(ray, names, SuiteSettings(out, budget_s, dry_run, resume, seed), workers, show.note)
-    rows = [{"part": name, **found} for name, found in sorted(state.shards.items())]
-    show.result(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
-    show.table(rows, ("part", "status", "reason"))
-    for kernel, reason in state.excluded.items():
-        show.line(f"not run any more: {kernel}: {reason}", "red")
-    show.line(f"{sum(row['status'] == 'DONE' for row in rows)} of {len(rows)} parts done; records: {out}")
-    if not state.complete or state.excluded:
-        raise typer.Exit(ExitStatus.INCORRECT)
+    statuses: set[str] = {record.status for record in report.records} or {"OK"}
+    exit_for(statuses | ({result.status for result in report.results} if dry_run else set()))

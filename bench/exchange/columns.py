@@ -1,4 +1,4 @@
-"""Reads a CSV file of any tool, whose columns and units the caller names, and NVBench's JSON, whose fields it knows."""
+"""Reads a CSV file of any tool; the caller names its columns and their units."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Places = Mapping[str, tuple[str, float]]
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     """Returns one record per row; `columns` is as in `places_of`.  Raises `ValueError` on a row that lacks a cell."""
     text, places = files.read_text(path), places_of(columns)
-    source, rows = _source(path, "csv", text, columns), csv.DictReader(StringIO(text))
+    source = files.ResultFile("csv", files.file_time(path), text + str(columns), {})
+    rows = csv.DictReader(StringIO(text))
     if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
         raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
     for row in rows:
@@ -37,51 +38,19 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     return source.imported()
 
 
-def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Returns one record per state: its axes are the case, and op and kernel have the benchmark's name, unless
-    `columns` name others.  Raises `ValueError` if the file is not from NVBench."""
-    text, own = files.read_text(path), places_of(columns)
-    values, source = files.parse_json(text, path.name), _source(path, "nvbench", text, columns)
-    try:
-        gpus = {each["id"]: each["name"] for each in values["devices"]}
-        states = [(bench["name"], state) for bench in values["benchmarks"] for state in bench["states"] or ()]
-        for number, (name, state) in enumerate(states):
-            place, axes = f"{name}, state {number}", {one["name"]: one["value"] for one in state["axis_values"] or ()}
-            data = [(one["tag"], item) for one in state["summaries"] or () for item in one["data"]]
-            tags = {tag: item["value"] for tag, item in data if item["name"] == "value"}
-            mean, rate = tags.get("nv/cold/time/gpu/mean"), tags.get("nv/cold/bw/global/bytes_per_second")
-            if mean is None:
-                source.skip(place, state.get("skip_reason") or "it has no time of the GPU")
-                continue
-            known = [f"op=={name}", f"kernel=={name}", f"gpu=={gpus[state['device']]}"]
-            known.append(f"latency=={tags.get('nv/cold/time/gpu/median', mean)}:s")
-            if rate is not None:
-                known.append(f"bytes=={float(rate) * float(mean)}:B")  # NVBench's rate is over the mean time
-            taken = {column for column, _ in own.values()}
-            known += [f"case.{axis}=={value}" for axis, value in axes.items() if axis not in taken]
-            _add(path, source, place, axes, {**places_of(known), **own})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name}: expected the JSON of NVBench: {error!r}") from error
-    return source.imported()
-
-
-def _source(path: Path, tool: str, text: str, columns: Sequence[str]) -> files.ResultFile:
-    return files.ResultFile(tool, files.file_time(path), text + str(columns), {})
-
-
 def places_of(columns: Sequence[str]) -> Places:
     """The places in texts FIELD=COLUMN; FIELD=COLUMN:UNIT for a measured field; FIELD==TEXT for a text of all rows."""
-    found = {}
+    places = {}
     for text in columns:
         field, _, column = text.partition("=")
         column, _, unit = column.rpartition(":") if field in UNITS else (column, "", "")
         if field in UNITS and unit not in UNITS[field]:
             raise ValueError(f"column: expected {field}=COLUMN:UNIT, in {', '.join(UNITS[field])}, got {text!r}")
-        if not column or field in found or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
-            known = ", ".join((*NAMES, *UNITS))
-            raise ValueError(f"column: expected FIELD=COLUMN with each once of {known} or case.NAME, got {text!r}")
-        found[field] = column, UNITS[field][unit] if unit else 1.0
-    return found
+        if not column or field in places or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
+            fields = ", ".join((*NAMES, *UNITS))
+            raise ValueError(f"column: expected FIELD=COLUMN with each once of {fields} or case.NAME, got {text!r}")
+        places[field] = column, UNITS[field][unit] if unit else 1.0
+    return places
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places) -> None:
@@ -91,8 +60,8 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
         cell = column[1:] if column.startswith("=") else row.get(column)
         number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in UNITS else None
         if cell is None or None in row or (field in UNITS and number is None):
-            wanted = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
-            raise ValueError(f"{path.name}, {where}: expected {wanted}, got {cell!r} in {', '.join(map(str, row))}")
+            expected = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
+            raise ValueError(f"{path.name}, {where}: expected {expected}, got {cell!r} in {', '.join(map(str, row))}")
         cells[field] = cell if number is None else number * factor
     named = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
     case = files.make_case(named)
@@ -107,6 +76,6 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
         gpu = gpu and get_device(gpu).full_name
     values = {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved}
     if latency:
-        values["flops_per_s"], values["bytes_per_s"] = (one and one / latency * 1e3 for one in (flops, moved))
+        values["flops_per_s"], values["bytes_per_s"] = (amount and amount / latency * 1e3 for amount in (flops, moved))
     values["environment"] = files.environment(source.tool, gpu or "unknown", gpu, file=path.name)
     source.add(f"{path.name}, {where}", case, latency, values)

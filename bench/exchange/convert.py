@@ -10,7 +10,7 @@ from typing import Any
 
 from rooflab.bench.core import Record
 from rooflab.bench.core import read as read_records
-from rooflab.bench.exchange.columns import read_columns, read_nvbench
+from rooflab.bench.exchange.columns import read_columns
 from rooflab.bench.exchange.files import Imported, Skipped, write_csv
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.report.figures import bench_row
@@ -19,7 +19,6 @@ from rooflab.bench.report.trends.points import RecordFilter
 
 FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
     "pytest-benchmark": lambda path, columns: read_pytest_benchmark(path),
-    "nvbench": read_nvbench,
     "csv": read_columns,
 }
 """By format, the function that reads a file of this format; its second argument is the texts of `--column`."""
@@ -29,33 +28,29 @@ FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
 }
 
 
-def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None, columns: Sequence[str] = ()) -> Imported:
+def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Imported:
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file.
 
-    A reader of the entry points `rooflab.readers` is a function of paths and ops that returns an `Imported`.
+    A reader of the entry points `rooflab.readers` is a function of paths that returns an `Imported`.
     """
     plugins = {point.name: point for point in entry_points(group="rooflab.readers")}
     if tool not in (*FORMATS, *plugins):
         raise ValueError(f"tool: expected one of {', '.join((*FORMATS, *plugins))} or published, got {tool!r}")
-    if columns and tool not in ("csv", "nvbench"):
+    if columns and tool != "csv":
         raise ValueError(f"column: expected none with {tool}, got {columns[0]!r}")
     if not paths:
         raise ValueError(f"path: expected a file of {tool}, got none")
     if tool in FORMATS:
         return sum((FORMATS[tool](path, columns) for path in paths), Imported())
-    found: Imported = plugins[tool].load()(paths, ops or ())
-    return found
+    imported: Imported = plugins[tool].load()(paths)
+    return imported
 
 
-def rows(found: Imported) -> list[dict[str, Any]]:
-    """Returns one row per result."""
-    return [bench_row(record) for record in found.records]
-
-
-def summary(found: Imported) -> dict[str, Any]:
+def summary(imported: Imported) -> dict[str, Any]:
     """The definitions, rows and skipped results as JSON values."""
-    skipped = [asdict(each) for each in found.skipped]
-    return {"definitions": found.definitions, "rows": rows(found), "not_imported": skipped}
+    skipped = [asdict(each) for each in imported.skipped]
+    rows = [bench_row(record) for record in imported.records]
+    return {"definitions": imported.definitions, "rows": rows, "not_imported": skipped}
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:

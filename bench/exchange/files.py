@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -19,7 +19,6 @@ from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
-Item = TypeVar("Item")
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """The milliseconds in each unit of time that another tool may write."""
 
@@ -68,13 +67,13 @@ class ResultFile:
 
     def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
         """The finite numbers among `values`; any other value is noted as skipped, because a record cannot hold it."""
-        kept = {}
+        numbers = {}
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                kept[name] = float(value)
+                numbers[name] = float(value)
             else:
                 self.skip(place, f"its {name} is {value}")
-        return kept
+        return numbers
 
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
         """Adds a bench record; `values` are its other fields.  A latency that is not a possible time makes it INVALID.
@@ -83,7 +82,7 @@ class ResultFile:
         Raises `ValueError` with the place if a value does not fit its field.
         """
         moment = datetime.fromisoformat(self.timestamp)
-        known: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "run_id": f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(self.content.encode()).hexdigest()[:8]}",
             "timestamp": self.timestamp,
             "environment": self.environment,
@@ -95,10 +94,10 @@ class ResultFile:
             "case_id": case.id,
         } | {**values}
         if latency_ms is not None and not is_time(latency_ms):
-            known |= {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
-            known |= dict.fromkeys(("latency_median_ms", "flops_per_s", "bytes_per_s"))
+            fields |= {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
+            fields |= dict.fromkeys(("latency_median_ms", "flops_per_s", "bytes_per_s"))
         try:
-            self.records.append(Record(kind="bench", **known))
+            self.records.append(Record(kind="bench", **fields))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
 
@@ -106,13 +105,6 @@ class ResultFile:
 def is_time(latency_ms: float) -> bool:
     """Whether a number is a possible time of a kernel."""
     return math.isfinite(latency_ms) and latency_ms > 0
-
-
-def only(values: Sequence[Item], name: str) -> Item:
-    """The single value of an argument that takes one value.  Raises `ValueError` on several values."""
-    if len(values) != 1:
-        raise ValueError(f"{name}: expected one, got {len(values)}")
-    return values[0]
 
 
 def read_text(path: Path) -> str:
@@ -137,24 +129,24 @@ def parse_json(text: str, place: str) -> Any:
         raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error
 
 
-def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) -> dict[str, Any]:
+def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any) -> dict[str, Any]:
     """The environment in the form of a record; values that another tool's file does not give are None.
 
     `hardware` is the machine's name in the file; `gpu` is the name of its GPU, or None.  The machine key begins with
     `imported-`, so that no imported result seems to come from a machine that Rooflab itself recorded.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
-    parts = (hardware, gpu, known.get("driver"), *([known["cores"]] if known.get("cores") else []))
+    parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))
     fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
-    details = {"name": gpu, "driver": known.pop("driver", None)} if gpu else None
+    details = {"name": gpu, "driver": values.pop("driver", None)} if gpu else None
     return {
         "machine_key": f"imported-{slug}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}",
-        **{name: known.pop(name, None) for name in fields},
+        **{name: values.pop(name, None) for name in fields},
         "matmul_precision": None,
         "gpu": details,
         "commit": None,
         "dirty": None,
-        "imported": {"tool": tool, **{name: value for name, value in known.items() if value is not None}},
+        "imported": {"tool": tool, **{name: value for name, value in values.items() if value is not None}},
     }
 
 
@@ -179,15 +171,15 @@ def make_case(values: Mapping[str, Any]) -> Case:
 
     Parameters whose names differ only in characters that a case cannot have keep different names, by `_` at the end.
     """
-    kept: dict[str, Scalar] = {}
+    parameters: dict[str, Scalar] = {}
     for name, value in values.items():
         key = re.sub(r"\W", "_", name) or "_"
         key = key if key.isidentifier() else f"_{key}"
-        while key in kept:
+        while key in parameters:
             key += "_"
         scalar = value if isinstance(value, Scalar) else str(value)
-        kept[key] = scalar.translate(_ESCAPED) if isinstance(scalar, str) else scalar
-    return Case(**kept)
+        parameters[key] = scalar.translate(_ESCAPED) if isinstance(scalar, str) else scalar
+    return Case(**parameters)
 
 
 def write_records(records: Iterable[Record], folder: Path) -> list[Path]:

@@ -99,7 +99,7 @@ class Definition:
             tree = ast.parse(self.reference)
         except SyntaxError as error:
             raise ValueError(f"reference, line {error.lineno}: not Python: {error.msg}") from error
-        found = {
+        numbers = {
             float(node.value.value)
             for node in ast.walk(tree)
             if isinstance(node, ast.Assign)
@@ -107,7 +107,7 @@ class Definition:
             and isinstance(node.value.value, int | float)
             and {target.id.lower() for target in node.targets if isinstance(target, ast.Name)} & EPSILONS
         }
-        return found.pop() if len(found) == 1 else None
+        return numbers.pop() if len(numbers) == 1 else None
 
     @property
     def op(self) -> tuple[str | None, str]:
@@ -118,8 +118,8 @@ class Definition:
             return None, f"no op here computes {self.op_type!r}"
         fitting = [op for op, inputs in of_type.items() if inputs <= names <= inputs | OPTIONAL]
         if not fitting:
-            wanted = " or ".join(", ".join(sorted(inputs)) for inputs in of_type.values())
-            return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {wanted}"
+            expected = " or ".join(", ".join(sorted(inputs)) for inputs in of_type.values())
+            return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {expected}"
         reason = self._unlike(fitting[0])
         return (None, reason) if reason else (fitting[0], "")
 
@@ -143,8 +143,8 @@ class Definition:
     @property
     def scheme(self) -> str | None:
         """The scheme whose tensors all have the definition's single float dtype; None if there is no such scheme."""
-        known = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
-        return known.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
+        names = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
+        return names.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
         """Our case with these sizes; or, if no op computes the definition, a case with its name and sizes."""
@@ -206,13 +206,15 @@ class FlashInferTrace:
     evaluation: Evaluation
 
 
-def read(paths: Sequence[Path], ops: Sequence[str] = ()) -> files.Imported:
+def read(paths: Sequence[Path]) -> files.Imported:
     """The entry point `flashinfer`: `read_dataset` of one folder.  Raises `ValueError` on several folders."""
-    return read_dataset(files.only(paths, "path"), ops)
+    if len(paths) != 1:
+        raise ValueError(f"path: expected one, got {len(paths)}")
+    return read_dataset(paths[0])
 
 
-def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
-    """Returns one record for each trace in a folder, and a row for each definition, of `ops` alone if any are named.
+def read_dataset(root: Path) -> files.Imported:
+    """Returns one record for each trace in a folder, and a row for each definition.
 
     A trace without its definition in the data set is skipped with this reason, and so is a workload that lacks an axis
     or has an axis of size 0, such as no pages: nothing is computed there.  Workloads with equal sizes, whose inputs
@@ -228,7 +230,7 @@ def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
                 newest, content = max(newest, files.when(trace.evaluation.timestamp, place)), f"{content}{line}\n"
                 traces.append((place, trace))
     source = files.ResultFile(TOOL, newest, content, {})
-    taken: list[tuple[str, FlashInferTrace, Definition, Case]] = []
+    usable: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
     for place, trace in traces:
         definition, axes = definitions.get(trace.definition), trace.workload.axes
@@ -238,49 +240,48 @@ def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
             source.skip(place, f"its workload has no {', '.join(empty)}")
         else:
             case = definition.case(axes)
-            taken.append((place, trace, definition, case))
+            usable.append((place, trace, definition, case))
             workloads.setdefault((definition.op[0], case.id), set()).add(trace.workload.uuid)
-    for place, trace, definition, case in taken:
+    for place, trace, definition, case in usable:
         uuid = trace.workload.uuid
         several = len(workloads[definition.op[0], case.id]) > 1
-        own = case.but(**files.make_case({"workload": uuid})) if several else case
-        _add(trace, definition, own, source, f"{place}, evaluation")
+        full_case = case.but(**files.make_case({"workload": uuid})) if several else case
+        _add(trace, definition, full_case, source, f"{place}, evaluation")
     counts = Counter(trace.definition for _, trace in traces)
-    rows = [each.row(counts[each.name]) for each in definitions.values() if not ops or each.op[0] in ops]
-    return source.imported(rows)
+    return source.imported([each.row(counts[each.name]) for each in definitions.values()])
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:
     """The definitions in a folder by name.  Raises `ValueError` with the file and place of a malformed value."""
     if not (root / "definitions").is_dir():
         raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
-    found: dict[str, Definition] = {}
+    definitions: dict[str, Definition] = {}
     for path in sorted((root / "definitions").rglob("*.json")):
         definition = decoded(Definition, files.parse_json(files.read_text(path), path.name), path.name)
-        if definition.name in found:
+        if definition.name in definitions:
             raise ValueError(f"{path.name}: a definition called {definition.name!r} was read before")
-        found[definition.name] = definition
-    return found
+        definitions[definition.name] = definition
+    return definitions
 
 
 def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: files.ResultFile, place: str) -> None:
-    found, libs = trace.evaluation, dict(trace.evaluation.environment.libs or {})
-    performance, hardware = found.performance or {}, found.environment.hardware
-    if found.status not in STATUSES:
-        raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {found.status!r}")
-    status, latency, reason = STATUSES[found.status], None, ""
+    evaluation, libs = trace.evaluation, dict(trace.evaluation.environment.libs or {})
+    performance, hardware = evaluation.performance or {}, evaluation.environment.hardware
+    if evaluation.status not in STATUSES:
+        raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {evaluation.status!r}")
+    status, latency, reason = STATUSES[evaluation.status], None, ""
     if status == "OK":
         latency = float(number_of(f"{place}.performance.latency_ms", performance.get("latency_ms")))
     else:
-        reason = f"{found.status}: {(str(found.log or '').strip() or 'no log').splitlines()[-1].strip()}"
-    known = {name: libs.pop(name, None) for name in ("torch", "triton", "numpy")}
+        reason = f"{evaluation.status}: {(str(evaluation.log or '').strip() or 'no log').splitlines()[-1].strip()}"
+    tools = {name: libs.pop(name, None) for name in ("torch", "triton", "numpy")}
     gpu = hardware.replace("_", " ")
-    both = {**performance, **(found.correctness or {})}
+    both = {**performance, **(evaluation.correctness or {})}
     values = {
-        "timestamp": files.when(found.timestamp, place),
+        "timestamp": files.when(evaluation.timestamp, place),
         "status": status,
         "reason": reason,
-        "environment": files.environment(TOOL, hardware, gpu, **known, libs=libs or None, workload=trace.workload.uuid),
+        "environment": files.environment(TOOL, hardware, gpu, **tools, libs=libs or None, workload=trace.workload.uuid),
         "op": definition.op[0] or definition.op_type,
         "kernel": trace.solution,
         "scheme": definition.scheme,

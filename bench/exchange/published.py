@@ -6,7 +6,6 @@ for each table: its files, its rows (`where`), our op and scheme, and the column
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import lzma
@@ -30,6 +29,10 @@ from rooflab.roofline.device import identify
 from rooflab.roofline.published import FOLDER, INDEX, Table
 
 SOURCES = Path(__file__).with_name("sources")
+ANY_PATH = (
+    "a wheel or folder of aiconfigurator-core (pip download --no-deps aiconfigurator-core==0.12.0), Liger-Kernel's "
+    "h100_all_benchmark_data.csv, or a .toml that describes a table"
+)
 DIGITS = 4
 """The significant digits of a kept time, which is rounded by at most 0.05%."""
 _UNBELIEVABLE = 0.02
@@ -75,62 +78,51 @@ class Published:
 def read_published(paths: Sequence[Path]) -> Published:
     """Reads wheels or folders of aiconfigurator-core, files that one of our descriptions knows, or descriptions (TOML).
 
-    A description reads the files beside it.  Without a path, reads the installed aiconfigurator-core.  Raises
-    `ValueError` on any other file, a file that cannot be read, a missing column, or impossible times.
+    A description reads the files beside it.  Raises `ValueError` without a path, on any other file, on a file that
+    cannot be read, on a missing column, and on impossible times.
     """
-    found = Published()
-    for path in paths or [_installed()]:
-        (description, files), before = _described(path), found.read
+    published = Published()
+    if not paths:
+        raise ValueError(f"path: expected {ANY_PATH}, got none")
+    for path in paths:
+        (description, files), before = _described(path), published.read
         for name, content in files:
-            _read_file(description, name, content, found)
-        if found.read == before:
+            _read_file(description, name, content, published)
+        if published.read == before:
             raise ValueError(f"path: expected files {description['files']} in {str(path)!r}, got none: a newer layout?")
-    return found
-
-
-def _installed() -> Path:
-    spec = importlib.util.find_spec("aiconfigurator_core")
-    if spec is None or spec.origin is None:
-        raise ValueError(
-            "path: expected the wheel of aiconfigurator-core (pip download --no-deps aiconfigurator-core==0.12.0), for "
-            "the package is not installed (pip install 'rooflab[published]')"
-        )
-    return Path(spec.origin).parent
+    return published
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
     """The description of a path, and its files with their content."""
     if path.suffix == ".toml" and path.is_file():
-        own = _description(path)
-        return own, _inside(path.parent, own["files"])
+        description = _description(path)
+        return description, _inside(path.parent, description["files"])
     if path.is_dir() or path.suffix == ".whl":
         packaged = _description(SOURCES / "aiconfigurator.toml")
         return packaged, _inside(path, packaged["files"])
     for file in sorted(SOURCES.glob("*.toml")):
-        known = _description(file)
-        if path.is_file() and _matches(path.name, known["files"]):
-            return known, iter([(path.name, path.read_bytes())])
-    raise ValueError(
-        f"path: expected a wheel or folder of aiconfigurator-core, Liger-Kernel's h100_all_benchmark_data.csv, or a "
-        f".toml that describes a table, got {str(path)!r}"
-    )
+        candidate = _description(file)
+        if path.is_file() and _matches(path.name, candidate["files"]):
+            return candidate, iter([(path.name, path.read_bytes())])
+    raise ValueError(f"path: expected {ANY_PATH}, got {str(path)!r}")
 
 
 def _description(path: Path) -> Mapping[str, Any]:
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path.name}: not TOML: {error}") from error
     for name in ("name", "version", "licence", "url", "files", "timing", "unit", "table"):
-        if name not in found:
+        if name not in values:
             raise ValueError(f"{path.name}: expected {name!r}, got a description without it")
-    if found["unit"] not in MS:
-        raise ValueError(f"{path.name}: expected the latency's unit, one of {', '.join(MS)}, got {found['unit']!r}")
-    for number, table in enumerate(found["table"], 1):
+    if values["unit"] not in MS:
+        raise ValueError(f"{path.name}: expected the latency's unit, one of {', '.join(MS)}, got {values['unit']!r}")
+    for number, table in enumerate(values["table"], 1):
         for name in ("op", "scheme", "axes"):
             if name not in table:
                 raise ValueError(f"{path.name}, table {number}: expected {name!r}, got a table without it")
-    return found
+    return values
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -194,33 +186,33 @@ def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | typ
             )
         values = pd.Series(read, index=values.index, dtype=float)
     try:
-        found = values.astype(kind)
+        numbers = values.astype(kind)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{place}, column {column!r}: expected only numbers: {error}") from error
-    if kind is int and not (found == values).all():
-        raise ValueError(f"{place}, column {column!r}: expected whole numbers, got {values[found != values].iloc[0]}")
-    return found
+    if kind is int and not (numbers == values).all():
+        raise ValueError(f"{place}, column {column!r}: expected whole numbers, got {values[numbers != values].iloc[0]}")
+    return numbers
 
 
-def _read_file(description: Mapping[str, Any], name: str, content: bytes, found: Published) -> None:
-    """Adds the tables of a file to `found`, and counts the rows that no table takes."""
+def _read_file(description: Mapping[str, Any], name: str, content: bytes, published: Published) -> None:
+    """Adds the tables of a file to `published`, and counts the rows that no table takes."""
     frame = _frame(name, content, description.get("json"))
-    taken = pd.Series(False, index=frame.index)
+    placed_rows = pd.Series(False, index=frame.index)
     for table in description["table"]:
         if not _matches(name, table.get("files", "*")):
             continue
         chosen = pd.Series(True, index=frame.index)
         for column, values in table.get("where", {}).items():
             chosen &= _column(frame, column, name).isin(values)
-        if (chosen & taken).any():
+        if (chosen & placed_rows).any():
             raise ValueError(f"{name}: two tables of the description take the same rows")
-        taken |= chosen
-        found.placed += _placed(description, table, name, frame[chosen])
-    found.read += len(frame)
-    rest = int((~taken).sum())
+        placed_rows |= chosen
+        published.placed += _placed(description, table, name, frame[chosen])
+    published.read += len(frame)
+    rest = int((~placed_rows).sum())
     family = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
     if rest:
-        found.left[family] += rest
+        published.left[family] += rest
 
 
 def _placed(
@@ -231,20 +223,20 @@ def _placed(
     latency = _numbers(frame, description.get("latency", "latency"), name, float)
     if not latency.between(0, float("inf"), inclusive="neither").all():
         raise ValueError(f"{name}: expected finite times above 0, got {latency.min()} to {latency.max()}")
-    own = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
+    numbers = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
     for key, factor in table.get("scale", {}).items():
-        own[key] *= factor
+        numbers[key] *= factor
     for key, more in table.get("add", {}).items():
-        own[key] += more
-    own["us"] = latency * (MS[description["unit"]] * 1e3)
-    names = [_column(frame, description.get(each, default), name) for each, default in _GROUPS]
-    for (device, kernel), rows in own.groupby(names, sort=True, dropna=False):
+        numbers[key] += more
+    numbers["us"] = latency * (MS[description["unit"]] * 1e3)
+    names = [
+        _column(frame, description.get(each, default), name)
+        for each, default in (("device", "device"), ("kernel", "kernel_source"))
+    ]
+    for (device, kernel), rows in numbers.groupby(names, sort=True, dropna=False):
         made = _table(description, table, name, str(device), str(kernel))
-        wanted = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
-        yield replace(_checked(made, rows, list(columns), description["unit"]), selected=bool(wanted))
-
-
-_GROUPS = (("device", "device"), ("kernel", "kernel_source"))
+        matches = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
+        yield replace(_checked(made, rows, list(columns), description["unit"]), selected=bool(matches))
 
 
 def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, device: str, kernel: str) -> Table:
@@ -282,13 +274,13 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
 def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
     """Returns a table with one row per shape (the median of several rows), each row compared with the bound."""
     times = rows.groupby(columns)["us"].median()
-    kept, below = [], []
+    plausible, below = [], []
     for values, us in times.items():
         key = values if isinstance(values, tuple) else (values,)
         shape = {name: int(value) for name, value in zip(columns, key, strict=True)}
         least = table.least_s(shape, cached=True) * 1e6
         if us >= least:
-            kept.append((*shape.values(), us))
+            plausible.append((*shape.values(), us))
         else:
             named = ", ".join(f"{name} = {value}" for name, value in shape.items())
             below.append(f"{named}: {us:.4g} us, bound {least:.4g} us")
@@ -298,14 +290,14 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
             f"{table.source}: {share:.0%} of {len(times)} times of {table.kernel} are faster than a {table.device} can "
             f"be: is the latency in {unit}?"
         )
-    frame = pd.DataFrame(kept, columns=[*columns, "us"])
+    frame = pd.DataFrame(plausible, columns=[*columns, "us"])
     return Placed(replace(table, rows=len(frame)), frame, tuple(below))
 
 
-def selected(found: Published) -> list[Placed]:
+def selected(published: Published) -> list[Placed]:
     """The tables that the descriptions select, from the newest version of each library."""
     newest: dict[tuple[str, ...], Version] = {}
-    chosen = [(_library(each.table), parse(each.table.version), each) for each in found.placed if each.selected]
+    chosen = [(_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected]
     for library, version, _ in chosen:
         newest[library] = max(version, newest.get(library, version))
     return [each for library, version, each in chosen if version == newest[library]]

@@ -2,7 +2,7 @@
 
 A file from our exporter names op, kernel and case.  In any other file, a benchmark's identity is its full name: file,
 class, function and parameters.  pytest-benchmark itself compares runs with the files that this module writes: a kernel
-has its name from `bench_kernels.py`, and a benchmark from another file keeps its name, group and parameters.
+has one name in all of them, and a benchmark from another file keeps its name, group and parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rooflab.bench.exchange.files import (
 from rooflab.bench.report.figures import cost_metrics
 from rooflab.bench.report.sources import machine_of
 from rooflab.kernels._files import write_whole
-from rooflab.reference.spec import SCHEMES, Case
+from rooflab.reference.spec import Case
 from rooflab.roofline.model import Ceilings
 
 TOOL = "pytest-benchmark"
@@ -47,13 +47,11 @@ SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr
 """Statistics in seconds that a record keeps in `metrics`."""
 COUNTS = ("rounds", "iterations")
 NAMES = ("group", "name", "fullname", "params", "param")
-"""pytest-benchmark's names of a benchmark; kept in a record of a benchmark outside our suite, for a later export."""
+"""pytest-benchmark's names of a benchmark; kept in the record of an imported benchmark, for a later export."""
 IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
 LATENCIES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
 """Fields of a record that our exporter writes unchanged."""
 SUITE = "bench/bench_kernels.py"
-_OF_SUITE = re.compile(r"(?:.*/)?bench_kernels\.py::test_kernel\[(\w+)/(\w+)-(\w+=.+)\]")
-_CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
         latency_ms, reading = _reading(benchmark, extra, ours, place, source)
         values = _commit(file.commit_info or {}) | what | reading
         values = _rooflined(values, latency_ms, extra, f"{place}.extra_info")
-        if not _OF_SUITE.fullmatch(benchmark.fullname):
+        if not ours:
             names = {key: getattr(benchmark, key) for key in NAMES}
             values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
         source.add(place, case, latency_ms, values)
@@ -120,7 +118,7 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
     if not (isinstance(cpu, dict) and isinstance(ours, dict)):
         raise ValueError(f"{name}, machine_info: expected objects as cpu and {OURS}, got {cpu!r} and {ours!r}")
     label = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
-    found = environment(
+    fields = environment(
         TOOL,
         label,
         cpu=label,
@@ -131,30 +129,25 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
         project=commit.get("project"),
         file=name,
     )
-    found["imported"]["implementation"] = machine.get("python_implementation")
+    fields["imported"]["implementation"] = machine.get("python_implementation")
     # Values of our exporter or plugin replace these, with the machine key: so the machine is that of our records.
-    return found | {key: value for key, value in ours.items() if key in found and key not in ("imported", "commit")}
+    return fields | {key: value for key, value in ours.items() if key in fields and key not in ("imported", "commit")}
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
     """The commit of the measured code; no commit if the value is not a hash, such as `unversioned` or `unknown`."""
     commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
-    known = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
-    return {"commit": commit if known else None, "dirty": dirty if known and isinstance(dirty, bool) else None}
+    is_hash = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
+    return {"commit": commit if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """The case, the op and the kernel: from our exporter's values, or from the test names of `bench_kernels.py`; for a
-    file without ops: the group or the function, the full name without parameters, and the parameters."""
+    """The case, the op and the kernel from our exporter's values; of any other file the parameters, the group or the
+    function, and the full name without parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
-    if named := _OF_SUITE.fullmatch(fullname):
-        text, _, scheme = named[3].rpartition("-")
-        text, known = (text, scheme) if scheme in SCHEMES else (named[3], None)  # older names lack the scheme
-        if _CASE.fullmatch(text):
-            return Case.parse(text), around | {"op": named[1], "kernel": named[2], "scheme": known}
     function, bracket, rest = name.partition("[")
     case = _case(benchmark.params or {}, rest.removesuffix("]"))
     names_of_test = {"op": str(benchmark.group or function), "kernel": fullname.removesuffix(bracket + rest)}
@@ -164,13 +157,13 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 def _case(params: object, test_id: str) -> Case:
     """The parameters as a case.  It has the test's id too, unless the id is the values joined by `-` and the case's
     text gives them back: only the id tells apart parameters without a text, such as objects."""
-    given = params if isinstance(params, Mapping) else {"param": params}
-    kept = {name: value for name, value in given.items() if "UNSERIALIZABLE[" not in str(value)}
-    case, texts = make_case(kept), [str(value) for value in given.values()]
+    parameters = params if isinstance(params, Mapping) else {"param": params}
+    named = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
+    case, texts = make_case(named), [str(value) for value in parameters.values()]
     if not test_id:
         return case
     spelt = "-".join(texts) == test_id and "" not in texts and dict(Case.parse(case.id)) == dict(case)
-    return case if spelt else make_case({**kept, "id": test_id})
+    return case if spelt else make_case({**named, "id": test_id})
 
 
 def _reading(
@@ -186,10 +179,10 @@ def _reading(
     data, exact = times.data or (), {name: ours[name] for name in LATENCIES if ours.get(name) is not None}
     median_ms = exact.get("latency_median_ms", times.median * 1e3)
     names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
-    given = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
+    statistics = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
-        "metrics": source.finite(given, place),
+        "metrics": source.finite(statistics, place),
         "status": "OK",
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
@@ -218,15 +211,15 @@ def _rooflined(
         if values["status"] != "OK" or latency_ms is None or not is_time(latency_ms):
             return values
         seconds, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
-        found: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
-        found |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
+        fields: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
+        fields |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
         if "ceilings" in extra:
             bound_s, ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
-            found |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
-            found["bound_fraction"] = None if ceilings.noise else bound_s / seconds
+            fields |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
+            fields["bound_fraction"] = None if ceilings.noise else bound_s / seconds
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
-    return values | found
+    return values | fields
 
 
 STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")
@@ -247,8 +240,8 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     skipped += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in left]
     machines = dict.fromkeys(machine_of(record) for record in chosen)
     if len(machines) != 1:
-        found = ", ".join(machines) or "none"
-        raise ValueError(f"machine: expected records of one, with samples, got {found}; choose by --machine or file")
+        listed = ", ".join(machines) or "none"
+        raise ValueError(f"machine: expected records of one, with samples, got {listed}; choose by --machine or file")
     newest = max(used, key=lambda record: record.timestamp)
     values = {
         "machine_info": _machine(newest.environment),
@@ -270,14 +263,14 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
     """By full name, the record to write."""
-    found: dict[str, Record] = {}
+    newest: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
-        known = found.get(name, record)
-        searched = known.run_id == record.run_id and known.config != record.config
-        if not searched or (record.latency_median_ms or 0.0) < (known.latency_median_ms or 0.0):
-            found[name] = record
-    return found
+        before = newest.get(name, record)
+        searched = before.run_id == record.run_id and before.config != record.config
+        if not searched or (record.latency_median_ms or 0.0) < (before.latency_median_ms or 0.0):
+            newest[name] = record
+    return newest
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,7 +301,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """pytest-benchmark's names for the record's benchmark: as in the file that it comes from, or as in our suite."""
+    """pytest-benchmark's names for the record: those of the file that it comes from, or those of its kernel."""
     theirs = (record.environment.get("imported") or {}).get("benchmark")
     if theirs:
         return {key: theirs[key] for key in NAMES}

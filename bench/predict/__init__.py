@@ -2,5 +2,5 @@
 
 `chip.py` has Hopper's rates and latencies and walks a role through its code, `work.py` says what a launch does,
 `model.py` adds up the parts of a time, `predictions.py` predicts registered kernels, `explain.py` shows the parts, and
-`calibration.py` fits the predictor to measured records.  `ncu.py` runs Nsight Compute over one call.
+`public.py` has the error on public kernels.  `ncu.py` runs Nsight Compute over one call.
 """

@@ -30,12 +30,11 @@ code are in step here; on the GPU one of them uses the pipes that stay idle whil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rooflab.bench.compile.sass import WARPGROUP, SassInstruction
 from rooflab.roofline.device import Device
-from rooflab.roofline.model import Ceilings
 
 Pipe = Literal["issue", "fma", "integer multiply", "alu", "sfu", "load/store", "tensor"]
 
@@ -90,26 +89,26 @@ class Chip:
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
         """Clocks for which one warp's instruction occupies each pipe of its SM, with all four schedulers at work."""
-        found: dict[Pipe, float] = {"issue": 0.25}
+        clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
             # All four warps of a warpgroup issue its product; each warp does a quarter of the FLOPs.
             flops = entry.mma_flops / (WARPGROUP if entry.is_wgmma else 1)
             share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
-            found["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
+            clocks["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * share)
             if entry.is_wgmma:
-                found["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
+                clocks["load/store"] = _operand_bytes(entry) / WARPGROUP / self.shared_bytes_per_clock
         elif name in _FMA:
-            found["fma"] = 0.25
+            clocks["fma"] = 0.25
         elif name in _INTEGER_MULTIPLY:
-            found |= {"fma": 0.25, "integer multiply": 0.5}
+            clocks |= {"fma": 0.25, "integer multiply": 0.5}
         elif name in _SFU:
-            found["sfu"] = 2.0
+            clocks["sfu"] = 2.0
         elif name in _ALU:
-            found["alu"] = 0.5
+            clocks["alu"] = 0.5
         elif name.startswith(_LOAD_STORE) and name not in ("LDC", "LDGDEPBAR"):
-            found["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
-        return found
+            clocks["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
+        return clocks
 
     def l2_share(self, ctas: int) -> float:
         """Bytes per clock that each of `ctas` CTAs can take from L2, with one CTA per SM."""
@@ -118,8 +117,8 @@ class Chip:
     def tensor_rate(self, dtype: str) -> float:
         """FLOPs per clock of one SM's tensor cores.  Raises `ValueError` on a dtype that they do not multiply."""
         if dtype not in self.tensor_flops_per_clock:
-            known = ", ".join(self.tensor_flops_per_clock)
-            raise ValueError(f"dtype: expected one that the tensor cores multiply ({known}), got {dtype!r}")
+            dtypes = ", ".join(self.tensor_flops_per_clock)
+            raise ValueError(f"dtype: expected one that the tensor cores multiply ({dtypes}), got {dtype!r}")
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
@@ -150,25 +149,13 @@ def _operand_bytes(entry: SassInstruction) -> float:
     return float(k * bytes_per_element * (n + (0 if a_in_registers else m)))
 
 
-def chip_of(device: Device, ceilings: Ceilings | None = None) -> Chip:
-    """The figures of a Hopper GPU; `ceilings` (by default the data sheet's) give its tensor cores' and L2's rates.
-
-    Raises `ValueError` on another GPU, whose figures differ.
-    """
+def chip_of(device: Device) -> Chip:
+    """The figures of a Hopper GPU.  Raises `ValueError` on another GPU, whose figures differ."""
     if device.compute_capability != (9, 0):
         raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
-    ceilings = ceilings or device.ceilings()
     clocks = device.sms * device.boost_clock_hz
-    rates = {
-        dtype: rate / clocks
-        for dtype, rate in ceilings.tensor_flops_per_s.items()
-        if dtype in device.matrix_flops_per_s
-    }
-    held = min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz) if ceilings.kind == "datasheet" else 1.0
-    chip = Chip(rates, device.boost_clock_hz, device.sms, held)
-    if ceilings.l2_bytes_per_s is None:
-        return chip
-    return replace(chip, l2_bytes_per_clock=ceilings.l2_bytes_per_s / device.boost_clock_hz)
+    rates = {dtype: rate / clocks for dtype, rate in device.matrix_flops_per_s.items()}
+    return Chip(rates, device.boost_clock_hz, device.sms, min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz))
 
 
 @dataclass
@@ -196,16 +183,16 @@ class Walk:
         for entry in code:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
             awaited = entry.reads - entry.writes if entry.is_wgmma else entry.reads
-            taken = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
+            busy = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
             start = max(
-                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in taken)]
+                [self.now, *(self._ready.get(name, 0.0) for name in awaited), *(self._free.get(p, 0.0) for p in busy)]
             )
             if entry.groups_left is not None and len(self._groups) > entry.groups_left:
                 start = max(start, self._groups[-1 - entry.groups_left])
             self._land(entry.reads | entry.writes)
-            for pipe, cycles in taken.items():
+            for pipe, cycles in busy.items():
                 self._free[pipe] = start + cycles
-            done = start + max(taken.values()) + self.chip.latency(entry, self.load_latency)
+            done = start + max(busy.values()) + self.chip.latency(entry, self.load_latency)
             for name in entry.writes:
                 self._ready[name] = done
             if entry.commits:
@@ -213,7 +200,7 @@ class Walk:
             if entry.loads_global:
                 self._flying.append((entry.bytes_per_thread, entry.writes))
                 self.most_bytes = max(self.most_bytes, sum(size for size, _ in self._flying))
-            self.now = start + max(1.0, taken["issue"])
+            self.now = start + max(1.0, busy["issue"])
         return self.now - began
 
     def finish(self) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict import model
-from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated, kind_of
 from rooflab.bench.predict.model import TimeStep
 from rooflab.bench.predict.predictions import Predicted, predict_all
+from rooflab.bench.predict.public import UNCALIBRATED, error_text
 from rooflab.bench.predict.work import LaunchWork
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic
@@ -42,8 +42,8 @@ class Explanation:
     parts: tuple[TimeStep, ...] = ()
     predicted_ms: float | None = None
     """None where no compiled code was read: the parts then sum to a bound."""
-    prediction_error: float | None = None
     calibration: str = UNCALIBRATED
+    """The error of the predictor on this kind of kernel, in words."""
     measured_ms: float | None = None
     compiled: tuple[Mapping[str, Any], ...] = ()
     reason: str = ""
@@ -56,12 +56,12 @@ class Explanation:
     @property
     def modelled_ms(self) -> float | None:
         """The predicted time, or the bound where no compiled code was read; None without an explanation."""
-        own = [part.ms for part in self.parts if part.name != UNEXPLAINED]
-        return math.fsum(own) if own else None
+        times_ms = [part.ms for part in self.parts if part.name != UNEXPLAINED]
+        return math.fsum(times_ms) if times_ms else None
 
     @property
     def kind(self) -> str:
-        """What `total_ms` is: `measured`, `predicted` or `bound`."""
+        """The kind of `total_ms`: `measured`, `predicted` or `bound`."""
         return "measured" if self.measured_ms is not None else "bound" if self.predicted_ms is None else "predicted"
 
     @property
@@ -100,8 +100,8 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """The whole explanation as JSON values."""
         target = self.target
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
-        return own | {
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")}
+        return fields | {
             "op": target.op,
             "kernel": target.kernel,
             "case": target.case.id,
@@ -121,19 +121,18 @@ def explain(
     targets: Sequence[KernelCase],
     device: Device,
     measured_ms: Mapping[KernelCase, float] | None = None,
-    calibration: Calibration | None = None,
     counted: Mapping[KernelCase, Traffic] | None = None,
 ) -> list[Explanation]:
     """Explains every target on `device`, in order; with a measured time, the parts sum to the measured time."""
     answers = predict_all(targets, device, counted=counted)
     measured_ms = measured_ms or {}
-    return [explained(answer, device, measured_ms.get(answer.target), calibration or {}) for answer in answers]
+    return [explained(answer, device, measured_ms.get(answer.target)) for answer in answers]
 
 
-def explained(answer: Predicted, device: Device, measured_ms: float | None, calibration: Calibration) -> Explanation:
+def explained(answer: Predicted, device: Device, measured_ms: float | None) -> Explanation:
     """The explanation of a prediction; a launcher that is not registered counts as optimized."""
     target, cost, traffic = answer.target, answer.cost, answer.traffic
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "target": target,
         "role": target.registered.role,
         "gpu": device.name,
@@ -144,22 +143,20 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None, cali
     }
     if answer.prediction is None:
         launches = traffic.launches if traffic else cost.launches
-        return Explanation(**known, launches=launches, reason=answer.reason)
-    prediction, error, words = answer.prediction, None, UNREAD
-    if prediction.works:
-        prediction, error, words = calibrated(prediction, kind_of(target.op, cost), calibration)
+        return Explanation(**fields, launches=launches, reason=answer.reason)
+    prediction = answer.prediction
+    words = error_text(target.op, cost) if prediction.works else UNREAD
     parts, modelled_ms = prediction.steps, prediction.seconds * 1e3
     if measured_ms is not None:
         times = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
         parts += (TimeStep(UNEXPLAINED, measured_ms / 1e3 - prediction.seconds, f"measured is {times}, {words}"),)
     return Explanation(
-        **known,
+        **fields,
         launches=prediction.launches,
         bound_ms=prediction.bound.seconds * 1e3,
         limiter=prediction.bound.limiter,
         parts=parts,
         predicted_ms=modelled_ms if prediction.works else None,
-        prediction_error=error,
         calibration=words,
         measured_ms=measured_ms,
         compiled=tuple(_compiled_row(work) for work in prediction.works),
@@ -192,7 +189,6 @@ _COLUMNS = {
     model.PIPE: "pipe",
     model.WAVES: "waves",
     model.LATENCY: "latency",
-    model.CALIBRATION: "calibration",
     UNEXPLAINED: "rest",
 }
 WHY_COLUMNS = (

@@ -31,18 +31,18 @@ def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
 
 def main(text: str) -> None:
     """Runs the call that `text` (from `arguments`) describes.  Raises `ValueError` where it cannot run here."""
-    asked, device, cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
-    if asked["file"]:
-        registry.load_file(Path(asked["file"]))
-    spec, kernel = registry.get_op(asked["op"]), registry.get_kernel(asked["op"], asked["kernel"])
+    request, device, cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
+    if request["file"]:
+        registry.load_file(Path(request["file"]))
+    spec, kernel = registry.get_op(request["op"]), registry.get_kernel(request["op"], request["kernel"])
     if reason := kernel.why_not_here(device):
         raise ValueError(f"{kernel.id}: {reason}")
-    case, scheme = spec.check_case(Case(**asked["case"])), get_scheme(asked["scheme"])
-    inputs = spec.make_inputs(case, scheme, device, asked["seed"])
+    case, scheme = spec.check_case(Case(**request["case"])), get_scheme(request["scheme"])
+    inputs = spec.make_inputs(case, scheme, device, request["seed"])
     if reason := kernel.why_not_args(inputs):
         raise ValueError(str(reason))
     call = Rotation(kernel, spec, [inputs])
-    for _ in range(asked["warm_up"]):
+    for _ in range(request["warm_up"]):
         call()
     cuda.synchronize()
     cuda.profiler.start()

@@ -4,18 +4,17 @@ Every step makes one assumption less ideal, and adds the time that this costs:
 
 1. least work: the op's cost at the ceilings, memory and pipes overlapping perfectly (the roofline);
 2. launch: each launch takes at least the launch floor, and overlaps with nothing;
-3. sustained rate: the share of a data sheet's bandwidth that streaming reaches, and its matrix rate at the clock that
-   the GPU sustains under full tensor load (adds nothing where ceilings were measured);
+3. sustained rate: the share of the data sheet's bandwidth that streaming reaches, and its matrix rate at the clock that
+   the GPU sustains under full tensor load;
 4. bytes over the minimum: the kernel's traffic in place of the least bytes;
 5. pipe: the instructions of the compiled code at each pipe's rate, spread evenly over the SMs, and copies from L2; a
    kernel that has several launches and no compiled code does memory and arithmetic one after the other;
 6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time, and a few CTAs reach only
    their SMs' share of the bandwidth;
 7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by latency, a CTA
-   takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch;
-8. calibration: the factor fitted to measured records of other kernels of the kind.
+   takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch.
 
-The time is (2) + (8) * (first latency + the largest of memory, pipes and dependent steps); the steps sum to it exactly.
+The time is (2) + first latency + the largest of memory, pipes and dependent steps; the steps sum to it exactly.
 
 Among several compiled kernels, those that multiply matrices share the matrix FLOPs.  Bytes that two kernels write
 beyond the op's least bytes are intermediates: the first kernel reads the op's operands and writes the intermediates,
@@ -37,7 +36,7 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 from rooflab.roofline.numbers import counted
 
 LEAST, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
-PIPE, WAVES, LATENCY, CALIBRATION = "pipe", "waves and tail", "occupancy and latency", "calibration"
+PIPE, WAVES, LATENCY = "pipe", "waves and tail", "occupancy and latency"
 
 _ROUNDING = 1e-12
 """A step that adds less than this share of the time is a rounding error and counts as 0."""
@@ -64,8 +63,6 @@ class Prediction:
     bound: Bound
     steps: tuple[TimeStep, ...]
     launches: int
-    traffic_bytes: float
-    least_bytes: float
     works: tuple[LaunchWork, ...] = field(repr=False)
     """One for each compiled kernel; empty where no compiled code was read."""
 
@@ -74,48 +71,31 @@ class Prediction:
         """The predicted time: the sum of the steps."""
         return math.fsum(step.seconds for step in self.steps)
 
-    @property
-    def launch_s(self) -> float:
-        """The launches' part, which no calibration scales."""
-        return next(step.seconds for step in self.steps if step.name == LAUNCH)
-
-    def scaled(self, factor: float, why: str) -> Prediction:
-        """This prediction with everything except the launches scaled, as one more step."""
-        extra = (factor - 1) * (self.seconds - self.launch_s)
-        steps = (*self.steps, TimeStep(CALIBRATION, extra, why))
-        return Prediction(self.bound, steps, self.launches, self.traffic_bytes, self.least_bytes, self.works)
-
 
 def predict(
     cost: Cost,
     traffic: Traffic | None,
     compiled: Sequence[CompiledInfo],
     device: Device,
-    ceilings: Ceilings | None = None,
     matrix_flops: float | None = None,
 ) -> Prediction:
     """Predicts a kernel that launches `compiled` (empty for a library's or torch's) and moves `traffic`; L2 is cold.
 
-    `ceilings` default to the device's data sheet.  `matrix_flops` are the FLOPs that the kernel does, with padding;
-    they default to the cost's.  Raises `ValueError` on a device that is not Hopper, and on code for another device.
+    `matrix_flops` are the FLOPs that the kernel does, with padding; they default to the cost's.  Raises `ValueError` on
+    a device that is not Hopper, and on code for another device.
     """
-    ceilings = ceilings or device.ceilings()
+    ceilings, chip = device.ceilings(), chip_of(device)
     compiled = [info for info in compiled if not info.tried]
-    chip = chip_of(device, ceilings)
     limit = bound(cost, ceilings)
     ideal, arithmetic = _arithmetic(limit, cost, ceilings, chip)
     moved = traffic.bytes if traffic else cost.bytes
     launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
-    rate = ceilings.hbm_bytes_per_s * (1.0 if ceilings.kind == "measured" else HBM_SUSTAINED)
+    rate = ceilings.hbm_bytes_per_s * HBM_SUSTAINED
     least, sustained, memory = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved / rate
     stages = [
         (LEAST, max(least, ideal), f"{'memory' if least >= ideal else 'arithmetic'} at the ceilings"),
         (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
-        (
-            SUSTAINED,
-            max(sustained, arithmetic),
-            _sustained_why(rate / ceilings.hbm_bytes_per_s, sustained >= arithmetic, chip),
-        ),
+        (SUSTAINED, max(sustained, arithmetic), _sustained_why(sustained >= arithmetic, chip)),
         (BYTES, max(memory, arithmetic), _bytes_why(cost, traffic)),
     ]
     works: tuple[LaunchWork, ...] = ()
@@ -131,22 +111,22 @@ def predict(
             (WAVES, serial, "no compiled code was read"),
             (LATENCY, serial + fill, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
         ]
-    return Prediction(limit, tuple(_differences(stages)), launches, moved, cost.bytes, works)
+    return Prediction(limit, tuple(_differences(stages)), launches, works)
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
     """Seconds of arithmetic at the ceilings, and at the sustained matrix rate."""
-    held = sum(
+    sustained = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
     )
     others = [seconds for part, seconds in limit.parts.items() if part not in ("memory", "launch", "tensor")]
-    return max(limit.parts["tensor"], *others), max(held, *others)
+    return max(limit.parts["tensor"], *others), max(sustained, *others)
 
 
-def _sustained_why(bandwidth: float, by_memory: bool, chip: Chip) -> str:
+def _sustained_why(by_memory: bool, chip: Chip) -> str:
     if by_memory or chip.tensor_share == 1:
-        return f"{bandwidth:.0%} of the bandwidth"
+        return f"{HBM_SUSTAINED:.0%} of the bandwidth"
     return f"the matrix rate at {chip.tensor_share * chip.clock_hz / 1e9:.2f} GHz"
 
 
@@ -183,7 +163,7 @@ def _shares(
         moved = [(read - scratch, scratch), (scratch, cost.write_bytes)]
     else:
         moved = [(read * size / sum(threads), write * size / sum(threads)) for size in threads]
-    return [Share(own, *bytes_, cuts_tiles=scratch > 0) for own, bytes_ in zip(matrix, moved, strict=True)]
+    return [Share(part, *bytes_, cuts_tiles=scratch > 0) for part, bytes_ in zip(matrix, moved, strict=True)]
 
 
 def _compiled_stages(
@@ -198,17 +178,17 @@ def _compiled_stages(
     even = busy = full = 0.0
     flops = sum(share.matrix_flops for share in shares)
     for work, share in zip(works, shares, strict=True):
-        own = share.read_bytes + share.write_bytes
-        part = own / moved if moved else 1.0
+        own_bytes = share.read_bytes + share.write_bytes
+        part = own_bytes / moved if moved else 1.0
         streaming = memory * part
         copies = _copies_s(work, chip)
         least = arithmetic * (share.matrix_flops / flops if flops else part)
         pipes = max(_pipe_s(work, chip, balanced=True), least, copies)
         even += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, own, rate, chip, in_flight=False))
+        streaming = max(streaming, _memory_s(work, own_bytes, rate, chip, in_flight=False))
         pipes = max(pipes, _pipe_s(work, chip, balanced=False))
         busy += max(streaming, pipes)
-        streaming = max(streaming, _memory_s(work, own, rate, chip, in_flight=True))
+        streaming = max(streaming, _memory_s(work, own_bytes, rate, chip, in_flight=True))
         fill = work.launches * chip.hbm_latency_s
         full += fill + max(streaming, pipes, _dependent_s(work, chip) - fill)
     largest = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
@@ -261,29 +241,29 @@ def _pipe_why(work: LaunchWork, chip: Chip) -> str:
 
 
 def _waves_why(work: LaunchWork) -> str:
-    found = work.waves
+    waves = work.waves
     if work.rounds > 1:
         return f"{counted(work.ctas, 'CTA')} of {work.rounds:.2f} tiles; the busiest does {work.most_rounds:.4g}"
     return (
-        f"{counted(work.ctas, 'CTA')}, {found.waves:.2f} waves; the busiest SM runs {found.busiest_sm_ctas}, "
-        f"the mean {found.balance:.0%} of that"
+        f"{counted(work.ctas, 'CTA')}, {waves.waves:.2f} waves; the busiest SM runs {waves.busiest_sm_ctas}, "
+        f"the mean {waves.balance:.0%} of that"
     )
 
 
 def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str:
     per_sm = work.occupancy.ctas_per_sm
-    held = f"{counted(per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
+    fit = f"{counted(per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
     pipes = _pipe_s(work, chip, balanced=False)
     streaming = _memory_s(work, moved, rate, chip, in_flight=True)
     steps = _dependent_s(work, chip)
     first = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
     if steps > max(pipes, streaming) + work.launches * chip.hbm_latency_s:
         rounds = math.ceil(work.waves.waves)
-        one = work.cta_cycles / chip.clock_hz * 1e6
-        return f"a CTA's dependent steps take {one:.3g} us, {rounds} CTA{'s' * (rounds > 1)} in turn, {held}"
+        cta_us = work.cta_cycles / chip.clock_hz * 1e6
+        return f"a CTA's dependent steps take {cta_us:.3g} us, {rounds} CTA{'s' * (rounds > 1)} in turn, {fit}"
     places = min(work.ctas, per_sm * chip.sms)
     reach = places * work.in_flight_bytes / chip.hbm_latency_s
     if reach < rate and streaming > pipes:
         flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
-        return f"{held}, {places} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
+        return f"{fit}, {places} at once with {flying} each draw {reach / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {first}"
     return first

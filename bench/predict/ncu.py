@@ -70,7 +70,7 @@ _UNITS |= {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}
 
 @dataclass(frozen=True)
 class NcuCounters:
-    """What was counted in one launch."""
+    """The counters of one launch."""
 
     kernel: str
     grid: str
@@ -86,13 +86,13 @@ class NcuCounters:
     @property
     def stalls(self) -> dict[str, float]:
         """Warps that waited per issued instruction, by reason, most frequent first; warps that issued are left out."""
-        found = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
-        return dict(sorted(((k, v) for k, v in found.items() if k != "selected"), key=lambda entry: -entry[1]))
+        stalls = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
+        return dict(sorted(((k, v) for k, v in stalls.items() if k != "selected"), key=lambda entry: -entry[1]))
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was counted in one call, launch by launch."""
+    """The counters of one call, launch by launch."""
 
     launches: tuple[NcuCounters, ...]
     whole: NcuCounters | None = None
@@ -117,17 +117,12 @@ class Profile:
             return None
         return Traffic(read, written, len(self.launches), "counted")
 
-    @property
-    def duration_s(self) -> float | None:
-        """Sum of the launches' times as ncu measures them: ncu flushes the caches and runs each launch alone."""
-        return self.total(DURATION)
-
 
 def find_tool(name: str) -> str | None:
     """The path of one of NVIDIA's tools, from the PATH or its installers' folders; None where the tool is missing."""
     folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *FOLDERS)
     places = [place for folder in folders if folder for place in sorted(glob.glob(folder), reverse=True)]
-    return shutil.which(name) or next((found for place in places if (found := shutil.which(name, path=place))), None)
+    return shutil.which(name) or next((path for place in places if (path := shutil.which(name, path=place))), None)
 
 
 def command(
@@ -160,30 +155,30 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
         )
     with tempfile.TemporaryDirectory() as folder:
         take = partial(_take, target, seed, ncu, Path(folder), timeout_s)
-        apart, known = take(METRICS, whole=False)
+        apart, metrics = take(METRICS, whole=False)
         if len(apart.launches) == 1:
             return apart
         try:
-            found, _ = take([name for name in known if _old_name(name) in BYTES], whole=True)
+            in_range, _ = take([name for name in metrics if _old_name(name) in BYTES], whole=True)
         except ValueError:
             return apart  # some versions of ncu, and some calls, cannot count one range; `apart` says so
-        return replace(apart, whole=found.launches[0] if len(found.launches) == 1 else None)
+        return replace(apart, whole=in_range.launches[0] if len(in_range.launches) == 1 else None)
 
 
 def _take(
-    target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
+    target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, requested: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
     """Runs ncu, and repeats without unknown metrics; returns the profile and the metrics that ncu knows."""
-    metrics = list(wanted)
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    metrics = list(requested)
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
         line = command(target, seed, metrics, log, ncu, whole)
         try:
-            done = Child.run(line, timeout_s, kept | {"LC_ALL": "C"})
+            done = Child.run(line, timeout_s, variables | {"LC_ALL": "C"})
         except TimeoutExpired as error:
-            wanted = f"an end within {timeout_s:.0f} s"
-            raise ValueError(f"ncu: expected {wanted}, got none; a smaller --case is counted faster") from error
+            end = f"an end within {timeout_s:.0f} s"
+            raise ValueError(f"ncu: expected {end}, got none; a smaller --case is counted faster") from error
         output = done.stdout + done.stderr
         text = log.read_text(errors="replace") if log.is_file() else ""
         complaints = _UNKNOWN.findall(output + text)
@@ -192,7 +187,7 @@ def _take(
             return read(text, output), metrics
         renamed = [RENAMED.get(name, "") if name in unknown else name for name in metrics]
         metrics = [name for name in renamed if name]
-    raise ValueError(f"ncu: expected to know one of {len(wanted)} metrics, {READ} among them, and it knows none")
+    raise ValueError(f"ncu: expected to know one of {len(requested)} metrics, {READ} among them, and it knows none")
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
@@ -234,7 +229,7 @@ def parse(text: str) -> list[NcuCounters]:
     if start is None:
         return []
     table = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
-    units, found = next(table, {}), []
+    units, rows = next(table, {}), []
     for cells in table:
         if None in (*cells, *cells.values()):
             raise ValueError(f"ncu: expected {len(units)} columns in each line of its table, got another number")
@@ -243,8 +238,8 @@ def parse(text: str) -> list[NcuCounters]:
             for name, cell in cells.items()
             if "__" in name and (number := _number(cell, units[name])) is not None
         }
-        found.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
-    return found
+        rows.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
+    return rows
 
 
 def _old_name(name: str) -> str:
@@ -306,8 +301,9 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
 
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """Modelled and counted figures of the whole call; ncu's duration contains no launch time."""
-    traffic, seconds = settled(modelled.target, profile)[0], profile.duration_s
+    """Modelled and counted figures of the whole call.  ncu flushes the caches and runs each launch alone, so its
+    durations contain no launch time."""
+    traffic, seconds = settled(modelled.target, profile)[0], profile.total(DURATION)
     modelled_ms = modelled.modelled_ms or 0.0
     launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
     rows = [
@@ -331,8 +327,8 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or kernel.config_for(target.case, target.scheme, device)
     metrics: dict[str, float] = {}
-    if profile.duration_s is not None:
-        metrics["ncu_duration_ms"] = profile.duration_s * 1e3
+    if (seconds := profile.total(DURATION)) is not None:
+        metrics["ncu_duration_ms"] = seconds * 1e3
     if (through_l2 := profile.total(L2)) is not None:
         metrics["l2_bytes"] = through_l2
     longest = max(profile.launches, key=lambda entry: entry.values.get(DURATION, 0.0))
@@ -353,7 +349,6 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
         limiter=explained.limiter,
         ceilings=asdict(get_device(explained.gpu).ceilings()),
         predicted_ms=explained.predicted_ms,
-        prediction_error=explained.prediction_error,
         compiled=explained.compiled,
         device_kernels=tuple(entry.kernel for entry in profile.launches),
         metrics=metrics,

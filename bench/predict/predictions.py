@@ -18,7 +18,7 @@ from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
-from rooflab.roofline.model import Ceilings, Cost, Traffic
+from rooflab.roofline.model import Cost, Traffic
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,27 @@ class Predicted:
 
 
 def predict_all(
-    targets: Sequence[KernelCase],
-    device: Device,
-    counted: Mapping[KernelCase, Traffic] | None = None,
-    ceilings: Ceilings | None = None,
+    targets: Sequence[KernelCase], device: Device, counted: Mapping[KernelCase, Traffic] | None = None
 ) -> list[Predicted]:
     """Predicts every target on `device`, in the given order; compiles all kernels with code at once, on all cores.
 
-    `counted` traffic replaces the traffic that a kernel declares; `ceilings` default to the data sheet's.  Raises
-    `ValueError` on a name that is not registered, and on a device that is not Hopper.
+    `counted` traffic replaces the traffic that a kernel declares.  Raises `ValueError` on a name that is not
+    registered, and on a device that is not Hopper.
     """
     priced = [_price(target) for target in targets]
     able = [target for target, (*_, reason) in zip(targets, priced, strict=True) if not reason]
-    wanted = [target for target in able if has_code(target.registered)]
-    compiled = dict(zip(wanted, compile_kernels(wanted, Store()), strict=True)) if wanted else {}
-    found = []
+    compilable = [target for target in able if has_code(target.registered)]
+    compiled = dict(zip(compilable, compile_kernels(compilable, Store()), strict=True)) if compilable else {}
+    answers = []
     for target, (cost, traffic, flops, reason) in zip(targets, priced, strict=True):
         traffic, prediction = (counted or {}).get(target, traffic), None
         code = compiled.get(target, [])
         if isinstance(code, CompileFailure):
             reason = f"COMPILE_ERROR: {code}"
         elif not reason:
-            prediction = predict(cost, traffic, code, device, ceilings, matrix_flops=flops)
-        found.append(Predicted(target, cost, traffic, prediction, reason))
-    return found
+            prediction = predict(cost, traffic, code, device, matrix_flops=flops)
+        answers.append(Predicted(target, cost, traffic, prediction, reason))
+    return answers
 
 
 def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, float], device: Device) -> Predicted:
@@ -137,11 +134,11 @@ def choose_targets(
     values = Case.parse(config) if config else None
     picked = [(kernel, file, kernel.tunable.make_config(values) if values else None) for kernel, file in kernels]
     names: list[str | None] = [*schemes] or [None]
-    found = []
+    targets = []
     for scheme in (choose_scheme(spec, name) for name in names):
         for case in [default] if default and not cases else choose_cases(spec, cases, scheme):
-            found += [KernelCase(spec.name, kernel.name, case, scheme, file, held) for kernel, file, held in picked]
-    return found
+            targets += [KernelCase(spec.name, kernel.name, case, scheme, *rest) for kernel, *rest in picked]
+    return targets
 
 
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
@@ -150,18 +147,18 @@ def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device
     Raises `ValueError` where the records are of several GPUs, or the GPU is in no table or named and no Hopper.
     """
     if name:
-        found = resolve(name)
-        chip_of(found[0])
-        return found
-    seen = {str(record.environment["gpu"]["name"]) for record in records if record.environment.get("gpu")}
-    if not seen and torch.cuda.is_available():
-        seen = {torch.cuda.get_device_name()}
-    if not seen:
+        resolved = resolve(name)
+        chip_of(resolved[0])
+        return resolved
+    names = {str(record.environment["gpu"]["name"]) for record in records if record.environment.get("gpu")}
+    if not names and torch.cuda.is_available():
+        names = {torch.cuda.get_device_name()}
+    if not names:
         return resolve(DEFAULT_GPU)
-    known = {reported: identify(reported) for reported in seen}
-    device = next(iter(known.values()))
-    if len(known) > 1 or device is None:
-        raise ValueError(f"gpu: expected one by name, for this could be {', '.join(sorted(seen))}")
+    devices = {reported: identify(reported) for reported in names}
+    device = next(iter(devices.values()))
+    if len(devices) > 1 or device is None:
+        raise ValueError(f"gpu: expected one by name, for this could be {', '.join(sorted(names))}")
     return device, None
 
 
@@ -191,27 +188,14 @@ def measured_in(
     Leaves out readings of an A/B comparison, because they may be of another revision or slowed on purpose.  Leaves out
     readings with a warm L2 and of a config that no longer exists too.  Raises `ValueError` where no time is left.
     """
-    wanted = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
-    found: dict[KernelCase, tuple[KernelCase, float]] = {}
+    by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
+    times: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):
-        target = wanted.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
+        target = by_name.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
         if target and record.stands_alone and record.latency_median_ms and timed_on(record) == device:
-            if held := in_config(target, record):
-                found[target] = held, record.latency_median_ms
-    if not found:
+            if configured := in_config(target, record):
+                times[target] = configured, record.latency_median_ms
+    if not times:
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))
         raise ValueError(f"records: expected a measured time on {device.name} at {cases}, got none")
-    return [found[target][0] if target in found else target for target in targets], dict(found.values())
-
-
-def measure_here(targets: Sequence[KernelCase], budget_s: float) -> list[Record]:
-    """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
-    from rooflab.bench.core import Measurement, Settings
-
-    found: list[Record] = []
-    for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):
-        names = [target.kernel for target in targets if (target.op, target.case, target.scheme) == (op, case, scheme)]
-        kernels = [registry.get_kernel(op, name) for name in names]
-        run = Measurement(registry.get_op(op), scheme, Settings(device="cuda", budget_s=budget_s))
-        found += run.records(kernels, [case])
-    return found
+    return [times[target][0] if target in times else target for target in targets], dict(times.values())

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from rooflab.roofline.model import Cost
 from rooflab.roofline.published import FOLDER
 
 FILE = FOLDER / "predictions.csv"
 Kind = Literal["memory", "attention", "product"]
+UNCALIBRATED = "uncalibrated"
+"""The word for a prediction without a factor fitted to measured times; every prediction has none."""
 
 
-class PublishedTime(NamedTuple):
-    """One published time of a public kernel beside its prediction; a table of readings has its fields as columns."""
-
-    kernel: str
-    kind: Kind
-    gpu: str
-    shape: str
-    timing: str
-    """`events` around one call, or calls in a CUDA `graph`."""
-    published_us: float
-    bound_us: float
-    launches: int
-    launch_us: float
-    """The predicted launches."""
-    sustained_us: float
-    """The bound at sustained rates."""
-    predicted_us: float
-    """The whole prediction, with the launches."""
+def kind_of(op: str, cost: Cost) -> Kind:
+    """The kind of an op: the predictor errs in the same way on kernels of one kind."""
+    if not cost.tensor_flops:
+        return "memory"
+    return "attention" if "attention" in op or op == "mla_decode" else "product"
 
 
 class Errors(NamedTuple):
@@ -50,12 +39,17 @@ def unfitted(readings: pd.DataFrame) -> Errors:
 
 
 @cache
-def read(path: Path = FILE) -> pd.DataFrame:
-    """The readings of a file.  Raises `ValueError` if it is missing or has other columns."""
-    if not path.is_file():
-        raise ValueError(f"predictions: expected the file {path}, found none")
-    found = pd.read_csv(path, dtype={"shape": str})
-    wanted, columns = ", ".join(PublishedTime._fields), ", ".join(map(str, found.columns))
-    if columns != wanted:
-        raise ValueError(f"predictions: expected the columns {wanted} in {path}, got {columns}")
-    return found
+def read() -> pd.DataFrame:
+    """Returns a row for each published time.  Times are in microseconds.
+
+    `timing` is `events` around one call, or calls in a CUDA `graph`.  Predicted are `launch_us`, the launches;
+    `sustained_us`, the bound at sustained rates; and `predicted_us`, the whole time with the launches.
+    """
+    return pd.read_csv(FILE, dtype={"shape": str})
+
+
+def error_text(op: str, cost: Cost) -> str:
+    """A prediction's error in words: that on public kernels of its kind, against their published times."""
+    kind = kind_of(op, cost)
+    readings = read().query("kind == @kind")
+    return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(readings)}"

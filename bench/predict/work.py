@@ -92,8 +92,8 @@ def _own(loop: Loop) -> set[int]:
 
 
 def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
-    own = _own(loop)
-    return tuple(entry for entry in code if entry.address in own)
+    addresses = _own(loop)
+    return tuple(entry for entry in code if entry.address in addresses)
 
 
 def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
@@ -137,8 +137,8 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
             tuple(entry for entry in part if start <= entry.address < end) for part in (whole.once, whole.rounds)
         )
         multiplies = any(entry.mma_flops for body in loops for entry in body)
-        own = (*once, *rounds, *(entry for body in loops for entry in body))
-        counted = max(_counted(own), default=WARPGROUP if multiplies else 1)
+        role_code = (*once, *rounds, *(entry for body in loops for entry in body))
+        counted = max(_counted(role_code), default=WARPGROUP if multiplies else 1)
         roles.append(Role(counted, once, rounds, loops))
         rest = [entry for entry in rest if not start <= entry.address < end]
     multiplying = [role for role in roles if role.multiplies]
@@ -293,8 +293,8 @@ class _Loads:
         if not any(entry.fills_by_tma for entry in body):
             return copied
         # The code tells a barrier how many bytes TMA will copy; without a constant, the model takes one stage.
-        told = sum(_told(self._code, entry) for entry in body)
-        return copied + (told or self._info.shared_bytes / max(1, self._info.num_stages))
+        announced = sum(_told(self._code, entry) for entry in body)
+        return copied + (announced or self._info.shared_bytes / max(1, self._info.num_stages))
 
 
 def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:

@@ -99,19 +99,19 @@ class StatusCount:
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
     """Returns one standing for each machine, op and scheme that has a time; machines are never combined."""
-    found = []
+    rows = []
     for op in ops:
         for ladder in op.ladders:
             for scheme, blocks in grouped(ladder.blocks, lambda block: block.scheme).items():
                 best = []
                 for block in blocks:
                     timed = [row for row in block.rows if row.latency_ms is not None]
-                    own = [row for row in timed if row.record.role == "optimized"] or timed
-                    best += sorted(own, key=lambda row: row.latency_ms or 0.0)[:1]
+                    candidates = [row for row in timed if row.record.role == "optimized"] or timed
+                    best += sorted(candidates, key=lambda row: row.latency_ms or 0.0)[:1]
                 best = [row for row in best if row.record.role == "optimized"] or best
                 if best:
-                    found.append(_standing(ladder.machine, op, scheme, best))
-    return tuple(found)
+                    rows.append(_standing(ladder.machine, op, scheme, best))
+    return tuple(rows)
 
 
 def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]) -> Standing:
@@ -145,7 +145,7 @@ def problems(
 
     `current` are the newest bench records of their keys (`sources.newest`).
     """
-    found = []
+    faults = []
     checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
     others = sources.newest(
         (item for item in located if item.record.kind not in ("check", "bench", "ab")),
@@ -157,23 +157,23 @@ def problems(
         if wrong:
             name = "/".join(part for part in (record.op, record.kernel) if part) or record.case_id or record.kind
             where = " ".join(part for part in (record.case_id if record.op else None, record.scheme) if part)
-            found.append(Problem(machine_of(record), record.kind, name, where, *wrong, item.source))
-    for one in comparisons:
-        if one.stops:
-            where = f"{one.record.case_id} {one.record.scheme}"
-            name = f"{one.name} against {one.baseline}"
-            found.append(Problem(one.machine, "ab", name, where, one.verdict, one.why, one.source))
-    return tuple(found)
+            faults.append(Problem(machine_of(record), record.kind, name, where, *wrong, item.source))
+    for row in comparisons:
+        if row.stops:
+            where = f"{row.record.case_id} {row.record.scheme}"
+            name = f"{row.name} against {row.baseline}"
+            faults.append(Problem(row.machine, "ab", name, where, row.verdict, row.why, row.source))
+    return tuple(faults)
 
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
     """Kernels without a time by machine and reason, registered kernels without a record, and kinds without a record."""
     gaps = []
     untimed = (
-        one.record for one in current if one.record.status in sources.FINE and one.record.latency_median_ms is None
+        item.record for item in current if item.record.status in sources.FINE and item.record.latency_median_ms is None
     )
-    for (machine, status, reason), own in grouped(untimed, _gap).items():
-        names = [f"{record.op}/{record.kernel}" for record in own]
+    for (machine, status, reason), records in grouped(untimed, _gap).items():
+        names = [f"{record.op}/{record.kernel}" for record in records]
         gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
     registered = [kernel.id for kernel in registry.every_kernel()]
     for machine, items in grouped(current, lambda item: machine_of(item.record)).items():
@@ -195,12 +195,12 @@ def _gap(record: Record) -> tuple[str, str, str]:
 
 def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
     """The numbers of records by kind and status."""
-    found = []
+    counts = []
     for kind in KIND_NAMES:
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
         if statuses:
-            found.append(StatusCount(KIND_NAMES[kind], statuses.total(), tuple(statuses.most_common())))
-    return tuple(found)
+            counts.append(StatusCount(KIND_NAMES[kind], statuses.total(), tuple(statuses.most_common())))
+    return tuple(counts)
 
 
 def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
@@ -208,8 +208,8 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
     machines = grouped((item.record for item in located), machine_of).values()
     largest = {id(record) for records in machines for record in largest_cases(records)}
     chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
-    found = find_trends(points_of((item.record, item.source) for item in chosen), {})
-    several = [one for one in found if len({(each.record.commit, bool(each.record.dirty)) for each in one.points}) > 1]
+    every = find_trends(points_of((item.record, item.source) for item in chosen), {})
+    several = [trend for trend in every if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1]
     return tuple({**trend.row(), "source": trend.points[-1].file} for trend in several)
 
 
@@ -252,7 +252,7 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
     benches = sources.benches_of(located)
     chosen = sources.choose(benches)
     ops, comparisons = op_ladders(located), tables.comparisons_of(located)
-    found = problems(located, chosen, comparisons)
+    faults = problems(located, chosen, comparisons)
     failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
@@ -263,11 +263,11 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
         runs=len({item.record.run_id for item in located}),
         replaced_failures=failed - sum(sources.fault(item.record) is not None for item in chosen),
         standings=standings(ops),
-        problems=tuple(one for one in found if one.status != "NOISY"),
-        noisy=tuple(one for one in found if one.status == "NOISY"),
+        problems=tuple(entry for entry in faults if entry.status != "NOISY"),
+        noisy=tuple(entry for entry in faults if entry.status == "NOISY"),
         unmeasured=unmeasured(chosen, located),
         tallies=tallies(located),
-        commits=tuple(Counter(commit_text(one.record.commit, one.record.dirty) for one in located).items()),
+        commits=tuple(Counter(commit_text(entry.record.commit, entry.record.dirty) for entry in located).items()),
         machines=machines_of(located),
         rooflines=rooflines(located, chosen),
         ops=ops,

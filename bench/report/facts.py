@@ -1,4 +1,4 @@
-"""The circumstances that records name: those of one record beside its main numbers, and those of a machine."""
+"""The circumstances of a record beside its main numbers, and the properties of a machine, from its records."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def value_text(name: str, value: Any) -> str:
     """A value in the unit that its name ends with; a range for a list of two numbers; an empty text for None."""
     if isinstance(value, list | tuple):
         return (" to " if name.endswith(("_mhz", "_hz", "_w", "_c")) else ", ").join(
-            value_text(name, one) for one in value
+            value_text(name, item) for item in value
         )
     if isinstance(value, float) or name.endswith(("_bytes", "_hz")):
         return metric_text(name, value) if isinstance(value, int | float) and value > 0 else plain_value(value or "")
@@ -116,7 +116,7 @@ def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
     """One entry for each machine, GPUs before CPUs, then by key."""
     groups = grouped(located, lambda item: machine_of(item.record)).items()
     ordered = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
-    found = []
+    machines = []
     for number, (key, items) in enumerate(ordered, 1):
         last = items[-1].record.environment
         name = str((last.get("gpu") or {}).get("name") or last.get("cpu") or key)
@@ -130,8 +130,8 @@ def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
             first=moment(items[0].record.timestamp),
             last=moment(items[-1].record.timestamp),
         )
-        found.append(machine)
-    return tuple(found)
+        machines.append(machine)
+    return tuple(machines)
 
 
 _READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
@@ -139,19 +139,19 @@ _READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w",
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
     """Each value of the environments; the smallest and largest of each reading, and every throttle reason seen."""
-    seen: dict[str, dict[str, None]] = {}
+    by_label: dict[str, dict[str, None]] = {}
     readings: dict[str, list[float]] = {name: [] for name in _READINGS}
     for record in records:
         environment, clocks = record.environment, record.clocks or {}
         for name, value in {**(environment.get("gpu") or {}), **environment}.items():
             if name not in _ELSEWHERE and value is not None:
-                seen.setdefault(metric_label(name), {})[value_text(name, value)] = None
-        for name, own in readings.items():
+                by_label.setdefault(metric_label(name), {})[value_text(name, value)] = None
+        for name, numbers in readings.items():
             values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
-            own += [value for value in values or () if isinstance(value, int | float)]
-    facts = [Fact(label, tuple(values)) for label, values in seen.items()]
-    ends = {name: [min(own), max(own)] for name, own in readings.items() if own}
+            numbers += [value for value in values or () if isinstance(value, int | float)]
+    facts = [Fact(label, tuple(values)) for label, values in by_label.items()]
+    ends = {name: [min(numbers), max(numbers)] for name, numbers in readings.items() if numbers}
     facts += [Fact(metric_label(name), (value_text(name, both),)) for name, both in ends.items()]
-    asked = [record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None]
-    reasons = dict.fromkeys(reason for clocks in asked for reason in clocks.get("throttle_names") or ())
-    return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if asked else []))
+    read = [record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None]
+    reasons = dict.fromkeys(reason for clocks in read for reason in clocks.get("throttle_names") or ())
+    return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if read else []))

@@ -59,12 +59,12 @@ def placed(
             unplaced.append(f"{record.op}/{record.kernel}: {why}")
             continue
         op, kernel = str(record.op), str(record.kernel)
-        known = kernels(op).get(kernel) if op in ops() and record.scheme else None
+        registered = kernels(op).get(kernel) if op in ops() and record.scheme else None
         point = Point(
             label=kernel,
             op=op,
             case=" ".join(part for part in (record.case_id, record.scheme) if part),
-            role=record.role or (known.role if known else "benchmark"),
+            role=record.role or (registered.role if registered else "benchmark"),
             dtype=next(iter(cost.tensor_flops), None) if cost else None,
             flops=flops,
             traffic_bytes=moved,
@@ -111,12 +111,12 @@ def cost_of(record: Record) -> Cost | None:
 
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     """The ceilings that the records name, the last of each kind."""
-    found: dict[str, Ceilings] = {}
+    newest: dict[str, Ceilings] = {}
     for record in records:
         if record.ceilings:
             ceilings = decoded(Ceilings, record.ceilings)
-            found[ceilings.kind] = found.get(ceilings.kind, ceilings) if ceilings.noise else ceilings
-    return list(found.values())
+            newest[ceilings.kind] = newest.get(ceilings.kind, ceilings) if ceilings.noise else ceilings
+    return list(newest.values())
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
@@ -130,9 +130,10 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
     for name, spec in ops().items():
         if only and name not in only:
             continue
-        own = scheme if scheme in spec.schemes else spec.schemes[0]  # an op of weights in int8 has no bf16 scheme
-        case = largest_case(spec, spec.get_cases(suite), get_scheme(own))
-        inputs = spec.make_inputs(case, get_scheme(own), META, 0)
+        # An op of weights in int8 has no bf16 scheme.
+        dtypes = scheme if scheme in spec.schemes else spec.schemes[0]
+        case = largest_case(spec, spec.get_cases(suite), get_scheme(dtypes))
+        inputs = spec.make_inputs(case, get_scheme(dtypes), META, 0)
         cost = spec.cost_of(inputs)
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
@@ -140,7 +141,7 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
         least = Point(
             label="",
             op=name,
-            case=f"{case.id} {own}",
+            case=f"{case.id} {dtypes}",
             role="peer",
             dtype=next(iter(cost.tensor_flops), None),
             flops=cost.flops,
@@ -158,7 +159,7 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
             traffic = kernel.traffic_of(inputs, "cuda")
             moved = replace(least, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else least
             points.append(replace(moved, label=kernel.name, role=kernel.role))
-        for time in times_of(name, own, case, device.name):
+        for time in times_of(name, dtypes, case, device.name):
             points.append(replace(least, label=_label(time.table), seconds=time.seconds, published=True))
     return points, [ceilings]
 
@@ -166,9 +167,10 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
 def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], list[str]]:
     """The newest reading of each kernel and case, `placed` on a device.  An emulated call has its counted bytes."""
     calls = [
-        replace(one, kind="bench") if one.checked_by == "emulator" and one.traffic_bytes else one for one in records
+        replace(record, kind="bench") if record.checked_by == "emulator" and record.traffic_bytes else record
+        for record in records
     ]
-    newest = newest_of(one for one in calls if one.kind == "bench" and one.status in NOT_WRONG)
+    newest = newest_of(record for record in calls if record.kind == "bench" and record.status in NOT_WRONG)
     points, unplaced = placed(newest, [device.ceilings()], device)
     return list({(point.work, point.label): point for point in points}.values()), unplaced
 
@@ -242,9 +244,10 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
     def size(record: Record) -> tuple[float, float, str]:
         return record.flops or 0.0, record.least_bytes or 0.0, record.case_id or ""
 
-    groups = grouped((one for one in records if one.kind == "bench"), lambda record: (record.op, record.scheme))
-    largest = {key: max(own, key=size).case_id for key, own in groups.items()}
-    return [one for one in records if one.kind == "bench" and one.case_id == largest[one.op, one.scheme]]
+    benches = [record for record in records if record.kind == "bench"]
+    groups = grouped(benches, lambda record: (record.op, record.scheme))
+    largest = {key: max(group, key=size).case_id for key, group in groups.items()}
+    return [record for record in benches if record.case_id == largest[record.op, record.scheme]]
 
 
 def newest_of(records: Iterable[Record]) -> list[Record]:
@@ -259,7 +262,7 @@ def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceili
     ceilings."""
     roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
     name = str((gpu or {}).get("name") or roofs[-1].device)
-    roofs = [replace(one, device=name) for one in roofs]
+    roofs = [replace(roof, device=name) for roof in roofs]
     points, unplaced = placed(records, roofs)
     return Drawing(points, roofs, name, machine, unplaced)
 
@@ -272,22 +275,22 @@ def drawings(
     It shows the newest reading of each kernel and case, or the readings of `runs`, each run named by a part of its id
     and shown beside the case.  A CPU with another number of threads is another machine, because its ceilings differ.
     """
-    roofed = (one for one in sorted(records, key=lambda record: record.timestamp) if one.ceilings)
-    named = (one for one in roofed if not runs or any(run in one.run_id for run in runs))
-    found: list[Drawing] = []
-    for machine, whole in grouped(named, machine_of).items():
-        own = whole if all_cases else largest_cases(whole)
-        parts = grouped(own, lambda record: f", run {record.run_id[-8:]}" if runs else "")
-        made = [(drawing_of(machine, newest_of(part), ceilings_of(own)), told) for told, part in parts.items()]
-        points = [replace(point, case=point.case + told) for one, told in made for point in one.points]
-        unplaced = list(dict.fromkeys(why for one, _ in made for why in one.unplaced))
-        found += [replace(made[-1][0], points=points, unplaced=unplaced)] if points else []
-    if across and len(found) > 1:
-        points = [replace(point, device=one.machine) for one in found for point in one.points]
-        ceilings = [replace(roof, device=one.machine) for one in found for roof in one.ceilings]
-        return [Drawing(points, ceilings, f"{len(found)} machines")]
-    names = Counter(drawing.name for drawing in found)
-    return [one if names[one.name] == 1 else replace(one, name=one.machine) for one in found]
+    roofed = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
+    chosen = (record for record in roofed if not runs or any(run in record.run_id for run in runs))
+    drawn: list[Drawing] = []
+    for machine, whole in grouped(chosen, machine_of).items():
+        group = whole if all_cases else largest_cases(whole)
+        parts = grouped(group, lambda record: f", run {record.run_id[-8:]}" if runs else "")
+        made = [(drawing_of(machine, newest_of(part), ceilings_of(group)), run) for run, part in parts.items()]
+        points = [replace(point, case=point.case + run) for drawing, run in made for point in drawing.points]
+        unplaced = list(dict.fromkeys(why for drawing, _ in made for why in drawing.unplaced))
+        drawn += [replace(made[-1][0], points=points, unplaced=unplaced)] if points else []
+    if across and len(drawn) > 1:
+        points = [replace(point, device=drawing.machine) for drawing in drawn for point in drawing.points]
+        ceilings = [replace(roof, device=drawing.machine) for drawing in drawn for roof in drawing.ceilings]
+        return [Drawing(points, ceilings, f"{len(drawn)} machines")]
+    names = Counter(drawing.name for drawing in drawn)
+    return [drawing if names[drawing.name] == 1 else replace(drawing, name=drawing.machine) for drawing in drawn]
 
 
 def why_nothing(records: Sequence[Record]) -> str:

@@ -30,10 +30,10 @@ def findings(records: Iterable[Record], default_of: Callable[[str, Case], str | 
             for base, what in (("library", f"{op}: the default {kernel}"), ("naive", f"{op}: {kernel}")):
                 if base in times and kernel not in (base, "naive") and (base == "naive" or kernel == default):
                     ratios.setdefault((what, base), []).append((ms / times[base], f"{case} {scheme}"))
-    worst = {key: max(own) for key, own in ratios.items() if max(own)[0] > SLOWER}
-    found = []
+    worst = {key: max(pairs) for key, pairs in ratios.items() if max(pairs)[0] > SLOWER}
+    sentences = []
     for key, (ratio, case) in sorted(worst.items(), key=lambda item: -item[1][0]):
         slower = sum(other > SLOWER for other, _ in ratios[key])
         where = f"in {slower} of {len(ratios[key])} cases, most at" if len(ratios[key]) > 1 else "at"
-        found.append(f"{key[0]} is slower than {key[1]} {where} {case}: {ratio:.2f} times its time")
-    return found
+        sentences.append(f"{key[0]} is slower than {key[1]} {where} {case}: {ratio:.2f} times its time")
+    return sentences

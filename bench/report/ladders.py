@@ -103,10 +103,10 @@ class Ladder:
     @property
     def not_run(self) -> dict[str, Counter[str]]:
         """The number of cases in which a kernel could not run, by reason and kernel."""
-        found: dict[str, Counter[str]] = {}
+        counts: dict[str, Counter[str]] = {}
         for row in (row for block in self.blocks for row in block.rows if row.status in NOT_RUN):
-            found.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
-        return found
+            counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
+        return counts
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def ladder_lines(op: str) -> dict[str, str]:
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return {}
     text = importlib.import_module(f"rooflab.kernels.{op}").__doc__ or ""
-    known = registry.kernels(op)
-    return {name: " ".join(line.split()) for name, line in _ENTRY.findall(text) if name in known}
+    registered = registry.kernels(op)
+    return {name: " ".join(line.split()) for name, line in _ENTRY.findall(text) if name in registered}
 
 
 def ladder_rows(op: str) -> list[dict[str, str]]:
@@ -165,14 +165,14 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
     checked = grouped(checks, lambda item: kernel_key(item.record)[1])
     timed = grouped(choose(benches), lambda item: kernel_key(item.record)[1])
     past = grouped(benches, lambda item: _beside(item.record))
-    found = []
+    entries = []
     for op in sorted(timed.keys() | checked.keys()):
         order, spec = tuple(ladder_lines(op)), registry.ops().get(op)
         machines = grouped(timed.get(op, ()), lambda item: machine_of(item.record))
-        ladders = tuple(_ladder(machine, own, past, order) for machine, own in machines.items())
+        ladders = tuple(_ladder(machine, items, past, order) for machine, items in machines.items())
         no_library = (spec.no_library or "") if spec else ""
-        found.append(OpLadder(op, order, no_library, ladders, _check_rows(checked.get(op, ()), order)))
-    return tuple(found)
+        entries.append(OpLadder(op, order, no_library, ladders, _check_rows(checked.get(op, ()), order)))
+    return tuple(entries)
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
@@ -218,8 +218,8 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
     """The speed relative to the kernel of `role` in the same run, else in the newest other run."""
-    own = latency_ms(record)
-    if own is None or record.role == role:
+    latency = latency_ms(record)
+    if latency is None or record.role == role:
         return None
     same_run = [item for item in past if (item.record.role, item.record.run_id) == (role, record.run_id)]
     newest_run = [item for item in group if item.record.role == role]
@@ -227,15 +227,15 @@ def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[L
         timed = [(time, item.source) for item in candidates if (time := latency_ms(item.record)) is not None]
         if timed:
             base, source = min(timed, key=lambda pair: pair[0])
-            return Ratio(base / own, source, other_run)
+            return Ratio(base / latency, source, other_run)
     return None
 
 
 def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckRow, ...]:
-    found = []
+    rows = []
     ranked = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
-    for (machine, kernel), own in grouped(ranked, lambda item: kernel_key(item.record)[:3:2]).items():
-        ran = [item.record for item in own if item.record.status not in NOT_RUN]
+    for (machine, kernel), items in grouped(ranked, lambda item: kernel_key(item.record)[:3:2]).items():
+        ran = [item.record for item in items if item.record.status not in NOT_RUN]
         errors = [stats.get("max_error_over_tolerance") for record in ran for stats in record.errors]
         row = CheckRow(
             kernel=kernel,
@@ -243,10 +243,10 @@ def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckR
             checked_by=", ".join(dict.fromkeys(record.checked_by for record in ran)) or "none",
             right=sum(record.status == "OK" for record in ran),
             wrong=sum(record.status != "OK" for record in ran),
-            not_run=len(own) - len(ran),
+            not_run=len(items) - len(ran),
             worst=max((e for e in errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
             weak=sum(bool(record.weak) for record in ran),
-            source=own[-1].source,
+            source=items[-1].source,
         )
-        found.append(row)
-    return tuple(found)
+        rows.append(row)
+    return tuple(rows)

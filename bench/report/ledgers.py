@@ -59,7 +59,7 @@ def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
     steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
     right = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
     groups = grouped(right, lambda item: (machine_of(item.record), _title(item.record)))
-    return tuple(_group(title, own) for (_, title), own in groups.items())
+    return tuple(_group(title, items) for (_, title), items in groups.items())
 
 
 def _title(record: Record) -> str:
@@ -70,16 +70,16 @@ def _title(record: Record) -> str:
 
 def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
     parts = [_parts(item.record) for item in items]
-    widest = max(sum(own.values()) for own in parts)
-    names = sorted({name for own in parts for name in own}, key=lambda name: -max(own.get(name, 0.0) for own in parts))
+    widest = max(sum(ms.values()) for ms in parts)
+    names = sorted({name for ms in parts for name in ms}, key=lambda name: -max(ms.get(name, 0.0) for ms in parts))
     shades = iter(COLOURS * 2)
     colours = {name: GREY if name == HOST else next(shades) for name in names}
     kernels = [{(op, name) for op, name in item.record.case.items() if op in registry.ops()} for item in items]
     common = set.intersection(*kernels)
     bars = []
-    for item, own, mine in zip(items, parts, kernels, strict=True):
+    for item, ms, mine in zip(items, parts, kernels, strict=True):
         segments = tuple(
-            Segment(name, own[name], 100 * own[name] / widest, colours[name]) for name in names if own.get(name)
+            Segment(name, ms[name], 100 * ms[name] / widest, colours[name]) for name in names if ms.get(name)
         )
         step_ms = item.record.metrics["step_ms"]
         other = ", ".join(f"{op}={name}" for op, name in sorted(mine - common))
@@ -89,11 +89,11 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """Milliseconds by op and place, and those of the host if above zero."""
-    found: dict[str, float] = {}
+    """Milliseconds by op and place, and the milliseconds of the host, at least 0."""
+    ms_by_name: dict[str, float] = {}
     for key, value in record.metrics.items():
         if key not in REST and not key.endswith("_bound_ms"):
             op, site, _ = key.split(".", 2)
             name = op if op == site else f"{op} {site}"
-            found[name] = found.get(name, 0.0) + value
-    return found | {HOST: max(0.0, record.metrics["host_ms"])}
+            ms_by_name[name] = ms_by_name.get(name, 0.0) + value
+    return ms_by_name | {HOST: max(0.0, record.metrics["host_ms"])}

@@ -35,12 +35,12 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (digits, whole, percent, times, counted, si, in_unit, plain_value, slug, breakable, svg)
-    environment.filters |= {function.__name__: function for function in shown}
+    filters = (digits, whole, percent, times, counted, si, in_unit, plain_value, slug, breakable, svg)
+    environment.filters |= {function.__name__: function for function in filters}
     machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,
-        rooflines={one.machine: one for one in content.rooflines},
+        rooflines={drawing.machine: drawing for drawing in content.rooflines},
         bad=BAD,
         not_run=NOT_RUN,
         absent=sum(len(gap.names) for gap in content.unmeasured if gap.machine in machines),

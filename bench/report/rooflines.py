@@ -54,28 +54,28 @@ class CeilingTable:
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
     """Returns one table for each machine with a record that names or measured ceilings."""
-    own = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
-    return tuple(_table(machine, items) for machine, items in grouped(own, lambda it: machine_of(it.record)).items())
+    chosen = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
+    return tuple(_table(machine, items) for machine, items in grouped(chosen, lambda it: machine_of(it.record)).items())
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
     """The newest ceilings of each kind that bound one machine's records.  Without a record, the table of GPUs gives
     the data sheet's ceilings and those at the lowest clock seen."""
-    found: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
+    newest: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
             ceilings = decoded(Ceilings, item.record.ceilings)
-            if not ceilings.noise or ceilings.kind not in found:
-                found[ceilings.kind] = (ceilings, item.source)
+            if not ceilings.noise or ceilings.kind not in newest:
+                newest[ceilings.kind] = (ceilings, item.source)
     gpus = [gpu for item in items if (gpu := item.record.environment.get("gpu"))]
-    known = identify(str(gpus[-1].get("name", ""))) if gpus else None
-    if known is None:
-        return found
-    found.setdefault("datasheet", (known.ceilings(), None))
+    device = identify(str(gpus[-1].get("name", ""))) if gpus else None
+    if device is None:
+        return newest
+    newest.setdefault("datasheet", (device.ceilings(), None))
     clock = held_clock_mhz(items)
-    if clock is not None and 0 < clock * 1e6 <= known.max_clock_hz:
-        found.setdefault("at_clock", (known.ceilings(clock * 1e6), None))
-    return found
+    if clock is not None and 0 < clock * 1e6 <= device.max_clock_hz:
+        newest.setdefault("at_clock", (device.ceilings(clock * 1e6), None))
+    return newest
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
@@ -83,31 +83,31 @@ def held_clock_mhz(items: Sequence[Located]) -> float | None:
 
     A record's clock is the one that the device itself read, else the highest that NVML saw: NVML's lowest may be idle.
     """
-    found = []
+    clocks_mhz = []
     for item in items:
         clocks = item.record.clocks or {}
-        held, seen = clocks.get("sm_clock_hz"), clocks.get("sm_clock_mhz")
-        if isinstance(held, int | float) and held > 0:
-            found.append(held / 1e6)
-        elif isinstance(seen, list | tuple) and seen and isinstance(seen[-1], int | float) and seen[-1] > 0:
-            found.append(float(seen[-1]))
-    return min(found, default=None)
+        read_hz, span = clocks.get("sm_clock_hz"), clocks.get("sm_clock_mhz")
+        if isinstance(read_hz, int | float) and read_hz > 0:
+            clocks_mhz.append(read_hz / 1e6)
+        elif isinstance(span, list | tuple) and span and isinstance(span[-1], int | float) and span[-1] > 0:
+            clocks_mhz.append(float(span[-1]))
+    return min(clocks_mhz, default=None)
 
 
 def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
-    found = ceilings_for(items)
-    limits = {kind: _limits(ceilings) for kind, (ceilings, _) in found.items()}
+    newest = ceilings_for(items)
+    limits = {kind: _limits(ceilings) for kind, (ceilings, _) in newest.items()}
     rows = []
     for name in dict.fromkeys(name for values in limits.values() for name in values):
-        own = {kind: values[name] for kind, values in limits.items() if name in values}
-        both = "measured" in own and "datasheet" in own and not name.endswith("floor")
-        share = own["measured"][0] / own["datasheet"][0] if both else None
-        rows.append(CeilingRow(name, {kind: text for kind, (_, text) in own.items()}, share))
-    clock = held_clock_mhz(items) if "at_clock" in found and found["at_clock"][1] is None else None
-    device = next(iter(found.values()))[0].device if found else machine
-    sources = tuple(source for _, source in found.values() if source is not None)
-    held = f"{whole(clock)} MHz" if clock else ""
-    return CeilingTable(machine, device, held, tuple(rows), sources, tuple(readings_of(items)))
+        by_kind = {kind: values[name] for kind, values in limits.items() if name in values}
+        both = "measured" in by_kind and "datasheet" in by_kind and not name.endswith("floor")
+        share = by_kind["measured"][0] / by_kind["datasheet"][0] if both else None
+        rows.append(CeilingRow(name, {kind: text for kind, (_, text) in by_kind.items()}, share))
+    clock = held_clock_mhz(items) if "at_clock" in newest and newest["at_clock"][1] is None else None
+    device = next(iter(newest.values()))[0].device if newest else machine
+    sources = tuple(source for _, source in newest.values() if source is not None)
+    clock_text = f"{whole(clock)} MHz" if clock else ""
+    return CeilingTable(machine, device, clock_text, tuple(rows), sources, tuple(readings_of(items)))
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
@@ -116,35 +116,35 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
     rates |= {"special functions": (ceilings.sfu_ops_per_s or 0, "op/s"), "L2": (ceilings.l2_bytes_per_s or 0, "B/s")}
-    found = {name: (rate, f"{si(rate)}{unit}") for name, (rate, unit) in rates.items() if rate}
+    limits = {name: (rate, f"{si(rate)}{unit}") for name, (rate, unit) in rates.items() if rate}
     floor = ceilings.launch_floor_s
-    return found | ({"launch floor": (floor, f"{digits(floor * 1e6)} µs")} if floor else {})
+    return limits | ({"launch floor": (floor, f"{digits(floor * 1e6)} µs")} if floor else {})
 
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     """Returns one reading for each microkernel of the newest run that timed it: its fastest launch shape."""
-    right = [one for one in items if one.record.kind == "ceiling" and one.record.status == "OK"]
-    right = [one for one in right if 0 < MachineLimits.amount(one.record)[0] < inf]
-    found = []
-    for own in grouped(right, lambda one: (one.record.kernel or one.record.case_id, one.record.scheme)).values():
-        run = [one for one in own if one.record.run_id == own[-1].record.run_id]
-        ((limit, record),) = MachineLimits([one.record for one in run]).best().items()
+    right = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
+    right = [item for item in right if 0 < MachineLimits.amount(item.record)[0] < inf]
+    readings = []
+    for group in grouped(right, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)).values():
+        run = [item for item in group if item.record.run_id == group[-1].record.run_id]
+        ((limit, record),) = MachineLimits([item.record for item in run]).best().items()
         value, unit = MachineLimits.amount(record)
         text = f"{digits(value * 1e6)} µs" if unit == "s" else f"{si(value)}{unit}"
         name = f"{limit} {record.scheme}" if record.scheme and record.scheme not in limit else limit
         how = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
-        found.append(BestMicrokernel(name, text, how, next(one.source for one in run if one.record is record)))
-    return found
+        readings.append(BestMicrokernel(name, text, how, next(item.source for item in run if item.record is record)))
+    return readings
 
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
     """A roofline for each machine with a point: the current records that are OK, each op's largest case."""
-    whole, found = grouped(located, lambda item: machine_of(item.record)), []
+    whole, drawings = grouped(located, lambda item: machine_of(item.record)), []
     for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
-        roofs = [one for one, _ in ceilings_for(whole[machine]).values()]
+        roofs = [ceilings for ceilings, _ in ceilings_for(whole[machine]).values()]
         timed = [item.record for item in items if latency_ms(item.record) is not None]
         largest = {id(record) for record in largest_cases([item.record for item in items])}
-        if own := [record for record in timed if id(record) in largest] if roofs else []:
-            drawing = replace(drawing_of(machine, own, roofs), unplaced=placed(timed, roofs)[1])
-            found += [drawing] if drawing.points else []
-    return tuple(found)
+        if records := [record for record in timed if id(record) in largest] if roofs else []:
+            drawing = replace(drawing_of(machine, records, roofs), unplaced=placed(timed, roofs)[1])
+            drawings += [drawing] if drawing.points else []
+    return tuple(drawings)

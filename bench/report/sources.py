@@ -63,15 +63,15 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
     Raises `ValueError` on a path that is neither a file nor a folder, and if there is no file at all.
     """
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"records: expected a file or folder, got {str(path)!r}")
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            found.setdefault(file.resolve(), file)
-    if not found:
+            files.setdefault(file.resolve(), file)
+    if not files:
         raise ValueError(f"records: expected *.jsonl files, found none in {', '.join(map(str, paths))}")
-    return list(found.values())
+    return list(files.values())
 
 
 def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
@@ -81,23 +81,23 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
     """
     located: list[Located] = []
     files: list[FileInfo] = []
-    seen: set[str] = set()
+    known_lines: set[str] = set()
     for number, path in enumerate(find_files(paths), 1):
         records = read(path)  # checks the whole file, including an incomplete last line
         lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
         texts = [(line, text.strip()) for line, text in lines if text.strip()]
-        own: list[Located] = []
+        new_items: list[Located] = []
         for (line, text), record in zip(texts, records, strict=True):
-            if text not in seen:
-                seen.add(text)
+            if text not in known_lines:
+                known_lines.add(text)
                 try:
                     checked = whole(record)
                 except ValueError as error:
                     raise ValueError(f"{path.name}, line {line}: {error}") from error
-                own.append(Located(checked, Source(display_name(path), number, line, record.run_id)))
-        runs = tuple(dict.fromkeys(item.record.run_id for item in own))
-        files.append(FileInfo(number, display_name(path), len(own), runs))
-        located += own
+                new_items.append(Located(checked, Source(display_name(path), number, line, record.run_id)))
+        runs = tuple(dict.fromkeys(item.record.run_id for item in new_items))
+        files.append(FileInfo(number, display_name(path), len(new_items), runs))
+        located += new_items
     if not located:
         raise ValueError(f"records: expected at least one, found none in {', '.join(map(str, paths))}")
     order = sorted(located, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
@@ -171,10 +171,10 @@ def fault(record: Record) -> tuple[str, str] | None:
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Groups items by key; keys and items keep the order in which they occur."""
-    found: dict[Key, list[Item]] = {}
+    groups: dict[Key, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[Located]:
@@ -212,14 +212,14 @@ def _code_of(record: Record) -> tuple[object, ...]:
 
 def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
     """Returns `chosen` with the traffic that a hardware profile counted for the same code and config, if any."""
-    own, latency, code = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
-    if own.dirty or not any(code) or latency is None or own.traffic_basis == "counted":
+    base, latency, code = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
+    if base.dirty or not any(code) or latency is None or base.traffic_basis == "counted":
         return chosen
     for item in reversed(profiles):
-        one, moved = item.record, item.record.traffic_bytes or 0.0
-        same = not one.dirty and (_code_of(one), one.config) == (code, own.config)
-        if one.traffic_basis == "counted" and moved > 0 and same:
-            intensity, rate = (own.flops or 0.0) / moved, moved / latency * 1e3
-            counted = replace(own, traffic_bytes=moved, intensity=intensity, bytes_per_s=rate, traffic_basis="counted")
+        profile, moved = item.record, item.record.traffic_bytes or 0.0
+        same = not profile.dirty and (_code_of(profile), profile.config) == (code, base.config)
+        if profile.traffic_basis == "counted" and moved > 0 and same:
+            intensity, rate = (base.flops or 0.0) / moved, moved / latency * 1e3
+            counted = replace(base, traffic_bytes=moved, intensity=intensity, bytes_per_s=rate, traffic_basis="counted")
             return replace(chosen, record=counted, counted=item.source)
     return chosen

@@ -39,17 +39,17 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
     """The newest comparison of each machine, kernel, case, scheme and baseline; those that stop a merge come first."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
-        lambda one: (machine_of(one), one.op, one.kernel, one.case_id, one.scheme, _baseline(one)),
+        lambda row: (machine_of(row), row.op, row.kernel, row.case_id, row.scheme, _baseline(row)),
     )
-    found = []
+    rows = []
     for item in items:
         record = item.record
         verdict = record.verdict or (record.status if record.status not in FINE else "NO VERDICT")
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
         stops = verdict in ("NO VERDICT", *BROKEN_VERDICTS) or record.status not in FINE
         where = machine_of(record), name, _baseline(record)
-        found.append(ComparisonRow(*where, verdict, _why(record), stops, record, facts_of(record), item.source))
-    return tuple(sorted(found, key=lambda one: (_ORDER.index(one.verdict) if one.verdict in _ORDER else -1, one.name)))
+        rows.append(ComparisonRow(*where, verdict, _why(record), stops, record, facts_of(record), item.source))
+    return tuple(sorted(rows, key=lambda row: (_ORDER.index(row.verdict) if row.verdict in _ORDER else -1, row.name)))
 
 
 def _baseline(record: Record) -> str:
@@ -102,17 +102,19 @@ def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
     """Returns a table per op, of the newest compiled code of each kernel, case, scheme, config and target."""
     current = newest(
         (item for item in located if item.record.compiled or item.record.kind == "static"),
-        lambda one: (
-            *(one.op, one.kernel, one.case_id, one.scheme, str(one.config)),
-            one.compiled[0].get("target") if one.compiled else "",
+        lambda item: (
+            *(item.op, item.kernel, item.case_id, item.scheme, str(item.config)),
+            item.compiled[0].get("target") if item.compiled else "",
         ),
     )
     tables = []
-    for op, own in sorted(grouped(current, lambda item: item.record.op or "no op").items()):
+    for op, items in sorted(grouped(current, lambda item: item.record.op or "no op").items()):
         rows = tuple(
-            CompiledRow(one.record, one.record.status not in FINE, _shown(launch), predicted(one.record), one.source)
-            for one in own
-            for launch in one.record.compiled or ({},)
+            CompiledRow(
+                item.record, item.record.status not in FINE, _shown(launch), predicted(item.record), item.source
+            )
+            for item in items
+            for launch in item.record.compiled or ({},)
         )
         columns = tuple(name for name in COMPILED if any(row.texts.get(name) for row in rows))
         tables.append(CompiledTable(op, columns, rows))
@@ -120,8 +122,8 @@ def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
 
 
 def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
-    known = {**launch, "loop_counts": (launch.get("loop") or {}).get("counts")}
-    texts = {name: value_text(name, known[name]) for name in COMPILED if known.get(name)}
+    values = {**launch, "loop_counts": (launch.get("loop") or {}).get("counts")}
+    texts = {name: value_text(name, values[name]) for name in COMPILED if values.get(name)}
     if launch.get("grid"):
         texts["grid"] = "×".join(map(str, launch["grid"]))
     return texts
@@ -159,15 +161,15 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
     """
     items = newest(
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
-        lambda one: (machine_of(one), one.case_id, str(one.case), one.scheme),
+        lambda entry: (machine_of(entry), entry.case_id, str(entry.case), entry.scheme),
     )
     tables, ops = [], registry.ops()
-    for own in grouped(items, _metrics).values():
-        keys = dict.fromkeys(key for item in own for key in item.record.metrics)
-        names = list(dict.fromkeys(item.record.case_id or "engine" for item in own))
+    for group in grouped(items, _metrics).values():
+        keys = dict.fromkeys(key for item in group for key in item.record.metrics)
+        names = list(dict.fromkeys(item.record.case_id or "engine" for item in group))
         title = names[0] if len(names) == 1 else "Runs of requests" if "ttft_p50_ms" in keys else "Other readings"
         rows = []
-        for item in own:
+        for item in group:
             record = item.record
             row = EngineRow(
                 machine=machine_of(record),

@@ -10,17 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
 import torch
-from triton.backends.nvidia import driver
 
 from rooflab.bench import show
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.base.system_time import time
-from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.compile_worker import FAILURES, CaseRefused, launches_of
 from rooflab.bench.core import MachineLimits, Pool, default_scheme
@@ -50,14 +47,14 @@ def compilers() -> Pool:
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Compiles the kernels that these entries launch; returns a row for each entry that names kernels."""
-    asked = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
+    requests = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
     pool = compilers()
     try:
-        told = list(pool.ask_all(asked))
+        answers = list(pool.ask_all(requests))
     finally:
         pool.stop()
-    rows = [found if isinstance(found, dict) else {"failed": str(found)} for found in told]
-    return [{"entry": request["entry"], **row} for request, row in zip(asked, rows, strict=True)]
+    rows = [row if isinstance(row, dict) else {"failed": str(row)} for row in answers]
+    return [{"entry": request["entry"], **row} for request, row in zip(requests, rows, strict=True)]
 
 
 def answer(request: Mapping[str, Any]) -> Any:
@@ -71,15 +68,13 @@ def answer(request: Mapping[str, Any]) -> Any:
         for kernel, case, scheme in launched(launches):
             try:
                 for launch in launches_of(kernel, case, scheme):
-                    if launch.source_hash not in compiled:
-                        compiled.add(launch.source_hash)
-                        _launcher(launch)
+                    compiled.add(launch.source_hash)
             except CaseRefused:
                 continue  # the kernel refuses this case
             except FAILURES as error:  # it fails in the entry too, which reports each case
                 failed.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
-    found = {"kernels": len(compiled) - before + more, "seconds": time.monotonic() - began}
-    return found | ({"failed": "; ".join(f"{name}: {why}" for name, why in failed.items())} if failed else {})
+    counts = {"kernels": len(compiled) - before + more, "seconds": time.monotonic() - began}
+    return counts | ({"failed": "; ".join(f"{name}: {why}" for name, why in failed.items())} if failed else {})
 
 
 def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, Scheme]]:
@@ -89,17 +84,10 @@ def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, S
     kernels = [kernel for kernel in registry.kernels(op).values() if has_code(kernel)]
     texts = [spec.check_case(Case.parse(text)) for text in launches.get("cases", ())]
     cases = [*texts, *(case for suite in launches.get("suites", ()) for case in spec.cases.get(suite, ()))]
-    asked = launches.get("scheme", default_scheme(torch.device("cuda")))
-    names = spec.schemes if asked == "all" else [asked if asked in spec.schemes else spec.schemes[0]]
+    scheme_name = launches.get("scheme", default_scheme(torch.device("cuda")))
+    names = spec.schemes if scheme_name == "all" else [scheme_name if scheme_name in spec.schemes else spec.schemes[0]]
     chosen = [kernel for kernel in kernels if not named or kernel.name in named]
     return [(kernel, case, get_scheme(name)) for case in cases for name in names for kernel in chosen]
-
-
-def _launcher(launch: Launch) -> None:
-    """Compiles the C code with which Triton 3.6 launches kernels of one signature (later versions have one launcher for
-    all), and links it with the driver's library."""
-    if launch.compiled is not None and hasattr(driver, "make_launcher") and find_library("cuda"):
-        driver.CudaLauncher(launch.compiled.src, launch.compiled.metadata)
 
 
 def main() -> None:

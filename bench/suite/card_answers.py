@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -13,24 +12,18 @@ from rooflab.bench.suite.state import ENVIRONMENT
 from rooflab.bench.suite.step import context_of, end, parser, write_json
 from rooflab.roofline.device import identify
 
-PACKAGES = ("cupy", "pynvml", "junitparser", "pytest_benchmark", "gguf", "transformers")
-"""Packages that some commands need in addition to torch and triton."""
-
 
 def environment(context: Context) -> EntryOutcome:
     """The machine and its software, written to the run's `environment.json`, and whether the device answers at all."""
-    found = Environment.now()
-    if context.device == "cuda" and found.gpu is None:
+    now = Environment.now()
+    if context.device == "cuda" and now.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
-    write_json(context.run / ENVIRONMENT, found.to_dict() | {"tree": found.tree()})
-    figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        figures["not installed"] = ", ".join(missing)
-    if found.gpu is not None:
-        known = identify(found.gpu.name)
-        figures |= {"gpu": found.gpu.name, "driver": found.gpu.driver, "l2_bytes": found.gpu.l2_bytes}
-        figures["l2_bytes in roofline/device.py"] = known.l2_bytes if known else None
+    write_json(context.run / ENVIRONMENT, now.to_dict() | {"tree": now.tree()})
+    figures: dict[str, Any] = {"python": now.python, "torch": now.torch, "triton": now.triton}
+    if now.gpu is not None:
+        device = identify(now.gpu.name)
+        figures |= {"gpu": now.gpu.name, "driver": now.gpu.driver, "l2_bytes": now.gpu.l2_bytes}
+        figures["l2_bytes in roofline/device.py"] = device.l2_bytes if device else None
     return _answers(context, figures)
 
 
@@ -45,5 +38,5 @@ def _answers(context: Context, figures: dict[str, Any]) -> EntryOutcome:
 if __name__ == "__main__":
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--probe", action="store_true", help="only ask whether the card answers")
-    told = options.parse_args()
-    end(context_of(told), (lambda context: _answers(context, {})) if told.probe else environment)
+    arguments = options.parse_args()
+    end(context_of(arguments), (lambda context: _answers(context, {})) if arguments.probe else environment)

@@ -1,4 +1,4 @@
-"""An entry of the plan, the values that one of our steps is told, and its outcome.  Data only."""
+"""An entry of the plan, the values that a step gets, and the outcome of an entry.  Data only."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class Entry:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
         """Makes an entry from its JSON.  Raises `TypeError` on a field that the entry does not have."""
-        found: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
-        return cls(**found)
+        arguments: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**arguments)
 
 
 @dataclass(frozen=True)
 class Context:
-    """The values that one of our steps is told (`step.py`)."""
+    """The values that a step gets (`step.py`)."""
 
     out: Path
     """The entry's folder, for records."""
@@ -106,7 +106,7 @@ class Context:
 
 @dataclass(frozen=True)
 class EntryOutcome:
-    """The outcome of an entry."""
+    """The result of an entry, with its status."""
 
     status: EntryStatus = "DONE"
     reason: str = ""

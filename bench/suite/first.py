@@ -38,8 +38,8 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     With `trust`, records of the same code in this folder, from a card of the same name, count too.  A check that cannot
     be made is a failure of its kernel only.  A kernel for which no time was left is excluded.
     """
-    device, found = torch.device(context.device), Environment.now()
-    passed, writer = Passed(found), RunWriter(context.out)
+    device, now = torch.device(context.device), Environment.now()
+    passed, writer = Passed(now), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
     if context.dry_run:
@@ -49,18 +49,18 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     before = [kernel for kernel in risky if not context.dry_run and passed.holds(kernel)]
     here = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
     left = [kernel for kernel in here if kernel not in before]
-    asked = [(kernel, taken) for kernel in left if (taken := first_taken(kernel, default_scheme(device)))]
+    tasks = [(kernel, chosen) for kernel in left if (chosen := first_taken(kernel, default_scheme(device)))]
 
     check = Checkers(device, limit_s=FIRST_CHECK_S)
 
-    def attempt(kernel: Kernel, taken: tuple[Case, Scheme]) -> CheckResult | None:
-        return None if context.left_s < 0 else check(CheckTask(kernel, *taken))
+    def attempt(kernel: Kernel, chosen: tuple[Case, Scheme]) -> CheckResult | None:
+        return None if context.left_s < 0 else check(CheckTask(kernel, *chosen))
 
     excluded: dict[str, str] = {}
     good: list[Kernel] = []
     late: list[str] = []
     with ThreadPoolExecutor(min(AT_ONCE, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
-        making = {pool.submit(attempt, *one): one[0] for one in asked}
+        making = {pool.submit(attempt, *task): task[0] for task in tasks}
         for future in as_completed(making):
             kernel, error = making[future], future.exception()
             if error is not None:  # any error: it must not end the checks of the other kernels
@@ -68,7 +68,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
             elif (result := future.result()) is None:
                 late.append(kernel.id)
             else:
-                record = result.record(kernel, writer.run_id, found)
+                record = result.record(kernel, writer.run_id, now)
                 code = {CODE: passed.code(kernel)}
                 writer.write(replace(record, environment={**record.environment, **code}))
                 if result.status == "OK":
@@ -76,8 +76,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
                 elif result.status not in NOT_RUN:
                     excluded[kernel.id] = f"{result.status}: {result.reason}"
     if not context.dry_run:
-        for kernel in good:
-            passed.keep({kernel.id: passed.code(kernel)})
+        passed.keep({kernel.id: passed.code(kernel) for kernel in good})
     faults = [f"{name}: {text}" for name, text in excluded.items()]
     figures = {"right": len(good) + len(before), "right before": len(before), "excluded": len(excluded)}
     figures["not here"] = len(risky) - len(good) - len(before) - len(excluded) - len(late)
@@ -90,5 +89,5 @@ if __name__ == "__main__":
     options = parser(__doc__.splitlines()[0])
     options.add_argument("ops", nargs="*", help="without one, all")
     options.add_argument("--trust", type=Path, help="records of an earlier run")
-    told = options.parse_args()
-    end(context_of(told), partial(first_checks, ops=told.ops or list(registry.ops()), trust=told.trust))
+    arguments = options.parse_args()
+    end(context_of(arguments), partial(first_checks, ops=arguments.ops or list(registry.ops()), trust=arguments.trust))

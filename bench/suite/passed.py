@@ -41,22 +41,20 @@ class Passed:
         """Whether this code of the kernel has passed."""
         return self._remembered().get(kernel.id) == self.code(kernel)
 
-    def trust(self, folder: Path) -> list[str]:
-        """Takes over results of first checks on a card of this name from records in `folder`; returns the kernels' ids.
+    def trust(self, folder: Path) -> None:
+        """Takes over results of first checks on a card of this name from records in `folder`.
 
         Code that a record there calls wrong is not taken over.
         """
         gpu = self._environment.gpu
         now = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
-        found: dict[str, set[str]] = {}
+        statuses_of: dict[str, set[str]] = {}
         for record in read(folder, deep=True):
             name, environment = f"{record.op}/{record.kernel}", record.environment
             card = (environment.get("gpu") or {}).get("name")
             if gpu and card == gpu.name and environment.get(CODE) == now.get(name, ""):
-                found.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
-        right = {name: now[name] for name, statuses in found.items() if statuses == {"OK"}}
-        self.keep(right)
-        return sorted(right)
+                statuses_of.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
+        self.keep({name: now[name] for name, statuses in statuses_of.items() if statuses == {"OK"}})
 
     def keep(self, codes: dict[str, str]) -> None:
         """Stores code that has passed, by the kernel's id."""
@@ -75,8 +73,8 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
     if device.type != "cuda":
         return frozenset()
     passed, default = Passed(Environment.now(device.index or 0)), default_scheme(device)
-    taken = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
-    return frozenset(kernel.name for kernel, first in taken if first is not None and first[1].name == scheme)
+    chosen = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
+    return frozenset(kernel.name for kernel, first in chosen if first is not None and first[1].name == scheme)
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
@@ -92,9 +90,9 @@ def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
 
 def _code_of(kernel: Kernel) -> str:
     """The SHA-256 of the files that the kernel may import or read; one of them holds its configs."""
-    own = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
+    folder = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
     # The folder of a kernel from outside may hold unrelated files.
-    beside = own.glob("*" if own.parent == SHARED else "*.py")
+    beside = folder.glob("*" if folder.parent == SHARED else "*.py")
     digest = hashlib.sha256()
     for file in (*sorted(beside), *sorted(SHARED.glob("*.py"))):
         if file.is_file():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.state import folder_of
-from rooflab.bench.suite.step import told
+from rooflab.bench.suite.step import step_words
 from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
 
@@ -67,39 +67,39 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
     folders = Counter(folder_of(Path(), entry.id).name for entry in every)
     if twice := [name for name, count in folders.items() if count > 1]:
         raise ValueError(f"plan: expected each entry once, got {twice[0]} {folders[twice[0]]} times")
-    wanted = set(by_id)
+    chosen = set(by_id)
     if only:
         named = {entry_id for name in only for entry_id in _named(name, every)}
-        wanted = named | {before for entry_id in named for before in _before(entry_id, by_id)}
-        if any(by_id[name].launches for name in wanted):
-            wanted.add("ahead")
+        chosen = named | {before for entry_id in named for before in _before(entry_id, by_id)}
+        if any(by_id[name].launches for name in chosen):
+            chosen.add("ahead")
         if "first" not in named:  # only the chosen ops
             about = sorted({op for name in named for op in (*by_id[name].ops, *by_id[name].checks)})
             by_id |= {entry.id: entry for entry in card_entries(about, trust)}
-    return _ordered([by_id[name] for name in by_id if name in wanted])
+    return _ordered([by_id[name] for name in by_id if name in chosen])
 
 
 def read_plan(path: Path) -> list[Entry]:
     """Reads the entries in a file.  Raises `ValueError` if the file is not a list of entries."""
     try:
         values = json.loads(path.read_text().replace("{here}", str(path.resolve().parent)))
-        return [Entry.from_json(one) for one in values]
+        return [Entry.from_json(value) for value in values]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"plan: expected a file with a list of entries, got {str(path)!r}: {error}") from error
 
 
 def _named(name: str, entries: Sequence[Entry]) -> set[str]:
-    own = {
+    by_op = {
         entry.id for entry in entries if entry.ops and entry.id != "first" and any(is_of(op, name) for op in entry.ops)
     }
     exact = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
-    if not own | exact:
+    if not by_op | exact:
         words = {word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])}
         families = sorted(words | {*BESIDE})
         raise ValueError(
             f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
         )
-    return own | exact
+    return by_op | exact
 
 
 def _word(entry_id: str) -> str:
@@ -114,10 +114,10 @@ def is_of(op: str, family: str) -> bool:
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
     """All entries that must run before an entry, with the prerequisites of each."""
-    found: set[str] = set()
+    before: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
-        found |= {name} | _before(name, by_id)
-    return found
+        before |= {name} | _before(name, by_id)
+    return before
 
 
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
@@ -127,17 +127,17 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         for name in _before(entry.id, by_id) & worth.keys():
             worth[name] = max(worth[name], entry.value)
-    found: dict[str, Entry] = {}
+    ordered: dict[str, Entry] = {}
 
     def place(entry: Entry) -> None:
         for name in (*entry.needs, *entry.after):
-            if name in by_id and name not in found:
+            if name in by_id and name not in ordered:
                 place(by_id[name])
-        found.setdefault(entry.id, entry)
+        ordered.setdefault(entry.id, entry)
 
     for entry in sorted(entries, key=lambda entry: -worth[entry.id]):
         place(entry)
-    return list(found.values())
+    return list(ordered.values())
 
 
 def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
@@ -148,12 +148,12 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
     card, first = ("-m", "rooflab.bench.suite.card_answers"), ("-m", "rooflab.bench.suite.first", *ops)
     trusted = ("--trust", str(trust)) if trust else ()
     return [
-        Entry("environment", "the machine, its software, and whether the device answers", told(card),
-              START_S + 4, 100.0, told(card, dry=True), needs=()),
+        Entry("environment", "the machine, its software, and whether the device answers", step_words(card),
+              START_S + 4, 100.0, step_words(card, dry=True), needs=()),
         Entry("ahead", "compiles what later entries launch, on cores that they leave idle",
               ("-m", "rooflab.bench.suite.ahead", "{run}/plan.json"), 1.0, 99.0, needs=("environment",), beside=True),
         Entry("first", "each kernel's first check on this card, in a process of its own with a time limit",
-              told((*first, *trusted)), START_S + 12 + 1.5 * len(risky), 95.0, told(first, dry=True),
+              step_words((*first, *trusted)), START_S + 12 + 1.5 * len(risky), 95.0, step_words(first, dry=True),
               needs=("environment",), ops=tuple(ops), whole=True),
         Entry("ceilings", "ceilings measured on this card by our own microkernels",
               (*LAB, "ceilings", "--refresh", "--out", "{out}", "--json"), START_S + 65, 90.0,
@@ -184,9 +184,9 @@ def op_entries(op: str) -> list[Entry]:
     suites = tuple(word for suite in MODEL_SUITES for word in ("--suite", suite))
     small = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *rest)
     # One kernel of each backend, because some rungs take seconds for a case in Triton's interpreter.
-    few = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
-    some = tuple(word for name in few for word in ("--kernel", name))
-    found = [
+    one_of_each = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
+    some = tuple(word for name in one_of_each for word in ("--kernel", name))
+    entries = [
         Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases",
               (*LAB, "check", op, "--suite", "smoke", "--suite", "edge", *going_on), START_S + 0.15 * checks, 72.0,
               (*LAB, "check", op, *some, "--scheme", "fp32" if "fp32" in spec.schemes else spec.schemes[0],
@@ -198,7 +198,7 @@ def op_entries(op: str) -> list[Entry]:
               after=("ceilings",), ops=(op,), launches=({"op": op, "suites": list(MODEL_SUITES)},)),
     ]  # fmt: skip
     if any(kernel.tuning is not None for kernel in kernels):
-        found.append(
+        entries.append(
             Entry(
                 f"tune:{op}",
                 f"configs of {op}'s kernels searched",
@@ -211,4 +211,4 @@ def op_entries(op: str) -> list[Entry]:
                 searches=True,
             )
         )
-    return found
+    return entries

@@ -12,7 +12,7 @@ from rooflab.bench.core import Child, ChildFailed, Running
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of
-from rooflab.bench.suite.step import FILE, read_outcome, told, write_json
+from rooflab.bench.suite.step import FILE, read_outcome, step_words, write_json
 from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
@@ -20,7 +20,7 @@ LEAST_SHARE = 0.4
 ATTEMPTS = 4
 """The most times that an entry is started; each new attempt excludes the kernel that broke the previous process."""
 IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
-"""The modules that each process imports before it is told its command: torch and Triton take seconds."""
+"""The modules that each process imports before it gets its command: torch and Triton take seconds."""
 WORKER = "rooflab.bench.suite.suite_worker"
 PROBE = ("-m", "rooflab.bench.suite.card_answers", "--probe")
 HOPPER = (9, 0)
@@ -149,17 +149,17 @@ class _SuiteRun:
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
         """The outcome of an entry that is not run: an entry that it needs is not done, or too little budget is left."""
-        known = self.progress.outcomes
+        outcomes = self.progress.outcomes
         here = {other.id for other in self.plan}
         for name in entry.needs:
-            status = known[name].status if name in known else "not done"
+            status = outcomes[name].status if name in outcomes else "not done"
             if name in here and status not in ("DONE", "PARTIAL"):
                 return EntryOutcome("BLOCKED", f"needs {name}, which is {status}")
         left, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
         if left >= LEAST_SHARE * cost_s:
             return None
-        if entry.id in known and known[entry.id].status == "PARTIAL":
-            return known[entry.id]
+        if entry.id in outcomes and outcomes[entry.id].status == "PARTIAL":
+            return outcomes[entry.id]
         return EntryOutcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
 
     def _one(self, entry: Entry) -> EntryOutcome:
@@ -241,9 +241,9 @@ class _SuiteRun:
             said = self.log.read_text(errors="replace").strip().splitlines()[-1:] if word != "DONE" else []
             reason = "; ".join([*wrong.values()][:5] or said)[-500:]
             outcome = EntryOutcome(word, reason, figures=figures)  # type: ignore[arg-type]
-        found = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
+        all_figures = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
         lost = {} if entry.searches else wrong
-        return replace(outcome, figures=found, excluded=lost | dict(outcome.excluded))
+        return replace(outcome, figures=all_figures, excluded=lost | dict(outcome.excluded))
 
     def _request(self, words: Sequence[str], entry_id: str, seconds: float) -> dict[str, object]:
         settings = self.settings
@@ -251,11 +251,11 @@ class _SuiteRun:
         folder.mkdir(parents=True, exist_ok=True)
         places = {"{out}": str(folder), "{run}": str(settings.out), "{seconds}": f"{max(seconds, 0.1):g}"}
         places["{seed}"] = str(settings.seed)
-        found = list(words)
+        arguments = list(words)
         for place, value in places.items():
-            found = [word.replace(place, value) for word in found]
+            arguments = [word.replace(place, value) for word in arguments]
         environment = Running.variable(self._note_path()) | {"ROOFLAB_EXCLUDE": str(settings.out / "excluded.json")}
-        return {"words": found, "environment": environment}
+        return {"words": arguments, "environment": environment}
 
     def _note_path(self) -> Path:
         return self.settings.out / "running.json"
@@ -294,7 +294,7 @@ class _SuiteRun:
             return
         probe, why = self._process(), ""
         try:
-            request = self._request(told(PROBE), "environment", PROBE_S)
+            request = self._request(step_words(PROBE), "environment", PROBE_S)
             status = probe.ask(request, PROBE_S)["status"]
             outcome = read_outcome(folder_of(self.settings.out, "environment") / FILE)
             why = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""

@@ -6,24 +6,18 @@ The results are the whole state: an entry whose folder holds a final result is n
 from __future__ import annotations
 
 import json
-import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, get_args
 
 from rooflab.bench.core import NOT_RUN
 from rooflab.bench.suite.entries import FINAL, BarStatus, EntryOutcome, EntryStatus
 from rooflab.bench.suite.step import read_outcome, write_json
-from rooflab.kernels._files import write_whole
 
 RESULT, PLAN, ENVIRONMENT, SUMMARY = "result.json", "plan.json", "environment.json", "summary.json"
-PACK_S = 20.0
-"""The seconds between two packings; a packing takes less than a second."""
 NO_FAULT = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
 """Statuses of records that show no fault of their kernel: after an impossible or noisy reading, or with too large a
 case, the kernel may still be right."""
@@ -44,8 +38,8 @@ class Progress:
 
     def done(self, entry_id: str) -> bool:
         """Whether a resumed run leaves the entry as it is; an entry that was ended for time is begun again."""
-        found = self.outcomes.get(entry_id)
-        return found is not None and found.status in FINAL and not found.reason.startswith("TIMEOUT")
+        outcome = self.outcomes.get(entry_id)
+        return outcome is not None and outcome.status in FINAL and not outcome.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
         """The kernels that later entries must not use, with the reason."""
@@ -54,8 +48,8 @@ class Progress:
 
 def load(run: Path, plan: Sequence[str]) -> Progress:
     """Reads the results of a plan's entries in a run's folder.  Raises `ValueError` on a file without a result."""
-    found = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
-    return Progress({entry_id: outcome for entry_id, outcome in found.items() if outcome is not None})
+    outcomes = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
+    return Progress({entry_id: outcome for entry_id, outcome in outcomes.items() if outcome is not None})
 
 
 def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
@@ -70,11 +64,11 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(errors="replace").splitlines():
             with suppress(ValueError):  # the last line may come from a process that was ended
-                one = json.loads(line)
-                statuses[one["status"]] += 1
-                if one.get("kernel") and one["status"] not in NO_FAULT:
-                    name = f"{one['op']}/{one['kernel']}"
-                    where = f"{one['case_id']} {one['scheme']}: {one['status']}: {one['reason']}"
+                record = json.loads(line)
+                statuses[record["status"]] += 1
+                if record.get("kernel") and record["status"] not in NO_FAULT:
+                    name = f"{record['op']}/{record['kernel']}"
+                    where = f"{record['case_id']} {record['scheme']}: {record['status']}: {record['reason']}"
                     wrong.setdefault(name, f"{name} {where}")
     return wrong, statuses
 
@@ -83,46 +77,6 @@ def environment_in(run: Path) -> dict[str, Any]:
     """The machine of a run; empty if the run did not get so far."""
     path = run / ENVIRONMENT
     return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-
-def pack(folder: Path, archive: Path) -> Path:
-    """Writes a run's folder as one `.tar.gz`, without what was compiled: a rented machine may give back few files."""
-    content = BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as file:
-        for path in sorted(folder.rglob("*")):
-            name = path.relative_to(folder)
-            if path.is_file() and path.resolve() != archive.resolve() and name.parts[0] != "cache":
-                with suppress(FileNotFoundError):  # the file existed only while another file was written
-                    file.add(path, name)
-    return write_whole(archive, content.getvalue())
-
-
-@contextmanager
-def packed(folder: Path, archive: Path, every_s: float = PACK_S) -> Iterator[None]:
-    """Packs a run's folder every few seconds and at the end: so a run that is killed leaves its results."""
-    over = Event()
-
-    def keep() -> None:
-        while not over.wait(every_s):
-            pack(folder, archive)
-
-    thread = Thread(target=keep, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        pack(folder, archive)
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Fills a folder from an archive, so that another machine can go on.  Raises `ValueError` on any other file."""
-    try:
-        with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise ValueError(f"archive: expected a .tar.gz of a suite's folder, got {str(archive)!r}: {error}") from error
 
 
 def read_summary(run: Path) -> dict[str, Any]:
@@ -151,7 +105,7 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
     environment = environment_in(run)
     gpu = environment.get("gpu") or {}
     statuses = Counter(row["status"] for row in rows)
-    found = {
+    summary = {
         "options": dict(options),
         "machine_key": environment.get("machine_key"),
         "device": "cpu, dry run" if options.get("dry_run") else gpu.get("name"),
@@ -166,7 +120,7 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
         "entries": rows,
         "bar_rows": bars,
     }
-    write_json(run / SUMMARY, found)
+    write_json(run / SUMMARY, summary)
 
 
 def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, Any]:
@@ -185,8 +139,8 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
 
 def figures_text(figures: Mapping[str, Any]) -> str:
     """The figures in one line: numbers with three digits, texts unchanged."""
-    told = {name: value for name, value in figures.items() if value is not None and not isinstance(value, dict)}
-    return ", ".join(f"{name} {f'{one:.3g}' if isinstance(one, float) else one}" for name, one in told.items())
+    filled = {name: v for name, v in figures.items() if v is not None and not isinstance(v, dict)}
+    return ", ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in filled.items())
 
 
 def what(row: Mapping[str, Any]) -> str:

@@ -20,18 +20,17 @@ from rooflab.kernels._files import write_whole
 
 FILE = "outcome.json"
 TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
-"""The options that every step of ours is told, after its own arguments."""
-DRY = (*TOLD, "--dry-run")
+"""The options that every step gets after its own arguments."""
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """Returns a parser of the options that every step is told."""
-    found = argparse.ArgumentParser(description=about)
-    found.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
-    found.add_argument("--seconds", type=float, default=60.0)
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
-    return found
+    """Returns a parser of the options that every step gets."""
+    options = argparse.ArgumentParser(description=about)
+    options.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
+    options.add_argument("--seconds", type=float, default=60.0)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
+    return options
 
 
 def context_of(options: argparse.Namespace) -> Context:
@@ -66,6 +65,6 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
-def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
-    """A step's own arguments, and the options that every step is told."""
-    return (*words, *(DRY if dry else TOLD))
+def step_words(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
+    """The whole arguments of a step: `words`, and the options that every step gets."""
+    return (*words, *TOLD, *(["--dry-run"] if dry else []))

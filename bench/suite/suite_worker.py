@@ -1,4 +1,4 @@
-"""The process of an entry: it is started before it is needed, and is then told a command of Python.
+"""The process of an entry: it starts before it is needed, and then gets a command of Python.
 
 Its imports take seconds, so they are made while another entry runs.  On a GPU it serves one command and ends, so that a
 poisoned context ends with it.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -57,18 +55,18 @@ class DeviceTimes:
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
         """For each config, its median seconds on each case, or the reason for its failure."""
-        found: dict[Any, Seconds | str] = {**dict.fromkeys(configs, ()), **self._compile(configs)}
+        times: dict[Any, Seconds | str] = {**dict.fromkeys(configs, ()), **self._compile(configs)}
         for inputs in self._inputs:
             ready = {}
             for config in configs:
-                if isinstance(found[config], str):
+                if isinstance(times[config], str):
                     continue
                 try:
                     rotation = Rotation(self._kernel.with_config(config), self._spec, inputs)
                     rotation()  # compiles
                     ready[config_name(config)] = rotation
                 except Failed.errors() as error:
-                    found[config] = Failed.of(error, "").reason
+                    times[config] = Failed.of(error, "").reason
             if not ready:
                 break
             samples = time_functions(
@@ -80,10 +78,10 @@ class DeviceTimes:
                 timer=self._timer,
             )
             for config in configs:
-                before = found[config]
+                before = times[config]
                 if not isinstance(before, str):
-                    found[config] = (*before, samples[config_name(config)].median_s)
-        return found
+                    times[config] = (*before, samples[config_name(config)].median_s)
+        return times
 
     def _compile(self, configs: Sequence[Any]) -> dict[Any, str]:
         """Compiles a group's new configs on all cores into Triton's cache; returns the errors of failed configs.
@@ -102,12 +100,8 @@ class DeviceTimes:
 
 
 def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms, from a hash of the config."""
-    found: dict[Any, Seconds | str] = {}
-    for config in configs:
-        digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).digest()
-        found[config] = (0.5e-3 + int.from_bytes(digest[:4]) / 2**32 * 1e-3,)
-    return found
+    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms, drawn by the config."""
+    return {config: (random.Random(config_name(config)).uniform(0.5e-3, 1.5e-3),) for config in configs}
 
 
 SEARCH_SHARE = 0.6
@@ -153,8 +147,8 @@ class BucketResult:
 
 
 @dataclass
-class TuningState:
-    """The state of a tuning run."""
+class TuningRun:
+    """A tuning run: its kernels, and its results so far."""
 
     spec: OpSpec
     kernels: Sequence[Kernel]
@@ -168,6 +162,18 @@ class TuningState:
     dry_run: bool = False
     results: list[BucketResult] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
+    stopped: str = ""
+    """How far the run came, if the budget ended before all buckets were tuned."""
+
+    @property
+    def files(self) -> list[str]:
+        """The name of the file with the records; empty without a record."""
+        return [self.writer.path.name] if self.records else []
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each kernel and bucket."""
+        return [asdict(result) | {"result": result.summary} for result in self.results]
 
     def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:
         """Searches and measures the configs for the cases of one bucket in about `seconds`."""
@@ -177,11 +183,11 @@ class TuningState:
             ends = time.monotonic() + SEARCH_SHARE * seconds / len(self.kernels)
             searched.append((kernel, *self._search(kernel, name, cases, ends)))
         if self.dry_run:
-            self.results += [self._dry_result(*one) for one in searched]
+            self.results += [self._dry_result(*row) for row in searched]
             return
-        finalists = {kernel.name: found.finalists(own) for kernel, own, found, _ in searched}
+        finalists = {kernel.name: result.finalists(start) for kernel, start, result, _ in searched}
         records = self._measure(cases, finalists, (1 - SEARCH_SHARE) * seconds)
-        self.results += [self._result(*one, records) for one in searched]
+        self.results += [self._result(*row, records) for row in searched]
 
     def _cost(self, case: Case) -> Cost:
         return self.spec.cost_of(self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed))
@@ -196,23 +202,23 @@ class TuningState:
         """The launcher's own choice for the largest case, the result of a search on the largest and smallest, and the
         numbers of configs."""
         probes, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
-        own = kernel.config_for(cases[-1], self.scheme, self.device)
+        start = kernel.config_for(cases[-1], self.scheme, self.device)
         legal = [
             config
             for config in kernel.tunable.legal_configs(cases[-1], self.scheme)
             if all(tuning.is_legal(config, case, self.scheme) for case in cases)
         ]
-        offered = len({*tuning.configs(cases[-1], self.scheme), own})
+        offered = len({*tuning.configs(cases[-1], self.scheme), start})
         counts = {"kernel": kernel.name, "bucket": bucket, "cases": len(cases)}
         counts |= {"configs": offered, "illegal": offered - len(legal)}
         costs = [self._cost(case) for case in probes]
-        known = {config: self._by_arithmetic(kernel, config, probes, costs) for config in legal}
+        bounds = {config: self._by_arithmetic(kernel, config, probes, costs) for config in legal}
         random.Random(self.seed).shuffle(legal)
-        legal.sort(key=lambda config: (math.prod(known[config][0]), -known[config][1]))
+        legal.sort(key=lambda config: (math.prod(bounds[config][0]), -bounds[config][1]))
         times = made_up if self.dry_run else DeviceTimes(kernel, self.spec, probes, self.scheme, self.device, self.seed)
-        found = search(own, legal, lambda config: known[config][0], times, ends)
-        counts |= {"bounded": found.bounded, "dropped": found.dropped}
-        return own, found, counts | {"failed": len(found.failures), "left": found.left}
+        result = search(start, legal, lambda config: bounds[config][0], times, ends)
+        counts |= {"bounded": result.bounded, "dropped": result.dropped}
+        return start, result, counts | {"failed": len(result.failures), "left": result.left}
 
     def _by_arithmetic(
         self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]
@@ -230,49 +236,49 @@ class TuningState:
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
         """Records of every kernel with its launcher's own choice, and of each finalist under its kernel's name."""
-        own = {kernel.name: kernel for kernel in self.kernels}
-        held = [
-            replace(own[name].with_config(config), name=f"{name}#{number}")
+        by_name = {kernel.name: kernel for kernel in self.kernels}
+        candidates = [
+            replace(by_name[name].with_config(config), name=f"{name}#{number}")
             for name, configs in finalists.items()
             for number, config in enumerate(configs)
         ]
-        contenders = [*self.kernels, *held, *self.beside]
+        contenders = [*self.kernels, *candidates, *self.beside]
         budget_s = min(FINAL_S, max(LEAST_FINAL_S, seconds / 2 / (len(contenders) * len(cases))))
-        settings, found = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s), []
+        settings, records = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s), []
         run = Measurement(self.spec, self.scheme, settings, self.writer.run_id)
         for record in run.records(contenders, cases):
             name, _, number = str(record.kernel).partition("#")
-            if name in own:
-                chosen = own[name].config_for(Case(**record.case), self.scheme, self.device)
+            if name in by_name:
+                chosen = by_name[name].config_for(Case(**record.case), self.scheme, self.device)
                 config = finalists[name][int(number)] if number else chosen
                 record = replace(record, kernel=name, config=asdict(config))
             self.writer.write(record)
-            found.append(record)
-        self.records += found
-        return found
+            records.append(record)
+        self.records += records
+        return records
 
-    def _dry_result(self, kernel: Kernel, own: Any, found: SearchResult, counts: dict[str, Any]) -> BucketResult:
+    def _dry_result(self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any]) -> BucketResult:
         """The config with the least made-up time, checked on one small case."""
         small = self.spec.get_cases("smoke")[0]
-        config = next(iter(found.finalists(own)), own)
-        asked = Settings(device=str(self.device), seed=self.seed, roof=False)
-        run = Measurement(self.spec, self.scheme, asked)
+        config = next(iter(result.finalists(start)), start)
+        settings = Settings(device=str(self.device), seed=self.seed, roof=False)
+        run = Measurement(self.spec, self.scheme, settings)
         outcome = run.check_here(kernel.with_config(config), small)
         reason = "" if outcome.status == "OK" else f"{outcome.status}: {outcome.reason}"
         return BucketResult(**counts, best=asdict(config), reason=reason, status=outcome.status)
 
     def _result(
-        self, kernel: Kernel, own: Any, found: SearchResult, counts: dict[str, Any], records: Sequence[Record]
+        self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any], records: Sequence[Record]
     ) -> BucketResult:
         """The fastest contender of a kernel over all cases, by the recorded times.
 
         The launcher may choose another config for each case; its time on a case is that of its choice for the case.
         """
-        if own in found.failures:
-            return BucketResult(**counts, reason=f"the launcher's own choice failed: {found.failures[own]}")
+        if start in result.failures:
+            return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")
         by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
         launched: dict[str, float] = {}
-        wanted = {str(record.case_id) for record in records}
+        case_ids = {str(record.case_id) for record in records}
         for record in records:
             if record.kernel == kernel.name and record.status == "OK" and record.latency_median_ms:
                 values, case = dict(record.config or {}), str(record.case_id)
@@ -280,16 +286,16 @@ class TuningState:
                 times[case] = math.log(record.latency_median_ms)
                 if values == asdict(kernel.config_for(Case(**record.case), self.scheme, self.device)):
                     launched.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
-        if launched.keys() != wanted:
+        if launched.keys() != case_ids:
             faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
             reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
             return BucketResult(**counts, reason=reason)
         default = sum(launched.values())
-        complete = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == wanted]
+        complete = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
         values, total = min(complete, key=lambda entry: entry[1], default=({}, default))
         if total >= default:
             return BucketResult(**counts)
-        return BucketResult(**counts, best=values, faster=math.exp((default - total) / len(wanted)))
+        return BucketResult(**counts, best=values, faster=math.exp((default - total) / len(case_ids)))
 
 
 @cache

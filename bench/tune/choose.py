@@ -32,11 +32,11 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Pat
     by_card: dict[tuple[str, str], list[Record]] = {}
     for record in counted:
         by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
-    for (op, card), own in by_card.items():
+    for (op, card), group in by_card.items():
         path = folder / op / "choices.json"
-        known = json.loads(path.read_text()) if path.is_file() else {}
-        known[card] = choose(op, own)
-        write_whole(path, json.dumps(known, indent=2, allow_nan=False) + "\n")
+        choices = json.loads(path.read_text()) if path.is_file() else {}
+        choices[card] = choose(op, group)
+        write_whole(path, json.dumps(choices, indent=2, allow_nan=False) + "\n")
         written[path] = None
     return list(written)
 
@@ -95,7 +95,7 @@ def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     best = {bucket: _best_by_kernel(cases) for bucket, cases in buckets.items()}
     allowed = _of_one_packing(op, best)
     scheme = str(records[0].scheme)
-    return {bucket: _entry(found, allowed, scheme) for bucket, found in best.items()}
+    return {bucket: _entry(contenders, allowed, scheme) for bucket, contenders in best.items()}
 
 
 def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
@@ -110,7 +110,7 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
     complete = [contender for contender in contenders.values() if contender.latencies.keys() == cases]
     best: dict[str, _Contender] = {}
     # On equal times the launcher's own choice comes first: a config must be faster to be written to the file.
-    for contender in sorted(complete or contenders.values(), key=lambda found: (found.mean, bool(found.config))):
+    for contender in sorted(complete or contenders.values(), key=lambda x: (x.mean, bool(x.config))):
         best.setdefault(contender.kernel, contender)
     return best
 
@@ -120,14 +120,14 @@ def _configs(record: Record) -> list[str]:
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
-    own = kernel.tuning.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
+    default = kernel.tuning.heuristic(Case(**record.case), get_scheme(str(record.scheme)))
     named = [json.dumps(dict(record.config))]
-    return ["", *named] if asdict(own) == dict(record.config) else named
+    return ["", *named] if asdict(default) == dict(record.config) else named
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
     """The kernels with the weight packing that is fastest over all buckets; all kernels if the op packs no weight."""
-    names = {name for found in best.values() for name in found}
+    names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return names
     ways: dict[Any, set[str]] = {}
@@ -135,14 +135,14 @@ def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> se
         ways.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
 
     def total(group: set[str]) -> tuple[bool, float]:
-        fastest = [min((own[name].mean for name in group if name in own), default=math.inf) for own in best.values()]
+        fastest = [min((row[name].mean for name in group if name in row), default=math.inf) for row in best.values()]
         return math.inf in fastest, sum(fastest)
 
     return min(ways.values(), key=total)
 
 
 def _entry(best: Mapping[str, _Contender], allowed: set[str], scheme: str) -> dict[str, Any]:
-    winner = next((found for name, found in best.items() if name in allowed), next(iter(best.values())))
+    winner = next((contender for name, contender in best.items() if name in allowed), next(iter(best.values())))
     entry: dict[str, Any] = {"kernel": winner.kernel, "record": winner.run_id}
-    configs = {name: json.loads(found.config) for name, found in best.items() if found.config}
+    configs = {name: json.loads(contender.config) for name, contender in best.items() if contender.config}
     return entry | ({"scheme": scheme, "configs": configs} if configs else {})

@@ -41,41 +41,41 @@ class SearchResult:
     left: int = 0
     """Configs that were not tried before the deadline."""
 
-    def finalists(self, own: Any) -> list[Any]:
-        """The fastest configs without `own`, the launcher's own choice."""
-        faster = sorted((config for config in self.scores if config != own), key=lambda config: self.scores[config])
+    def finalists(self, start: Any) -> list[Any]:
+        """The fastest configs without `start`, the launcher's own choice."""
+        faster = sorted((config for config in self.scores if config != start), key=lambda config: self.scores[config])
         return faster[:FINALISTS]
 
 
 def search(
-    own: Any,
+    start: Any,
     candidates: Sequence[Any],
     least: Callable[[Any], Seconds],
     times: Times,
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
-    """Looks for a config faster than `own`, the launcher's own choice, until `deadline`.
+    """Looks for a config faster than `start`, the launcher's own choice, until `deadline`.
 
     The search first tries the configs that differ from the best so far in the fewest fields, so it moves in small
     steps from a good config; ties keep the order of `candidates`.  `least` gives the least time that a config needs.
     Each group is timed interleaved with the best config so far and scored relative to it, so a card that slows down
     during the search slows both.
     """
-    found = SearchResult()
-    first = times([own])[own]
+    result = SearchResult()
+    first = times([start])[start]
     if isinstance(first, str):
-        found.failures[own] = first
-        return found
-    best, best_s = own, first
-    found.scores[own] = 1.0
-    waiting = [config for config in candidates if config != own]
+        result.failures[start] = first
+        return result
+    best, best_s = start, first
+    result.scores[start] = 1.0
+    waiting = [config for config in candidates if config != start]
     while waiting:
         if clock() >= deadline:
-            found.left = len(waiting)
+            result.left = len(waiting)
             break
         able = [config for config in waiting if _mean(least(config)) < _mean(best_s)]
-        found.bounded += len(waiting) - len(able)
+        result.bounded += len(waiting) - len(able)
         able.sort(key=lambda config: _distance(config, best))  # a stable sort: ties keep the given order
         group, waiting = able[:GROUP], able[GROUP:]
         if not group:
@@ -83,30 +83,30 @@ def search(
         read = times([best, *group])
         anchor = read[best]
         if isinstance(anchor, str):
-            found.failures[best] = anchor
+            result.failures[best] = anchor
             break
-        scale = found.scores[best] / _mean(anchor)
+        scale = result.scores[best] / _mean(anchor)
         best_s = anchor
         for config in group:
             seconds = read[config]
             if isinstance(seconds, str):
-                found.failures[config] = seconds
+                result.failures[config] = seconds
             elif _mean(seconds) > FAR * _mean(anchor):
-                found.dropped += 1
+                result.dropped += 1
             else:
-                found.scores[config] = scale * _mean(seconds)
-                if found.scores[config] < found.scores[best]:
+                result.scores[config] = scale * _mean(seconds)
+                if result.scores[config] < result.scores[best]:
                     best, best_s = config, seconds
-    return found
+    return result
 
 
-def _distance(one: Any, other: Any) -> int:
+def _distance(first: Any, other: Any) -> int:
     """The number of fields that differ."""
-    return sum(getattr(one, item.name) != getattr(other, item.name) for item in fields(one))
+    return sum(getattr(first, item.name) != getattr(other, item.name) for item in fields(first))
 
 
 def _mean(seconds: Seconds) -> float:
-    """Geometric mean."""
+    """The geometric mean of the seconds, each at least 1 ps."""
     return geometric_mean(max(value, 1e-12) for value in seconds)
 
 

@@ -7,16 +7,14 @@ together with the launcher's own choice and the op's other kernels; the records 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core import Environment, Record, RunWriter, Selection, default_scheme, pick_device
-from rooflab.bench.tune.bucket import BucketResult, TuningState
+from rooflab.bench.core import Environment, RunWriter, Selection, default_scheme, pick_device
+from rooflab.bench.tune.bucket import TuningRun
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import bucket_of, rows_of
@@ -25,25 +23,6 @@ from rooflab.reference.spec import Case
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
 """The suite whose cases are tuned if the user names no case."""
 COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
-
-
-@dataclass(frozen=True)
-class TuningReport:
-    """The result of a tuning run."""
-
-    results: tuple[BucketResult, ...]
-    records: tuple[Record, ...]
-    files: tuple[str, ...] = ()
-    stopped: str = ""
-    """How far the run came, if the budget ended before all buckets were tuned."""
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per kernel and bucket, with at least `COLUMNS`."""
-        return [asdict(result) | {"result": result.summary} for result in self.results]
-
-    def as_mapping(self) -> dict[str, Any]:
-        return {"rows": self.rows, "files": list(self.files), "stopped": self.stopped}
 
 
 def tune_op(
@@ -59,73 +38,62 @@ def tune_op(
     dry_run: bool = False,
     seed: int = 0,
     clean: bool = False,
-    exclude: Collection[str] = (),
-) -> TuningReport:
+) -> TuningRun:
     """Searches the configs of `kernels` (by default all tunable kernels of `op`) in about `budget_s` seconds.
 
     A dry run times nothing: it makes up times, checks its winner on one small case, and writes no record.
-    `clean` requires a committed tree; `exclude` names kernels (`gemm/naive`) that must not run.  Raises `ValueError`
-    on a kernel that takes no config or cannot be timed on this device.
+    `clean` requires a committed tree.  Raises `ValueError` on a kernel that takes no config or cannot be timed on this
+    device.
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
-    _check_clean(clean)
+    here = Environment.now() if clean else None
+    if here and (here.dirty or here.commit is None):
+        raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
     place = "cpu" if dry_run else device
     suite = SUITES[pick_device(place).type]
     chosen = Selection.of(
         op, kernels or None, suites or [suite], cases or None, [scheme] if scheme else None, place, seed
     )
     spec = registry.get_op(op)
-    tunable = _tunable(op, chosen.kernels[op], bool(kernels), exclude)
+    tunable = _tunable(op, chosen.kernels[op], bool(kernels))
     if not dry_run:
         for kernel in tunable:
             _check_timed_here(kernel, chosen.device)
     schemes = chosen.schemes_of(spec, default_scheme(chosen.device))
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
-    beside = [] if dry_run else _others(op, tunable, chosen.device, exclude)
-    writer = RunWriter(out)
-    run = TuningState(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
-    buckets: dict[str, list[Case]] = {}
-    for case in chosen.cases_of(spec):
-        buckets.setdefault(bucket_of(_rows(op, case)), []).append(case)
+    beside = [] if dry_run else _others(op, tunable, chosen.device)
+    run = TuningRun(spec, tunable, beside, schemes[0], chosen.device, RunWriter(out), seed, dry_run)
+    buckets = _by_bucket(op, chosen.cases_of(spec))
     ends = time.monotonic() + budget_s
-    stopped = ""
     for number, (name, own_cases) in enumerate(buckets.items()):
         left = ends - time.monotonic()
         if left <= 0:
-            stopped = f"the budget ended after {number} of {len(buckets)} buckets"
+            run.stopped = f"the budget ended after {number} of {len(buckets)} buckets"
             break
         run.bucket(name, own_cases, left / (len(buckets) - number))
-    files = (writer.path.name,) if run.records else ()
-    return TuningReport(tuple(run.results), tuple(run.records), files, stopped)
+    return run
 
 
-def _rows(op: str, case: Case) -> int:
-    rows = rows_of(case)
-    if rows is None:
-        raise ValueError(
-            f"case: expected one of M, T, B to say its rows, by which configs are chosen; {op} has {case.id}"
-        )
-    return rows
+def _by_bucket(op: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
+    buckets: dict[str, list[Case]] = {}
+    for case in cases:
+        if (rows := rows_of(case)) is None:
+            expected = "expected one of M, T, B to say its rows, by which configs are chosen"
+            raise ValueError(f"case: {expected}; {op} has {case.id}")
+        buckets.setdefault(bucket_of(rows), []).append(case)
+    return buckets
 
 
-def _check_clean(clean: bool) -> None:
-    if not clean:
-        return
-    here = Environment.now()
-    if here.dirty or here.commit is None:
-        raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
-
-
-def _tunable(op: str, kernels: Sequence[Kernel], named: bool, exclude: Collection[str]) -> list[Kernel]:
+def _tunable(op: str, kernels: Sequence[Kernel], named: bool) -> list[Kernel]:
     for kernel in kernels:
         if named and kernel.tuning is None:
             raise ValueError(f"kernel: expected a tunable one, got {kernel.id}, which takes no config")
-    found = [kernel for kernel in kernels if kernel.tuning is not None and kernel.id not in exclude]
-    if not found:
+    tunable = [kernel for kernel in kernels if kernel.tuning is not None and kernel.id not in registry.excluded()]
+    if not tunable:
         raise ValueError(f"kernel: expected a tunable one, and no kernel of {op} takes a config")
-    return found
+    return tunable
 
 
 def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
@@ -136,13 +104,12 @@ def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
         raise ValueError(f"tune: {kernel.id} cannot be timed here: {reason}; --dry-run searches with made-up times")
 
 
-def _others(op: str, tunable: Sequence[Kernel], device: torch.device, exclude: Collection[str]) -> list[Kernel]:
+def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:
     """The op's other kernels that can be timed here."""
     return [
         kernel
         for kernel in registry.kernels(op).values()
-        if kernel.name not in {own.name for own in tunable}
-        and kernel.id not in exclude
+        if kernel.name not in {other.name for other in tunable}
         and kernel.role in ("library", "optimized")
         and kernel.why_not_here(device) is None
         and (device.type == "cuda" or kernel.backend in registry.CPU_BACKENDS)

@@ -34,9 +34,9 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read_all
 from rooflab.bench.predict import public
-from rooflab.bench.predict.calibration import kind_of
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
+from rooflab.bench.predict.public import kind_of
 from rooflab.bench.report.pictures.canvas import WIDTH_IN
 from rooflab.bench.suite.passed import CODE
 from rooflab.bench.suite.state import folder_of

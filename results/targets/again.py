@@ -14,7 +14,6 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.tune.tune import tune_op
-from rooflab.kernels import registry
 
 WORST = 4
 """The number of cases of a target that are searched: the cases with the lowest ratios."""
@@ -52,10 +51,9 @@ def _searched(context: Context, target: Mapping[str, Any], before: list[Record],
     told = dispatched(op, before, cases)
     ratios = told.by_case if told else {case.id: 1.0 for case in cases}
     worst = sorted(ratios, key=lambda case: ratios[case])[:WORST]
-    here = usable(context, op)
     kernels = [
         kernel.name
-        for kernel in here
+        for kernel in usable(context, op)
         if kernel.tuning is not None and kernel.role == "optimized" and (not rungs or kernel.name in rungs)
     ]
     if not kernels:
@@ -70,7 +68,6 @@ def _searched(context: Context, target: Mapping[str, Any], before: list[Record],
         out=context.out,
         dry_run=context.dry_run,
         seed=context.seed,
-        exclude=[kernel.id for kernel in registry.kernels(op).values() if kernel not in here],
     )
     found = dispatched(op, fastest([*before, *report.records]), cases)
     if told is None or found is None:

@@ -171,7 +171,6 @@ def searched(context: Context, op: str, kernel: str, cases: Sequence[str], schem
         out=context.out,
         dry_run=context.dry_run,
         seed=context.seed,
-        exclude=list(registry.excluded()),
     )
     figures = {f"{result.kernel} {result.bucket}": result.summary for result in report.results}
     return EntryOutcome("DONE", report.stopped, figures=figures)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rooflab.bench.suite.entries import Entry, EntryOutcome
-from rooflab.bench.suite.step import told
+from rooflab.bench.suite.step import step_words
 
 
 class AcceptanceTarget(NamedTuple):
@@ -55,10 +55,10 @@ class AcceptanceTarget(NamedTuple):
         return Entry(
             self.id,
             self.text,
-            told(words),
+            step_words(words),
             self.cost_s,
             self.value,
-            told(words, dry=True) if self.on_cpu else (),
+            step_words(words, dry=True) if self.on_cpu else (),
             after=("ceilings",),
             ops=self.ops,
             checks=self.checks,

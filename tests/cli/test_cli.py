@@ -48,16 +48,16 @@ REFUSED = {
     "simulate --against none": "trace: expected a file, or a folder with one, got 'none'",
     "load --dataset none": "--dataset: expected a JSON file in ShareGPT's format, got 'none'",
     "list --ladder": "op: expected one with --ladder, got none",
+    "sweep --out x": "sweep: removed; start `rooflab suite` on each machine",
+    "picture schedule gemm": "schedule: removed; `rooflab explain flash_attention`",
 }
 WRITING = (
     "bench gemm --out",
-    "sweep --out",
     "report --out",
     "lab --out",
     "generate x --out",
     "ab gemm --junit",
     "static --compare HEAD --markdown",
-    "suite --archive",
     "load --vllm-json",
     "export csv x --to",
 )

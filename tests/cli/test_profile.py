@@ -105,16 +105,16 @@ def test_the_raw_table_is_read_in_bytes_and_seconds():
     assert first.stalls == {"long_scoreboard": 7.5, "wait": 1.25}  # the commonest first, the issued left out
     assert "occupancy" not in second.pipes and list(second.stalls) == ["wait"]
     assert (found.traffic.read_bytes, found.traffic.write_bytes, found.traffic.launches) == (140264, 131096, 2)
-    assert found.traffic.basis == "counted" and found.duration_s == pytest.approx(4.0e-6)
+    assert found.traffic.basis == "counted" and found.total(ncu.DURATION) == pytest.approx(4.0e-6)
     assert found.total(ncu.PIPES["occupancy"]) is None
 
 
 def test_larger_units_and_the_newer_names_are_understood_and_what_was_not_counted_is_no_zero():
     columns = {ncu.RENAMED[ncu.READ]: "Mbyte", ncu.RENAMED[ncu.WRITE]: "Kbyte", ncu.DURATION: "usecond"}
     found = taken(("k", ["1.5", "2", "3.25"]), columns=columns)
-    assert found.traffic.bytes == 1.502e6 and found.duration_s == pytest.approx(3.25e-6)
+    assert found.traffic.bytes == 1.502e6 and found.total(ncu.DURATION) == pytest.approx(3.25e-6)
     uncounted = taken(("k", ["n/a", "5", "100"]), columns=columns)
-    assert uncounted.traffic is None and uncounted.duration_s == pytest.approx(1e-4)
+    assert uncounted.traffic is None and uncounted.total(ncu.DURATION) == pytest.approx(1e-4)
 
 
 def test_profile_joins_the_counters_and_the_prediction(rooflab, tool, tmp_path):

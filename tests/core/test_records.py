@@ -18,7 +18,6 @@ from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.report.figures import Drawing, draw
 from rooflab.bench.report.page import write_report
-from rooflab.bench.suite.state import pack
 from rooflab.kernels import registry
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
@@ -181,7 +180,6 @@ OUTPUTS = {
     "report": ("report.html", lambda path: write_report([path.parent / "done.jsonl"], path)),
     "junit": ("ab.xml", lambda path: write_junit(path, [OUTCOME] * 99, strict=True)),
     "markdown": ("ab.md", lambda path: write_markdown(path, "t", [OUTCOME] * 99, [])),
-    "archive": ("run.tar.gz", lambda path: pack(path.parent, path)),
 }
 
 

@@ -38,8 +38,8 @@ HERE = (
     "rooflab import csv",
     "rooflab bisect",
 )
-LONGER = ("rooflab picture published", "rooflab picture schedule", "rooflab roofline --gpu")
-"""As `HERE`, of 1 to 3 s each: in `make test-more`."""
+LONGER = ("rooflab roofline --gpu",)
+"""As `HERE`, of 1 to 3 s: in `make test-more`."""
 WHEEL = (
     "rooflab check --kernel",
     "rooflab bench --kernel",
@@ -56,7 +56,6 @@ GPU = {
     "rooflab suite results/targets/plan.json": "--plan",
     "rooflab tune": "--dry-run --kernel tensor_core --case M=64,N=96,K=128,layout=NT,bias=false --budget 1",
     "rooflab profile": "",
-    "rooflab sweep": "",
 }
 """Commands for a card, with what makes a dry run of them; without it, their options are looked at."""
 TABLE = [*HERE, *LONGER, *WHEEL, *GPU]

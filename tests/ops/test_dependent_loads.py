@@ -26,7 +26,7 @@ ENTRY = one_token.TARGETS[0]
 OP = ENTRY.arguments["op"]
 SPEC = get_op(OP)
 DEVICE = get_device("h100-sxm")
-CHIP = chip_of(DEVICE, DEVICE.ceilings())
+CHIP = chip_of(DEVICE)
 LONG = 1e6
 """Clocks of a load, beside which all else takes no time."""
 

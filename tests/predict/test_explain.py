@@ -7,7 +7,6 @@ import re
 from dataclasses import asdict, replace
 
 import pytest
-import torch
 from op_kernels import own_registry  # noqa: F401
 from test_predict import WGMMA, compiled
 
@@ -15,7 +14,6 @@ from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import model, predictions
-from rooflab.bench.predict.calibration import Fit
 from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, explain, why_rows, why_sentence
 from rooflab.bench.predict.model import TimeStep
 from rooflab.bench.predict.predictions import measured_in
@@ -39,16 +37,6 @@ def record(**changes) -> Record:
     read = {"checked_by": "gpu", "basis": "measured", "l2_state": "cold", "latency_median_ms": 0.025}
     run = {"kind": "bench", "run_id": "run", "status": "OK", "environment": GPU, "scheme": "bf16", "device": "cuda"}
     return Record(**{**run, **what, **read, **changes})
-
-
-def test_a_calibrated_prediction_prints_its_held_out_error():
-    chosen = target("fused")
-    plain, fitted = (explain([chosen], H100, None, known)[0] for known in ({}, {"memory": Fit(1.5, 0.12, 0.3, 5, 40)}))
-    assert plain.calibration.startswith("uncalibrated") and plain.prediction_error is None
-    assert fitted.prediction_error == 0.12 and "held-out error 12% (worst 30%) over 5 kernels" in fitted.calibration
-    launch = next(part.ms for part in plain.parts if part.name == model.LAUNCH)
-    assert fitted.predicted_ms - launch == pytest.approx(1.5 * (plain.predicted_ms - launch))
-    assert sum(part.ms for part in fitted.parts) == pytest.approx(fitted.predicted_ms)
 
 
 def test_naive_and_optimized_side_by_side():
@@ -121,27 +109,6 @@ def test_bad_input_is_one_sentence(rooflab, tmp_path, arguments, named):
     record_files.write(tmp_path / "two" / "a.jsonl", record(), other)
     status, out, err = rooflab("explain", *arguments)
     assert status == 2 and out == "" and re.search(f"rooflab: (--)?{named}", err), err
-
-
-def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H100 80GB HBM3")
-    wrong = {"status": "INCORRECT", "reason": "y: 3 elements differ", "latency_median_ms": None, "basis": "bound"}
-    asked = []
-
-    def measure(chosen, budget_s, seed=0):
-        asked.append((tuple(entry.kernel for entry in chosen), budget_s))
-        return [record(latency_median_ms=0.03), record(kernel="naive", **wrong)]
-
-    monkeypatch.setattr(predictions, "measure_here", measure)
-    arguments = ["rmsnorm", "library", "--kernel", "naive", "--case", CASE.id, "--budget", "0.2", "--json"]
-    status, out, err = rooflab("explain", *arguments)
-    library, naive = json.loads(out)
-    assert status == 0 and asked == [(("library", "naive"), 0.2)]
-    assert library["measured_ms"] == 0.03 and library["gpu"] == "h100-sxm" and naive["measured_ms"] is None
-    assert f"rmsnorm/naive {CASE.id}: INCORRECT: y: 3 elements differ" in err
-    _, out, _ = rooflab("explain", *arguments, "--no-measure")
-    assert json.loads(out)[0]["measured_ms"] is None and len(asked) == 1
 
 
 def test_a_measured_time_is_never_held_against_a_predicted_one():

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from rooflab.bench.predict import public
+from rooflab.roofline.model import Cost
 
 
 def reading(factor):
     """A published time that is `factor` of the prediction's part beyond its launches."""
-    published = factor * 10.0
-    return public.PublishedTime("a", "memory", "h200", "1", "graph", published, 8.0, 2, 2.6, 9.0, 12.6)
+    return {"published_us": factor * 10.0, "predicted_us": 12.6}
 
 
 def test_the_error_is_that_of_the_whole_prediction():
@@ -17,10 +17,16 @@ def test_the_error_is_that_of_the_whole_prediction():
     assert public.unfitted(pd.DataFrame([reading(1.26)])).median == pytest.approx(0.0)
 
 
-def test_the_file_of_readings_is_there_and_another_one_is_refused(tmp_path):
+def test_the_readings_are_of_all_kinds():
     assert set(public.read()["kind"]) == {"memory", "attention", "product"}
-    (tmp_path / "other.csv").write_text("kernel,kind\n")
-    with pytest.raises(ValueError, match="expected the columns kernel, kind, gpu"):
-        public.read(tmp_path / "other.csv")
-    with pytest.raises(ValueError, match="found none"):
-        public.read(tmp_path / "absent.csv")
+
+
+def test_a_prediction_says_the_error_on_public_kernels_of_its_kind():
+    product = Cost(1e8, 0, {"bf16": 1e9})
+    assert public.kind_of("paged_attention", product) == "attention" and public.kind_of("gemm", product) == "product"
+    assert public.kind_of("merge_attention_states", Cost(1e8, 0)) == "memory"
+    readings = public.read()
+    of_kind = public.unfitted(readings[readings["kind"] == "memory"])
+    assert public.error_text("rmsnorm", Cost(1e8, 0)) == (
+        f"uncalibrated; public kernels of its kind (memory) err by {of_kind}"
+    )

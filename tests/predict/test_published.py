@@ -199,6 +199,8 @@ def test_sums_of_published_times_are_near_published_times_of_engines_under_load(
 def test_a_file_that_is_another_one_is_refused(package, tmp_path, change, words):
     with pytest.raises(ValueError, match=words):
         read_published([package(change(products()))])
+    with pytest.raises(ValueError, match="path: expected a wheel or folder of aiconfigurator-core .* got none"):
+        read_published([])
     (tmp_path / "broken.whl").write_bytes(b"PK")
     with pytest.raises(ValueError, match="expected a wheel"):
         read_published([tmp_path / "broken.whl"])

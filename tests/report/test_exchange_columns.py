@@ -1,4 +1,4 @@
-"""A CSV with named columns and units, and NVBench's JSON, reach records and a roofline."""
+"""A CSV with named columns and units reaches records and a roofline."""
 
 import json
 
@@ -6,37 +6,6 @@ import pytest
 from test_exchange import written
 
 from rooflab.bench.exchange.convert import read
-
-
-def nvbench(**state):
-    """A file of NVBench with one state, its numbers written as texts, and one that was skipped."""
-    axes = {"M": ("int64", "64"), "N": ("int64", "48"), "K": ("int64", "32"), "layout": ("string", "NT")}
-    axes |= {"bias": ("string", "false"), "scheme": ("string", "bf16")}
-    tags = {"time/gpu/mean": "2e-05", "time/gpu/median": "1e-05", "bw/global/bytes_per_second": "5e11"}
-    named = [{"name": name, "type": kind, "value": value} for name, (kind, value) in axes.items()]
-    summaries = [
-        {"tag": f"nv/cold/{tag}", "data": [{"name": "value", "type": "float64", "value": value}]}
-        for tag, value in tags.items()
-    ]
-    whole = {"device": 0, "axis_values": named, "summaries": summaries, "is_skipped": False} | state
-    skipped = {"device": 0, "axis_values": None, "summaries": None, "is_skipped": True, "skip_reason": "too large"}
-    benchmarks = [{"name": "my_gemm", "states": [whole, skipped]}]
-    return {"devices": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "benchmarks": benchmarks}
-
-
-def test_nvbench_has_seconds_and_reaches_a_roofline(rooflab, tmp_path):
-    words = ("import", "nvbench", written(tmp_path / "n.json", nvbench()))
-    gemm = ("--column", "op==gemm", "--column", "scheme=scheme")
-    status, out, err = rooflab(*words, *gemm, "--json", "--out", "gemm")
-    (row,), (skipped,) = json.loads(out)["rows"], json.loads(out)["not_imported"]
-    assert (row["latency_ms"], row["gbytes_per_s"], skipped["reason"]) == (pytest.approx(0.01), 1000, "too large"), err
-    status, out, err = rooflab("roofline", "gemm", "--gpu", "h100", "--out", "x.svg", "--json")
-    (point,) = json.loads(out)["points"]
-    assert status == 0 and point["seconds"] == pytest.approx(1e-5) and point["flops"] == 2 * 64 * 48 * 32, err
-    assert rooflab(*words, "--out", "other")[0] == 0
-    status, _, err = rooflab("roofline", "other", "--gpu", "h100")
-    assert status == 2 and "my_gemm/my_gemm: its op is not registered here" in " ".join(err.split())
-
 
 CSV = "what,time_us,work\nfast,10,2\nslow,40,2\n"
 MAP = ("kernel=what", "latency=time_us:us", "flops=work:gflop", "bytes==1:MB", "op==mine", "scheme==bf16")
@@ -59,7 +28,7 @@ def test_a_csv_of_named_columns_and_units_reaches_a_roofline(rooflab, tmp_path):
 def test_the_cases_of_a_known_op_are_those_of_its_check_and_an_empty_cell_leaves_a_key_out(tmp_path):
     columns = ("op=op", "kernel==mine", "latency==1:us", "case.T=T", "case.H=H", "case.eps=eps", "scheme==bf16")
     rows = "op,T,H,eps\nrmsnorm,8,64,1e-5\nsoftmax,8,64,\nrmsnorm,8,64,\n"
-    found = read("csv", [written(tmp_path / "a.csv", rows)], None, columns)
+    found = read("csv", [written(tmp_path / "a.csv", rows)], columns)
     assert [record.case_id for record in found.records] == ["T=8,H=64,eps=1e-05", "T=8,H=64"]
     (skipped,) = found.skipped
     assert skipped.place == "line 4"
@@ -78,4 +47,4 @@ def test_the_cases_of_a_known_op_are_those_of_its_check_and_an_empty_cell_leaves
 def test_a_csv_is_refused_by_the_name_of_what_is_missing(tmp_path, changed, message):
     columns = dict(column.split("=", 1) for column in MAP) | changed
     with pytest.raises(ValueError, match=message):
-        read("csv", [written(tmp_path / "a.csv", CSV)], None, [f"{key}={value}" for key, value in columns.items()])
+        read("csv", [written(tmp_path / "a.csv", CSV)], [f"{key}={value}" for key, value in columns.items()])

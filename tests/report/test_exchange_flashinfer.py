@@ -112,7 +112,6 @@ def test_every_definition_is_mapped_or_has_a_reason(root, rooflab):
     assert (rows["gemm_n48_k32"]["scheme"], rows["gemm_n48_k32"]["traces"]) == ("fp16", 3)
     status, out, _ = rooflab("import", "flashinfer", root, "--json")
     assert status == 0 and len(json.loads(out)["definitions"]) == len(rows) and len(json.loads(out)["rows"]) == 4
-    assert rooflab("import", "flashinfer", root, "--op", "rope")[1].count("rope_neox") == 1
     with pytest.raises(ValueError, match="^path: expected one, got 2"):
         read("flashinfer", [root, root])
 

@@ -1,22 +1,13 @@
-"""TritonBench's CSV and JSON become records, and faults of a file are reported with their place."""
+"""TritonBench's JSON becomes records, and faults of a file are reported with their place."""
 
 import os
 
 import pytest
 from test_exchange import written
 
-from rooflab.bench.exchange.convert import read
 from rooflab.bench.exchange.tritonbench import read_tritonbench
 from rooflab.reference.spec import Case
 
-CSV = """\
-(M, N, K);flops;aten-latency;aten-tflops;aten-accuracy;triton-latency;triton-tflops;triton-accuracy
-(256, 128, 64);4194304;0.02;0.2;;0.016 (±3.10%);0.25;1.0
-(512, 128, 64);8388608;0.03;0.3;;CUDA out of memory.;;
-(512, 256, 64);16777216;0.03;0.3;;0.01;0.4;0.0
-(64, 64, 64);524288;;0.1;;RuntimeError: no kernel;;
-average;;0.026;0.2;;0.013;0.3;
-"""
 NORM = "tritonbench_rms_norm_fwd[x_(16, 4096)-llama_rms]"
 METRICS = {
     f"{NORM}_latency": 0.5,
@@ -30,54 +21,39 @@ METRICS = {
 }
 
 
-@pytest.fixture
-def csv(tmp_path):
-    """What is read of a CSV file of the operator gemm."""
-    return lambda text: read_tritonbench(written(tmp_path / "op_gemm_a.csv", text))
+def test_modes_of_one_op_are_not_one_and_a_number_that_is_none_is_named(tmp_path):
+    modes = {f"tritonbench_gemm_{mode}[x_1-a]_latency": 0.5 for mode in ("fwd", "fwd_no_grad")}
+    modes |= {"tritonbench_gemm_fwd[x_1-a]_speedup": float("inf")}
+    found = read_tritonbench(written(tmp_path / "result.json", modes))
+    assert [(each.op, each.case_id) for each in found.records] == [("gemm", "x=1"), ("gemm", "x=1,mode=fwd_no_grad")]
+    assert [each.reason for each in found.skipped] == ["its speedup is inf"]
 
 
-def test_rows_become_records_by_implementation_and_what_is_none_is_listed(tmp_path):
-    path = written(tmp_path / "op_gemm_a.csv", CSV)
+def test_an_error_takes_the_place_of_the_first_metric_and_a_wrong_result_has_no_time(tmp_path):
+    values = {
+        "a_latency": "CUDA out of memory.",
+        "b_latency": "RuntimeError:  no kernel",
+        "c_latency": 0.01,
+        "c_accuracy": 0.0,
+        "c_gpu_peak_mem": 2.0,
+        "d_latency": 0.016,
+        "d_accuracy": 1.0,
+        "d_tflops": 0.25,
+        "e_tflops": 0.3,
+    }
+    values = {f"tritonbench_gemm_fwd[x_(64, 48)-{key[0]}]_{key[2:]}": value for key, value in values.items()}
+    path = written(tmp_path / "result.json", values)
     os.utime(path, (1.7e9, 1.7e9))
     found = read_tritonbench(path)
-    first, second = found.records[:2]
-    assert (first.op, first.kernel, first.case_id) == ("gemm", "aten", "M=256,N=128,K=64")
-    assert (first.latency_median_ms, first.flops_per_s, first.timer) == (0.02, 0.2e12, "imported: tritonbench")
-    assert first.timestamp == "2023-11-14T22:13:20+00:00", "the file's time: the format says nothing of when"
-    assert Case.parse(first.case_id) == Case(**first.case) and first.commit is None
-    assert (second.kernel, second.latency_median_ms, second.metrics) == ("triton", 0.016, {"accuracy": 1.0})
-    failed = {(each.status, each.case_id): each.latency_median_ms for each in found.records if each.status != "OK"}
-    assert failed == {
-        ("OUT_OF_MEMORY", "M=512,N=128,K=64"): None,
-        ("INCORRECT", "M=512,N=256,K=64"): None,
-        ("RUNTIME_ERROR", "M=64,N=64,K=64"): None,
-    }
-    assert {each.place.partition(", ")[2]: each.reason for each in found.skipped} == {
-        "line 6": "an average over inputs of different sizes",
-        "line 5, aten": "it has no latency, only tflops",
-    }
-    assert len(found.records) == 7, "8 cells of a latency, one of them empty"
-
-
-def test_numbers_are_read_as_they_are_written_or_named(csv):
-    found = csv("x;a-latency;a-speedup;a-tflops\n1;1,234.5 (±3.10%);nan;1,000\n2;nan;;\n")
-    assert [(each.latency_median_ms, each.flops_per_s) for each in found.records] == [(1234.5, 1e15), (None, None)]
-    assert [each.reason for each in found.skipped] == ["its speedup is nan"]
-
-
-def test_inputs_of_one_text_and_modes_of_one_op_are_not_one(csv, tmp_path):
-    rows = csv("(M, M);a-latency\n(1, 2);0.5\n(1, 2);0.7\n").records
-    assert [each.case_id for each in rows] == ["x0=1,x1=2", "x0=1,x1=2,number=2"]
-    modes = {f"tritonbench_gemm_{mode}[x_1-a]_latency": 0.5 for mode in ("fwd", "fwd_no_grad")}
-    found = read_tritonbench(written(tmp_path / "result.json", modes)).records
-    assert [(each.op, each.case_id) for each in found] == [("gemm", "x=1"), ("gemm", "x=1,mode=fwd_no_grad")]
-
-
-def test_the_operator_comes_from_the_name_or_the_caller(tmp_path):
-    path = written(tmp_path / "results.csv", CSV)
-    with pytest.raises(ValueError, match=r"^op: expected the operator of results\.csv"):
-        read_tritonbench(path)
-    assert {each.op for each in read("tritonbench", [path], ["rms_norm"]).records} == {"rmsnorm"}
+    memory, error, wrong, right = found.records
+    assert (memory.status, memory.reason) == ("OUT_OF_MEMORY", "CUDA out of memory.")
+    assert (error.status, error.reason) == ("RUNTIME_ERROR", "RuntimeError: no kernel")
+    assert (wrong.status, wrong.peak_memory_bytes, wrong.latency_median_ms) == ("INCORRECT", 2e9, None)
+    assert (right.kernel, right.latency_median_ms, right.metrics) == ("d", 0.016, {"accuracy": 1.0})
+    assert right.flops_per_s == 0.25e12 and right.timer == "imported: tritonbench" and right.commit is None
+    assert right.timestamp == "2023-11-14T22:13:20+00:00", "the file's time: no environment says when"
+    assert right.case_id == "x0=64,x1=48" and Case.parse(right.case_id) == Case(**right.case)
+    assert [each.reason for each in found.skipped] == ["it has no latency, only tflops"]
 
 
 def test_keys_of_the_json_become_records_of_its_environment(tmp_path):
@@ -98,13 +74,11 @@ def test_keys_of_the_json_become_records_of_its_environment(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ", line 1: expected columns separated by ';'"),
-        ("x;aten-latency\n1;2;3\n", ", line 2: expected 2 cells, got 3"),
-        ("x;aten-latency\n", ": expected results of tritonbench, got none"),
-        ("x;a-latency;a-latency\n1;2;3\n", ", line 1: expected each column once, got 'a-latency' twice"),
-        ("x;a-latency\n1;0,5\n", ", line 2, a, latency: expected a number with a decimal point, got '0,5'"),
+        ("x;aten-latency", ", column 1: not JSON: Expecting value"),
+        ("{}", ": expected results of tritonbench, got none"),
+        ('{"latency": 1}', ", 'latency': expected tritonbench_<op>_<mode>"),
     ],
 )
-def test_a_malformed_csv_is_one_sentence_with_its_place(csv, text, message):
-    with pytest.raises(ValueError, match=f"^op_gemm_a.csv{message}"):
-        csv(text)
+def test_another_file_is_one_sentence_with_its_name(tmp_path, text, message):
+    with pytest.raises(ValueError, match=f"^a.json{message}"):
+        read_tritonbench(written(tmp_path / "a.json", text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +17,7 @@ from test_child_processes import assert_gone
 from rooflab.bench.suite import runner, state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
-from rooflab.bench.suite.step import told
+from rooflab.bench.suite.step import step_words
 
 STEP = str(Path(__file__).with_name("suite_step.py"))
 ILLEGAL = "it broke the CUDA context"
@@ -31,7 +31,7 @@ def light_processes(monkeypatch):
 
 
 def entry(name, how="fine", cost_s=5.0, needs=(), **options):
-    words = told((STEP, how))
+    words = step_words((STEP, how))
     return Entry(name, name, words, cost_s, dry=(*words, "--dry-run"), needs=needs, **options)
 
 
@@ -193,39 +193,11 @@ t.run([t.MACHINE, t.entry("a"), t.entry("slow", "slow", 200.0), t.entry("b")], P
     assert [name for name, _ in lines(tmp_path)] == ["environment", "a", "slow", "environment", "slow", "b"]
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_leaves_its_archive(tmp_path, ended_by):
-    """By SIGKILL what was there some seconds before; by SIGTERM all."""
-    code = f"""
-import time
-from pathlib import Path
-from rooflab.bench.cli.app import terminated_as_exception
-from rooflab.bench.suite.state import packed
-out = Path({str(tmp_path)!r}) / "run"
-out.mkdir()
-with terminated_as_exception(), packed(out, out.parent / "run.tar.gz", {0.05 if ended_by == signal.SIGKILL else 600}):
-    (out / "r.jsonl").write_text("a record")
-    print(flush=True)
-    time.sleep(600)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout.read(1)
-        time.sleep(1.0 if ended_by == signal.SIGKILL else 0.0)
-        process.send_signal(ended_by)
-    state.unpack(tmp_path / "run.tar.gz", tmp_path / "back")
-    assert (tmp_path / "back" / "r.jsonl").read_text() == "a record"
-
-
-def test_another_card_of_the_kind_goes_on_from_the_archive_and_another_kind_is_refused(tmp_path, monkeypatch):
+def test_another_card_of_the_kind_goes_on_from_a_copy_and_another_kind_is_refused(tmp_path, monkeypatch):
     plan = [MACHINE, entry("a"), entry("ceilings", of_card=True), entry("b", needs=("a",))]
     first, second = tmp_path / "first", tmp_path / "second"
     run(plan, first)
-    (first / "cache").mkdir()
-    (first / "cache" / "file").write_text("compiled")
-    state.unpack(state.pack(first, first / "run.tar.gz"), second)
-    names = {str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()}
-    assert {"a/result.json", "summary.json", "ran.txt"} <= names
-    assert not names & {"cache/file", "run.tar.gz", "run.tar.gz.part"}
+    shutil.copytree(first, second)
     monkeypatch.setenv("TEST_UUID", "GPU-2")
     for _ in range(2):  # on the same card nothing is done again
         run(plan, second, resume=True)
@@ -235,9 +207,6 @@ def test_another_card_of_the_kind_goes_on_from_the_archive_and_another_kind_is_r
     with pytest.raises(ValueError, match="out: expected a run of this machine, but the machine was h100-16c and is h2"):
         run(plan, second, resume=True)
     assert state.environment_in(second)["machine_key"] == "h100-16c"
-    (tmp_path / "bad.tar.gz").write_text("no archive")
-    with pytest.raises(ValueError, match="archive: expected a .tar.gz of a suite's folder"):
-        state.unpack(tmp_path / "bad.tar.gz", second)
 
 
 def test_bad_input_is_one_sentence(tmp_path):

@@ -213,6 +213,14 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, arguments, message):
         tune_op(out=tmp_path, device="cpu", **arguments)
 
 
+def test_a_kernel_that_broke_a_process_is_not_tuned(tmp_path, monkeypatch):
+    excluded = tmp_path / "excluded.json"
+    excluded.write_text('{"rmsnorm/cluster": "TIMEOUT"}')
+    monkeypatch.setenv("ROOFLAB_EXCLUDE", str(excluded))
+    report = tune_op("rmsnorm", cases=["T=256,H=64,eps=1e-06"], dry_run=True, out=tmp_path / "out")
+    assert {result.kernel for result in report.results} == {"fused"}
+
+
 @pytest.fixture
 def tuning(mine, tmp_path):
     """A tuning run of a kernel whose own choice is 1 row for up to 100 rows, and 8 for more."""
@@ -220,7 +228,7 @@ def tuning(mine, tmp_path):
     choose = lambda case, scheme=None: kernel.tuning.config_type(1 if case["T"] <= 100 else 8)
     kernel = replace(kernel, tuning=replace(kernel.tuning, heuristic=choose))
     spec = registry.get_op("rmsnorm")
-    run = tune_bucket.TuningState(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path, "r"))
+    run = tune_bucket.TuningRun(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path, "r"))
     return run, kernel
 
 

@@ -1,4 +1,4 @@
-"""The pictures of the documentation: bytes at each level of memory, and schedules as Gantt charts.
+"""The parts that all figures of the documentation share, and the figure of the bytes at each level of memory.
 
 Colour-blind readers can tell the colours apart.  A file changes only if its content changes.
 """
@@ -11,19 +11,13 @@ from pathlib import Path
 from textwrap import fill, wrap
 from typing import Any, NamedTuple
 
-from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from rooflab.bench.core import Environment, Record
+from rooflab.bench.core import Record
 from rooflab.bench.report.pictures.levels import PREFIX
-from rooflab.bench.report.pictures.tile_schedule import UNIT, TileSchedule
 from rooflab.kernels._files import write_whole
-from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import three_digits
 from rooflab.roofline.plot import own_settings
@@ -53,12 +47,6 @@ def save(figure: Figure, path: Path) -> Path:
     content = BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return write_whole(path, content.getvalue())
-
-
-def where(made: Record | Environment) -> str:
-    """The commit at which a record or an environment was made."""
-    changed = " with uncommitted changes" if made.dirty else ""
-    return f"Commit {(made.commit or 'unknown')[:10]}{changed}."
 
 
 def note(figure: Figure, texts: Sequence[str]) -> None:
@@ -103,16 +91,16 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
     """The levels from far to near, each with a bar for every record; a bar without data is empty."""
     levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
     panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
-    turns = [[one.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for one in records]
-    if any(taken for _, taken in turns):
+    turns = [[record.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records]
+    if any(turned for _, turned in turns):
         parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
-        for own, taken in turns:
-            least, lost = (own or 0.0) / KILO, ((taken or 0.0) - (own or 0.0)) / KILO
+        for fewest, turned in turns:
+            least, lost = (fewest or 0.0) / KILO, ((turned or 0.0) - (fewest or 0.0)) / KILO
             parts["_least"].append(least)
             parts["lost to bank conflicts"].append(lost)
             conflicts = f"{three_digits(lost)} of them lost to bank conflicts" if lost > 0 else "no bank conflict"
-            texts.append(UNSEEN if taken is None else f"{three_digits(least + lost)} thousand, {conflicts}")
+            texts.append(UNSEEN if turned is None else f"{three_digits(least + lost)} thousand, {conflicts}")
         panels.append(Panel("shared memory, turns of loads and stores (thousand)", parts, texts))
     return panels
 
@@ -121,15 +109,15 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
     parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
     texts = []
     for record in records:
-        seen = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
+        moved = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
         names = ("read", "modelled", "write", "read_sector", "write_sector")
-        read, modelled, write, *sectors = (seen.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
-        for own, value in zip(parts.values(), (read - modelled, modelled, write), strict=True):
-            own.append(value)
+        read, modelled, write, *sectors = (moved.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
+        for lengths, value in zip(parts.values(), (read - modelled, modelled, write), strict=True):
+            lengths.append(value)
         text = f"{three_digits(read + write)} MB: {three_digits(read)} read, {three_digits(write)} written"
         if sum(sectors) > read + write:
             text += f"; in sectors {three_digits(sum(sectors))}"
-        texts.append(text if seen else UNSEEN)
+        texts.append(text if moved else UNSEEN)
     return Panel(title, parts, texts)
 
 
@@ -151,11 +139,13 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
         _draw_panel(axes, panel, [str(record.kernel) for record in records])
     least = (first.least_bytes or 0.0) / MEGA
     rows[0].axvline(least, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
-    shown = [axes.get_legend_handles_labels() for axes in rows]
-    named = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
+    legends = [axes.get_legend_handles_labels() for axes in rows]
+    named = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
     rows[1].legend(named.values(), named, fontsize=8.5, loc="lower right", frameon=False)
     about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)."
-    note(figure, [about_case, *LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
+    changed = " with uncommitted changes" if first.dirty else ""
+    made = f"Commit {(first.commit or 'unknown')[:10]}{changed}. Numbers in {first.run_id}.jsonl."
+    note(figure, [about_case, *LEVEL_NOTES, made])
     return save(figure, folder / f"bytes-{first.op}.png")
 
 
@@ -178,60 +168,4 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
     axes.tick_params(axis="x", labelsize=9)
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.locator_params(axis="x", nbins=4)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-SCHEDULE_NOTE = (
-    "The length of a bar is the number of its tile's blocks of 128 x 128 scores, also of blocks that the mask hides in "
-    "part. To start and to end a tile takes no time here. In a grid the SM that is free first takes the next CTA."
-)
-
-
-@own_settings
-def draw_schedules(
-    schedules: Sequence[TileSchedule], case: Case, scheme: Scheme, environment: Environment, folder: Path
-) -> Path:
-    """Writes `schedule-flash_attention.png` and returns its path.  Raises `ValueError` if there is no schedule."""
-    if not schedules:
-        raise ValueError("schedules: expected at least one, got none")
-    figure = new_figure(WIDTH_IN, 2.6 + 2.15 * len(schedules))
-    mask = "causal" if case["causal"] else "not causal"
-    _title(figure, f"Attention's tiles over {schedules[0].sms} SMs, {mask}: from the schedule, no kernel timed")
-    rows = figure.subplots(len(schedules), 1, squeeze=False, sharex=True)[:, 0]
-    longest = max(tile.work for schedule in schedules for tile in schedule.tiles)
-    colours = ScalarMappable(Normalize(0, longest), colormaps["cividis"])
-    for axes, schedule in zip(rows, schedules, strict=True):
-        _draw_schedule(axes, schedule, colours)
-    rows[-1].set_xlabel(UNIT, fontsize=9)
-    bar = figure.colorbar(colours, ax=list(rows), fraction=0.025, pad=0.01, aspect=45)
-    bar.set_label("blocks of 128 x 128 scores of the tile", fontsize=8.5)
-    bar.ax.tick_params(labelsize=8)
-    dashed = f"Dashed: the mean of all SMs, where perfect balance ends. {where(environment)}"
-    note(figure, [f"{case.id}, {scheme.name}.", SCHEDULE_NOTE, dashed])
-    return save(figure, folder / "schedule-flash_attention.png")
-
-
-def _draw_schedule(axes: Any, schedule: TileSchedule, colours: ScalarMappable) -> None:
-    height = 1 / schedule.ctas_per_sm
-    by_lane: dict[int, list[Any]] = {}
-    for tile in schedule.tiles:
-        by_lane.setdefault(tile.lane, []).append(tile)
-    for lane, tiles in by_lane.items():
-        axes.broken_barh(
-            [(tile.start, tile.end - tile.start) for tile in tiles],
-            (lane * height, height),
-            facecolors=[colours.to_rgba(tile.work) for tile in tiles],
-            linewidth=0,
-        )
-    # Only the start of a tile has an edge: edges on all sides would hide the colours of the thin rows.
-    begun = [[(tile.start, tile.lane * height), (tile.start, (tile.lane + 1) * height)] for tile in schedule.tiles]
-    axes.add_collection(LineCollection(begun, colors="white", linewidths=0.6))
-    axes.axvline(schedule.mean, color=LOST, linewidth=1.2, linestyle=(0, (4, 2)))
-    axes.set_ylim(schedule.sms, 0)
-    axes.set_xlim(0, None)
-    axes.set_ylabel("SM", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.set_title(
-        f"{schedule.kernel}: the last SM ends at {schedule.imbalance:.2f}x the mean", fontsize=10, loc="left"
-    )
     axes.spines[["top", "right"]].set_visible(False)

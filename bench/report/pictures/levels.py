@@ -39,18 +39,18 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
         across, down = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
         a, b = call.read[-2:]
         inner = a.shape[-1]
-        asked = repeats * inner * (rows * across * a.itemsize + columns * down * b.itemsize)
-        asked += sum(item.nbytes for item in call.read[:-2])
+        requested = repeats * inner * (rows * across * a.itemsize + columns * down * b.itemsize)
+        requested += sum(item.nbytes for item in call.read[:-2])
     else:
-        asked = sum(
+        requested = sum(
             item.itemsize * (max(item.numel(), size) if call.elementwise else item.numel()) for item in call.read
         )
     return {
         "hbm_read_bytes": sum(map(_sectors, call.read)),
         "hbm_write_bytes": sum(map(_sectors, call.written)),
-        "l2_read_bytes": asked,
+        "l2_read_bytes": requested,
         "l2_write_bytes": sum(item.nbytes for item in call.written),
-        "l2_modelled_bytes": asked if modelled else 0,
+        "l2_modelled_bytes": requested if modelled else 0,
     }
 
 
@@ -72,17 +72,17 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
     """
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
-    (wanted,) = choose_cases(spec, [case], dtypes)
+    (chosen,) = choose_cases(spec, [case], dtypes)
     environment, run_id = Environment.now(), f"bytes-{RunWriter(Path()).run_id}"
-    found = []
+    records = []
     for kernel, _ in choose_kernels(op, kernels):
-        inputs = spec.make_inputs(wanted, dtypes, META, seed)
+        inputs = spec.make_inputs(chosen, dtypes, META, seed)
         refusal = kernel.why_not_args(inputs)
         if refusal:
             raise ValueError(f"kernel: {kernel.id}: {refusal}")
-        record = environment.record("check", kernel, wanted, dtypes.name, run_id)
-        record = _emulated(record, kernel, wanted, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
-        config = kernel.tuning.heuristic(wanted, dtypes) if kernel.tuning is not None else None
+        record = environment.record("check", kernel, chosen, dtypes.name, run_id)
+        record = _emulated(record, kernel, chosen, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
+        config = kernel.tuning.heuristic(chosen, dtypes) if kernel.tuning is not None else None
         record = replace(
             record,
             config=None if config is None else asdict(config),
@@ -91,8 +91,8 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
             traffic_bytes=sum(record.metrics[f"{PREFIX}hbm_{way}_bytes"] for way in ("read", "write")),
             least_bytes=spec.cost_of(inputs).bytes,
         )
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> Record:

@@ -83,13 +83,13 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
     """
     chosen = chosen or RecordFilter()
     files = find_files(paths)
-    found = [(file, record) for file in files for record in read(file)]
-    taken = [(file, record) for file, record in found if chosen.takes(record)]
-    if found and not taken:
-        known = sorted({str(record.op) for _, record in found if record.op})
-        raise ValueError(f"history: none of {len(found)} records is chosen; their ops are {', '.join(known)}")
-    left_out = Counter(reason for _, record in taken if (reason := why_not(record)))
-    points = points_of((record, file.name) for file, record in taken if not why_not(record))
+    pairs = [(file, record) for file in files for record in read(file)]
+    selected = [(file, record) for file, record in pairs if chosen.takes(record)]
+    if pairs and not selected:
+        ops = sorted({str(record.op) for _, record in pairs if record.op})
+        raise ValueError(f"history: none of {len(pairs)} records is chosen; their ops are {', '.join(ops)}")
+    left_out = Counter(reason for _, record in selected if (reason := why_not(record)))
+    points = points_of((record, file.name) for file, record in selected if not why_not(record))
     return Points(points, dict(left_out.most_common()), len(files))
 
 
@@ -142,13 +142,13 @@ def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
         return key_of(record), record.run_id, record.method.startswith(IMPORTED) and record.timestamp
 
     runs = grouped(records, run).values()
-    configs = (grouped(own, lambda pair: config_of(pair[0])).values() for own in runs)
+    configs = (grouped(pairs, lambda pair: config_of(pair[0])).values() for pairs in runs)
     return [min(map(_point, each), key=lambda point: point.latency_ms) for each in configs]
 
 
 def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
     first, file = min(measured, key=lambda pair: pair[0].timestamp)
-    return TrendPoint(first, median(one.latency_median_ms or 0.0 for one, _ in measured), file)
+    return TrendPoint(first, median(record.latency_median_ms or 0.0 for record, _ in measured), file)
 
 
 def repository(folder: Path | None = None) -> Path | None:
@@ -161,11 +161,11 @@ def repository(folder: Path | None = None) -> Path | None:
 
 def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
     """The place of each commit that the repository at `root` knows, parents before children; others have no place."""
-    wanted = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
-    if root is None or not wanted:
+    hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
+    if root is None or not hashes:
         return {}
-    asked, listed = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
+    arguments, listed = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
     with suppress(ValueError):
-        listed = git(root, *asked, stdin="\n".join(wanted))
+        listed = git(root, *arguments, stdin="\n".join(hashes))
     places = {commit: place for place, commit in enumerate(listed.split())}
-    return {commit: places[commit] for commit in wanted if commit in places}
+    return {commit: places[commit] for commit in hashes if commit in places}

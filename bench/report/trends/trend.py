@@ -141,7 +141,7 @@ def find_trends(
     if last < LEAST_HISTORY:
         raise ValueError(f"last: expected at least {LEAST_HISTORY} points, got {last}")
     keys = sorted(grouped(points, lambda point: key_of(point.record)).items(), key=lambda item: item[0])
-    return [_trend(dict(zip(KEY, key, strict=True)), own, places, last, threshold) for key, own in keys]
+    return [_trend(dict(zip(KEY, key, strict=True)), group, places, last, threshold) for key, group in keys]
 
 
 def _trend(
