@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -45,6 +45,13 @@ INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
 
+REMOVED = {
+    "xray": "vLLM, SGLang, AIPerf and GuideLLM measure this server themselves; `rooflab load` has Rooflab's metrics",
+    "load --xray": "vLLM, SGLang, AIPerf and GuideLLM measure the same server themselves",
+    "load --vllm-json": "`vllm bench serve --save-result` measures the same server",
+    "load --ramp": "--sweep A,B,... measures each rate by itself",
+}
+"""Commands and options that earlier commits had, and what a user does instead."""
 OF_A_USERS_FILE = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors of a reference, inputs or a tolerance that a user's file gives an op: one sentence with the line."""
 
@@ -105,9 +112,18 @@ def _parser() -> Callable[..., object]:
     return typer.main.get_command(app)
 
 
+def _refuse_removed(words: Sequence[str]) -> None:
+    """Raises `ValueError` on a command or an option of `REMOVED`."""
+    for word in words:
+        name = word if word == words[0] else f"{words[0]} {word.partition('=')[0]}"
+        if name in REMOVED:
+            raise ValueError(f"{name.split()[-1]}: removed; {REMOVED[name]}")
+
+
 def run() -> NoReturn:
     """The command line; bad input gives one sentence and exit status 2."""
     try:
+        _refuse_removed(sys.argv[1:])
         _parser()(prog_name="rooflab")  # ends with SystemExit
     except ValueError as error:
         show.error(f"rooflab: {error}")

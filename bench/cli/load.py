@@ -1,11 +1,11 @@
-"""`load`, `xray`, `latency` and `throughput`: how long users of a server, or of the engine itself, wait."""
+"""`load`, `latency` and `throughput`: how long users of a server, or of the engine itself, wait."""
 
 from __future__ import annotations
 
 import json as json_text
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,20 +32,6 @@ WAITS = (
     "rate", "ttft_p50_ms", "ttft_p99_ms", "ttft_sent_p50_ms", "ttft_sent_p99_ms", "itl_p50_ms", "itl_p99_ms",
     "chunk_gap_p50_ms", "tpot_p50_ms", "e2e_p50_ms", "e2e_p99_ms", "tokens_per_step", "acceptance",
 )  # fmt: skip
-XRAY = (
-    "tool", "ttft_p50_ms", "ttft_p99_ms", "itl_mean_ms", "itl_p50_ms", "itl_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
-    "e2e_p50_ms", "e2e_p99_ms", "output_tokens_per_s",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a load shows and leaves beside its tables."""
-
-    xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True
-    vllm_json: Annotated[Path | None, option.file(help="Write a file with the keys of `vllm bench serve`.")] = None
-    out: option.Out = None
 
 
 @app.command()
@@ -59,7 +45,6 @@ def load(
     rate: option.Rate = None,
     arrivals: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
     burstiness: Annotated[float, typer.Option(help="Shape of gamma; below 1, bursts.")] = 1.0,
-    ramp: Annotated[str | None, typer.Option(help="A:B: from A to B requests per second.")] = None,
     sweep: option.Sweep = None,
     concurrency: option.Concurrency = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Further requests wait on the client.")] = None,
@@ -81,7 +66,8 @@ def load(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Without it from the clock, so that no cache is warm.")
     ] = None,
-    left: Left,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw figures beside the records.")] = True,
+    out: option.Out = None,
     json: option.Json = False,
 ) -> None:
     """Load a server and say how long its users wait: TTFT, ITL, throughput, goodput; every chunk's time is kept."""
@@ -93,9 +79,7 @@ def load(
     limits = check_limits(goodput or [])
     ids = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
     asked = Data(data, *lengths.spans, prefix_len, groups, ids, dataset)
-    each = laws(rate, sweep, concurrency, ramp, arrivals, burstiness)
-    if left.vllm_json and len(each) > 1:
-        raise ValueError("vllm_json: expected one rate with it, got a sweep")
+    each = laws(rate, sweep, concurrency, arrivals, burstiness)
     plan = Plan(
         arrivals=each[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
         duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=asked, endpoint=endpoint, model=model or "",
@@ -107,19 +91,17 @@ def load(
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
     plans = [replace(plan, arrivals=law, seed=plan.seed + place) for place, law in enumerate(each)]
-    _load(target, plans, limits, left)
+    _load(target, plans, limits, plots, out)
 
 
-def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: Left) -> None:
+def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: bool, out: Path | None) -> None:
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.load import load_record
     from rooflab.bench.load.causes import LONG, spikes
-    from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.load_run import run_load
-    from rooflab.bench.load.metrics import answers, failures, remarks
-    from rooflab.kernels._files import write_whole
+    from rooflab.bench.load.metrics import failures, remarks
 
-    folder = left.out or result_folder()
+    folder = out or result_folder()
     writer, rows, traces, files = RunWriter(folder), list[Row](), list[Any](), list[Path]()
     for plan in plans:
         name = name_of(plan) if len(plans) > 1 else ""
@@ -130,12 +112,8 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: L
         files.append(trace.save(load_record.trace_file(folder, name)))
         traces.append(trace)
         rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
-    if left.vllm_json:
-        keys = load_record.vllm_json(traces[0], plans[0], limits)
-        files.append(write_whole(left.vllm_json, json_text.dumps(keys, allow_nan=False)))
-    plots = left.plots and any(row["requests"] > row["failed"] for row in rows)
+    plots = plots and any(row["requests"] > row["failed"] for row in rows)
     failed, said = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
-    tools = [xray_of(trace) if answers(trace) else [] for trace in traces] if left.xray else []
     for columns in (LOAD, WAITS):
         show.table(rows, columns, filled=True)
     for row, reasons, own in zip(rows, failed, said, strict=True):
@@ -148,12 +126,10 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: L
     for row, trace in zip(rows, traces, strict=True):
         for kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
             show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
-    for table in filter(None, tools):
-        _show_xray(table)
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
     names = [path.name for path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failed}
-    show.result({**summary, "remarks": said, **({"xray": tools} if left.xray else {})})
+    show.result({**summary, "remarks": said})
     show.note(f"records, traces and figures: {folder}")
     exit_for({load_record.exit_status(trace) for trace in traces})
 
@@ -178,38 +154,32 @@ def name_of(plan: Plan) -> str:
     """A run's rate, or its number of users."""
     if plan.arrivals is None:
         return f"{plan.concurrency} at once"
-    end = "" if plan.arrivals.ramp_to is None else f"-{plan.arrivals.ramp_to:g}"
-    return f"{plan.arrivals.rate:g}{end}"
+    return f"{plan.arrivals.rate:g}"
 
 
-def _number(name: str, text: str) -> float:
+def _rate(text: str) -> float:
+    """One rate of `--sweep`, in requests per second."""
     try:
         return float(text)
     except ValueError as error:
-        raise ValueError(f"{name}: expected requests per second, got {text!r}") from error
+        raise ValueError(f"sweep: expected requests per second, got {text!r}") from error
 
 
 def laws(
-    rate: float | None, sweep: str | None, concurrency: int | None, ramp: str | None = None, law: str = "poisson",
-    burstiness: float = 1.0,
-) -> list[Arrivals | None]:  # fmt: skip
+    rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
+) -> list[Arrivals | None]:
     """The arrivals of each run; [None] for a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
-    given = {"rate": rate, "ramp": ramp, "sweep": sweep, "concurrency": concurrency}
+    given = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"{named[1]}: expected one of {', '.join(given)}, got {named[0]} too")
     if sweep is not None:
-        rates = [_number("sweep", part) for part in sweep.split(",")]
+        rates = [_rate(part) for part in sweep.split(",")]
         if len(set(rates)) < len(rates) or not all(map(math.isfinite, rates)):
             raise ValueError(f"sweep: expected finite rates, each once, got {sweep!r}")
         return [Arrivals(value, law, burstiness) for value in rates]
-    if ramp is not None:
-        begin, colon, end = ramp.partition(":")
-        if not colon:
-            raise ValueError(f"ramp: expected A:B in requests per second, got {ramp!r}")
-        return [Arrivals(_number("ramp", begin), law, burstiness, _number("ramp", end))]
     if rate is None and (law != "poisson" or burstiness != 1):
         raise ValueError("arrivals: expected a rate with it; in a closed loop the server sets the pace")
     return [None if rate is None else Arrivals(rate, law, burstiness)]
@@ -223,37 +193,6 @@ def _fields(text: str) -> dict[str, Json]:
     if not isinstance(value, dict):
         raise ValueError(f"extra_body: expected a JSON object, got {text!r}")
     return value
-
-
-def _show_xray(rows: list[Row]) -> None:
-    from rooflab.bench.load.definitions import texts
-
-    show.line()
-    show.table(rows, XRAY, "one trace by each tool's definitions")
-    for definitions in texts():
-        show.line()
-        show.pairs([pair for pair in definitions.items() if pair[0] != "tool"], definitions["tool"])
-
-
-@app.command()
-def xray(
-    trace: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A trace of `rooflab load`, or a folder, of which the newest is taken; without it, .rooflab/."
-        ),
-    ] = None,
-    json: option.Json = False,
-) -> None:
-    """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
-    from rooflab.bench.core import result_folder
-    from rooflab.bench.load.definitions import texts
-    from rooflab.bench.load.definitions import xray as xray_of
-    from rooflab.bench.load.trace import load_trace
-
-    rows = xray_of(load_trace(trace or result_folder("local")))
-    show.result({"rows": rows, "definitions": texts()})
-    _show_xray(rows)
 
 
 @app.command()

@@ -78,11 +78,8 @@ class Plan:
         random = np.random.default_rng(self.seed)
         if self.duration_s is None:
             return self.arrivals.offsets(self.num_prompts, random)
-        until = self.arrivals.ramp_to or self.arrivals.rate
-        expected = (self.arrivals.rate + until) / 2 * self.duration_s
-        # A ramp ends with its expected number of arrivals; other laws draw enough arrivals to fill the duration.
-        ramp = self.arrivals.ramp_to is not None
-        count = math.ceil(expected if ramp else expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)
+        expected = self.arrivals.rate * self.duration_s
+        count = math.ceil(expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)  # fills the duration
         return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
@@ -121,7 +118,7 @@ class Plan:
         else:
             rate = "inf" if math.isinf(self.arrivals.rate) else self.arrivals.rate
             kept |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
-            kept |= {"ramp_to": self.arrivals.ramp_to, "max_concurrency": self.max_concurrency}
+            kept["max_concurrency"] = self.max_concurrency
         kept |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
         extra = {f"extra.{name}": body_of({"": value})[4:-1].decode() for name, value in self.extra.items()}
         return {name: value for name, value in kept.items() if value is not None} | extra

@@ -1,4 +1,4 @@
-"""This project's metrics of a trace; `definitions.py` has the metrics of other tools.
+"""The metrics of a trace.
 
 TTFT and E2E are taken twice: from the scheduled arrival and from the send.  If the client or its limit of concurrent
 requests held a request back, only the first value shows the delay (coordinated omission).  ITL is per token: the gap

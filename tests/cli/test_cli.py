@@ -12,7 +12,6 @@ from typing import get_args, get_type_hints
 
 import pytest
 from op_kernels import own_registry  # noqa: F401
-from test_load_metrics import TRACE
 from test_records import measured
 from tiny_model import write_config
 from typer.main import get_command
@@ -58,7 +57,6 @@ WRITING = (
     "ab gemm --junit",
     "static --compare HEAD --markdown",
     "suite --archive",
-    "load --vllm-json",
     "export csv x --to",
 )
 NAMING = ("check", "ab", "emulate", "check gemm --kernel", "history --op", "roofline --gpu", "bench gemm --case")
@@ -317,8 +315,7 @@ def test_results_stay_out_of_the_way_of_another_repository(rooflab, tmp_path, mo
     assert result_folder().parent == result_folder("local") == Path(".rooflab") and not list(Path().glob("results"))
     assert Path(".rooflab/.gitignore").read_text() == "*\n"
     write(Path(".rooflab/run/a.jsonl"), measured())
-    TRACE.save(Path(".rooflab/run/trace.ndjson"))
-    for words in (("report",), ("history",), ("xray",), ("xray", ".rooflab/run")):
+    for words in (("report",), ("history",)):
         status, out, err = rooflab(*words, "--json")
         assert status == 0 and json.loads(out), err
     monkeypatch.chdir(Path(__file__).parents[2])
