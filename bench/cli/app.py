@@ -49,6 +49,8 @@ REMOVED = {
     "xray": "vLLM, SGLang, AIPerf and GuideLLM measure this server themselves; `rooflab load` has Rooflab's metrics",
     "load --xray": "vLLM, SGLang, AIPerf and GuideLLM measure the same server themselves",
     "load --vllm-json": "`vllm bench serve --save-result` measures the same server",
+    "static --toolchain": "run `rooflab static --json` in each environment and compare the two",
+    "static --details": "--json has everything that is known of each kernel",
     "load --ramp": "--sweep A,B,... measures each rate by itself",
 }
 """Commands and options that earlier commits had, and what a user does instead."""

@@ -281,8 +281,7 @@ def _compile(
 ) -> Results:
     asked = [{name: value for name, value in item.items() if name not in ("kept", "part")} for item in items]
     messages = [{"do": "compile", **one, **side.within} for one in asked]
-    kept = [item["kept"] and side.own_toolchain for item in items]
-    found = compile_in(side.workers, messages, kept, side.tree, store, done)
+    found = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store, done)
     return {
         _id(item): result
         if isinstance(result, CompileFailure)

@@ -6,7 +6,6 @@ The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` r
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -35,11 +34,11 @@ class CompileFailure(RuntimeError):
         """Whether the kernel does not exist, or says that it does not take the case."""
 
 
-def compilers(tree: Path | None = None, import_path: str | None = None, python: str = sys.executable) -> Pool:
+def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
     """Processes that compile the kernels of this tree, or those in the folder `tree`; with this PYTHONPATH, if any."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
-    return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree, python=python)
+    return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree)
 
 
 @cache

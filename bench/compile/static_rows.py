@@ -1,4 +1,4 @@
-"""What `rooflab static` prints and keeps: rows, details and records of compiled kernels."""
+"""What `rooflab static` prints and keeps: rows and records of compiled kernels."""
 
 from __future__ import annotations
 
@@ -134,16 +134,6 @@ def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
 
 def _range(worst: int | None, usual: int | None) -> str:
     return "" if worst is None else str(usual) if worst == usual else f"{worst} ({usual})"
-
-
-def details(launch: Summary) -> list[tuple[str, str]]:
-    """All facts about one launched kernel, as pairs of label and text."""
-    found = launch.to_json()
-    loop, asked = found.pop("loop") or {}, found.pop("options")
-    said = {**found, **{f"hot loop: {name}": value for name, value in loop.items()}}
-    said |= {option["name"]: ("" if option["took_effect"] else "NO: ") + option["sentence"] for option in asked}
-    texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in said.items()}
-    return [(name.replace("_", " "), texts[name]) for name, value in said.items() if value not in (None, {}, [])]
 
 
 def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
