@@ -72,9 +72,6 @@ def run(
     broken: dict[str, tuple[Verdict, str]] = {
         key: ("MISSING", reason) for key in comparison.keys if (reason := comparison.missing(key)) is not None
     }
-    if settings.budget_s is not None and (needed := _needed_s(runner, checked, settings)) > settings.budget_s:
-        short = f"the budget of {settings.budget_s:g} s is too short for a verdict on this machine"
-        done(f"{short}, which takes at least {needed:.0f} s")
     failed = [] if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
     left_out = {} if comparison.a.functions else _not_timed(comparison, failed)
     keys = [key for key in comparison.keys if key not in left_out]
@@ -95,8 +92,8 @@ def run(
             found.append(Evidence(key, broken=broken[key]) if key in broken else of_key)
         return found
 
-    least, later = _pairs_of_a_verdict(len(keys), settings)
-    first = measured(sound, seed=settings.seed, least=least, later=later)
+    least = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
+    first = measured(sound, seed=settings.seed, least=least, later=min(BOUNDED_PAIRS, settings.pairs))
     read = failed + first.read
     called = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
     second = measured(called, seed=settings.seed + 1, confirms=True)
@@ -105,18 +102,6 @@ def run(
     outcomes = tuple(judge(evidence(read, known, second.stopped), settings.rules))
     stopped = first.stopped or (f"confirmation: {second.stopped}" if second.stopped else "")
     return AbResult(comparison, settings, outcomes, seen, read, stopped, left_out)
-
-
-def _pairs_of_a_verdict(keys: int, settings: AbSettings) -> tuple[int, int]:
-    """Pairs of the first batch that a verdict takes, and of the second."""
-    return min(SUITE_PAIRS if keys > 1 else BOUNDED_PAIRS, settings.pairs), min(BOUNDED_PAIRS, settings.pairs)
-
-
-def _needed_s(runner: JobRunner, checked: bool, settings: AbSettings) -> float:
-    """The least seconds of a run that can decide: two processes a pair, and two that check."""
-    keys, start_s = len(runner.comparison.keys), runner.start_s()
-    pairs = sum(_pairs_of_a_verdict(keys, settings))
-    return 2 * pairs * (start_s + keys * settings.kernel_s) + (0.0 if checked else 2 * start_s)
 
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Read:

@@ -149,12 +149,6 @@ class JobRunner:
         self.judged.add(name)
         return readings
 
-    def start_s(self) -> float:
-        """Seconds of a process that measures nothing."""
-        began = time.monotonic()
-        self._run("A", "measure", [], MEASURE_S)
-        return time.monotonic() - began
-
     def check(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
         """One process checks these kernels; if a kernel ends the process, another process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_S)

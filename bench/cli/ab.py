@@ -1,4 +1,4 @@
-"""`ab` and `bisect`: kernels, revisions or records compared, and the commit behind a slowdown."""
+"""`ab`: two kernels, revisions or files of records compared."""
 
 from __future__ import annotations
 
@@ -115,32 +115,3 @@ def _draw(report: AbReport, status: int) -> None:
     for fault in report.faults:
         show.line(fault, "red")
     show.line(f"{output.summary(report.outcomes)}: exit status {status}")
-
-
-@app.command()
-def bisect(
-    op: option.OpName,
-    good: Annotated[str, typer.Option("--good", help="A revision that is fast, and is compared with at each step.")],
-    bad: Annotated[str, typer.Option("--bad", help="A later revision that is slow.")],
-    kernel: Annotated[str | None, typer.Argument(help="A kernel of the op; without one, all.")] = None,
-    case: option.Case = None,
-    scheme: option.Scheme = None,
-    threshold: Annotated[float | None, typer.Option(help="Smallest relative change that counts, as in an A/B.")] = None,
-    pairs: Annotated[int, typer.Option(help="Pairs of processes in one A/B; doubled where it cannot tell.")] = 12,
-    correctness: Annotated[
-        bool, typer.Option("--correctness", help="Count a kernel that fails or is incorrect as bad.")
-    ] = False,
-    repo: Annotated[Path, typer.Option("--repo", help="The checkout to bisect.")] = Path("."),
-    json: option.Json = False,
-) -> None:
-    """Print the lines with which `git bisect run` finds the commit that made a kernel slower."""
-    from rooflab.bench.ab.bisection import bisect_lines
-
-    words = [op, *(("--kernel", kernel) if kernel else ())]
-    words += [word for text in case or () for word in ("--case", text)]
-    words += [word for text in scheme or () for word in ("--scheme", text)]
-    words += ["--threshold", str(threshold)] if threshold is not None else []
-    lines = bisect_lines(words, good, bad, repo, pairs=pairs, correctness=correctness)
-    show.result({"lines": lines})
-    for line in lines:
-        show.line(line)

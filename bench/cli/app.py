@@ -46,6 +46,7 @@ INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
 
 
 REMOVED = {
+    "bisect": "`git bisect run` with `rooflab ab --strict` finds the commit: docs/ab.md has the lines",
     "xray": "vLLM, SGLang, AIPerf and GuideLLM measure this server themselves; `rooflab load` has Rooflab's metrics",
     "load --xray": "vLLM, SGLang, AIPerf and GuideLLM measure the same server themselves",
     "load --vllm-json": "`vllm bench serve --save-result` measures the same server",
