@@ -41,7 +41,7 @@ app = typer.Typer(
 
 
 INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
-INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
+INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
 
@@ -66,12 +66,12 @@ def _pretended_card() -> AbstractContextManager[object]:
 
 
 class Command(TyperCommand):
-    """A command that refuses wrong names before torch is imported, and whose errors name options as they are typed."""
+    """A command that refuses an unknown model or GPU before torch is imported, and names options as they are typed."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Runs the command."""
         try:
-            check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})
+            check_names(ctx.params)
             interpret_without_gpu()
             if not cuda_device_present():
                 _card.pretended = _pretended_card
