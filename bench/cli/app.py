@@ -47,6 +47,7 @@ INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
 
 REMOVED = {
     "bisect": "`git bisect run` with `rooflab ab --strict` finds the commit: docs/ab.md has the lines",
+    "throughput": "`rooflab latency --batch-size N` measures N requests at once, tokens per second too",
     "xray": "vLLM, SGLang, AIPerf and GuideLLM measure this server themselves; `rooflab load` has Rooflab's metrics",
     "load --xray": "vLLM, SGLang, AIPerf and GuideLLM measure the same server themselves",
     "load --vllm-json": "`vllm bench serve --save-result` measures the same server",

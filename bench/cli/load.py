@@ -1,4 +1,4 @@
-"""`load`, `latency` and `throughput`: how long users of a server, or of the engine itself, wait."""
+"""`load` and `latency`: how long users of a server, or of the engine itself, wait."""
 
 from __future__ import annotations
 
@@ -200,37 +200,18 @@ def _fields(text: str) -> dict[str, Json]:
 def latency(
     engine: option.EngineOptions,
     *,
-    input_len: int = 128,
-    output_len: int = 64,
-    batch_size: int = 1,
+    input_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Requests, which all come at once.")] = 1,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """TTFT and ITL of one batch on the engine itself, with no server between."""
-    _in_process("latency", engine, {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}, out)
-
-
-@app.command()
-@option.grouped
-def throughput(
-    engine: option.EngineOptions,
-    *,
-    input_len: int = 128,
-    output_len: int = 64,
-    num_prompts: int = 64,
-    out: option.Out = None,
-    json: option.Json = False,
-) -> None:
-    """Tokens per second of the engine itself, with all requests there at once."""
-    sizes = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
-    _in_process("throughput", engine, sizes, out)
-
-
-def _in_process(name: str, engine: option.EngineOptions, sizes: dict[str, int], out: Path | None) -> None:
+    """Measure TTFT, ITL and tokens per second of one batch on the engine itself, without a server."""
     from rooflab.bench.load.in_process import measure
 
-    with show.waiting(f"{name} of {engine.model}"):
-        result = measure(name, engine.options(), sizes, out)
+    sizes = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
+    with show.waiting(f"latency of {engine.model}"):
+        result = measure(engine.options(), sizes, out)
     show.result(result)
     show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in result.items()])
     exit_for({result["status"]})

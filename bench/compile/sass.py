@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "tcgen05": ("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA"),
     "wgmma": ("HGMMA", "IGMMA", "QGMMA", "BGMMA"),
     "mma": ("HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "BMMA"),
     "tma": ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED"),
@@ -34,7 +33,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 `tma`: copies by the tensor memory accelerator; `cp_async`: Ampere's copies that bypass the registers; `fma`:
 multiply-adds that compute a matrix product where no tensor core is used.
 """
-TENSOR_CORES = ("tcgen05", "wgmma", "mma")
+TENSOR_CORES = ("wgmma", "mma")
 """Families of tensor-core instructions, the newest first."""
 TMA_STORES = ("UTMASTG", "UTMAREDG")
 """Copies that send a tile of shared memory to global memory."""

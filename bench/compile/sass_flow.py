@@ -23,7 +23,7 @@ _ENDS = ("EXIT", "RET", "KILL")
 _BRANCHES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
 _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
 _WAITS = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
-_WORK = ("tcgen05", "wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
+_WORK = ("wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
 _LONGEST_WAIT = 24
 """Most instructions of a loop that counts as waiting: on sm_90a a polling loop has four to nine instructions."""
 _TARGET = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")

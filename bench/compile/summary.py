@@ -63,7 +63,7 @@ class Summary:
     """CTAs in the last, partly filled wave."""
     wave_efficiency: float | None
     tensor_path: str
-    """The newest tensor-core instruction that the code uses: `tcgen05`, `wgmma`, `mma` or `none`."""
+    """The newest tensor-core instruction that the code uses: `wgmma`, `mma` or `none`."""
     counts: Mapping[str, int]
     """Number of instructions by family in the whole code."""
     loop: LoopSummary | None

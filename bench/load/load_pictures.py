@@ -16,7 +16,7 @@ from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ, WRITTEN,
 from rooflab.roofline.plot import own_settings
 
 QUEUE, WAIT, STREAM = PALE, WRITTEN, READ
-SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#009e73", "#f0e442", INK), strict=True))
+SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
 """The colours of the causes of long gaps."""
 SHOWN = 40
 """The most requests of a waterfall."""
