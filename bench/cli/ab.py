@@ -14,15 +14,15 @@ from rooflab.bench.cli.app import app, terminated_as_exception
 if TYPE_CHECKING:
     from rooflab.bench.ab.modes import AbReport
 
-HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
+HELP = """Compare two kernels, two git revisions, or two files of records, in pairs of fresh processes.
 
-rooflab ab OP --kernel A --kernel B; rooflab ab [OP] --base REV [--head REV] [--kernel FILE] [--changed];
-rooflab ab --records A --records B; rooflab ab --self-test.  Revisions are those of FILE's repository, or of the one
-that is the working directory: of Rooflab, or of an installed package with kernels.
+Kernels: rooflab ab OP --kernel A --kernel B.  Records: rooflab ab --records A --records B.  Revisions: rooflab ab [OP]
+--base REV [--head REV] [--kernel FILE] [--changed], in the repository of FILE or of the working directory, which is
+Rooflab's or that of an installed package with kernels.  The A/B itself: rooflab ab --self-test.
 
-Verdicts: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED, MISSING, INVALID. Exit status, the first that applies:
-11 INCORRECT or FAILED, 13 INVALID or MISSING or nothing compared (or UNRESOLVED where three times the threshold could
-not be seen), 10 SLOWER, 12 UNRESOLVED with --strict, 0; 2 is bad usage."""
+Verdicts: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED, MISSING, INVALID.  The exit status is the first that
+applies: 2 for bad usage; 11 for INCORRECT or FAILED; 13 for INVALID, MISSING or nothing compared, and for an
+UNRESOLVED that cannot see three times the threshold; 10 for SLOWER; 12 for UNRESOLVED with --strict; else 0."""
 
 
 @app.command("ab", help=HELP)
@@ -30,8 +30,8 @@ def ab(
     op: Annotated[list[str] | None, typer.Argument(help="Ops; without one, all that both sides have.")] = None,
     kernel: option.Kernel = None,
     base: Annotated[str | None, typer.Option(help="The revision that is side A.")] = None,
-    head: Annotated[str | None, typer.Option(help="The revision that is side B; the working tree without it.")] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the difference touches.")] = (
+    head: Annotated[str | None, typer.Option(help="The revision that is side B; without it, the working tree.")] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the changed files touch.")] = (
         False
     ),
     records: Annotated[list[Path] | None, typer.Option(help="A file or folder of records; give it twice.")] = None,
@@ -41,30 +41,28 @@ def ab(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Suite of cases; without one, the cases with most FLOPs and most bytes of smollm2_135m on a CPU, of "
-            "llama3_8b on a GPU. A self-test takes a suite's last case."
+            help="Suite of cases; without one, the case with the most FLOPs and the case with the most bytes, of "
+            "smollm2_135m on a CPU and of llama3_8b on a GPU. A self-test takes the suite's last case."
         ),
     ] = None,
     case: option.Case = None,
     scheme: option.Scheme = None,
     device: option.Device = None,
-    pairs: Annotated[int, typer.Option(help="Pairs of processes, and again as many to confirm.")] = 12,
+    pairs: Annotated[int, typer.Option(help="Pairs of processes; as many again confirm a difference.")] = 12,
     threshold: Annotated[float, typer.Option(help="Smallest relative change that matters; 0.02 is 2%.")] = 0.02,
-    floor_us: Annotated[float, typer.Option(help="Smallest change in microseconds that matters.")] = 0.5,
-    budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
+    floor_us: Annotated[float, typer.Option(help="Smallest change that matters, in microseconds.")] = 0.5,
+    budget_s: Annotated[float | None, typer.Option("--budget", help="Limit of the whole run in seconds.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
-    timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
+    timer: Annotated[str | None, typer.Option(help="On a GPU: events, graph or cupti.")] = None,
     wait_for_gpu: option.Wait = False,
     seed: option.Seed = 0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
+        bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and if a self-test saw no slowdown.")
     ] = False,
-    repeats: Annotated[int, typer.Option(help="With --self-test: A/A runs.")] = 1,
-    inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 on a CPU, 0.05 on CUDA.")] = (
-        None
-    ),
-    junit: Annotated[Path | None, option.file(help="Write JUnit XML here.")] = None,
-    markdown: Annotated[Path | None, option.file(help="Write Markdown here, for a step summary or a comment.")] = None,
+    repeats: Annotated[int, typer.Option(help="With --self-test: number of runs on identical code.")] = 1,
+    inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 (CPU) or 0.05 (GPU).")] = (None),
+    junit: Annotated[Path | None, option.file(help="Write the verdicts as JUnit XML to this file.")] = None,
+    markdown: Annotated[Path | None, option.file(help="Write the verdicts as Markdown to this file.")] = None,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:

@@ -21,15 +21,15 @@ NOT_SPENT = "budget: not spent, because what was measured before still counts; -
 
 @app.command()
 def ceilings(
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even where readings were kept.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if readings were kept.")] = False,
     budget_s: Annotated[
-        float | None, option.seconds("--budget", help="Seconds of measuring; without it, 60 on a GPU and 5 on a CPU.")
+        float | None, option.seconds("--budget", help="Seconds of measuring; without it, 60 on a GPU, 5 on a CPU.")
     ] = None,
     device: option.Device = None,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
+    """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11: wrong; 13: noise."""
     from rooflab.bench.core import MachineLimits, ceilings_for, pick_device
 
     chosen = pick_device(device)

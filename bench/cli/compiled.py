@@ -29,27 +29,27 @@ def static(
     case: option.Case = None,
     scheme: option.Scheme = None,
     every_case: Annotated[
-        bool, typer.Option("--all", help="Every case of the suite; without it, the one with the most work.")
+        bool, typer.Option("--all", help="Every case of the suite; without it, the case with the most work.")
     ] = False,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
     config: Annotated[list[str] | None, typer.Option(help="A config, as block_m=64,...; repeatable.")] = None,
     all_configs: Annotated[bool, typer.Option("--all-configs", help="Every legal config of tunable kernels.")] = False,
-    gpu: Annotated[str | None, typer.Option(help="The GPU whose number of SMs decides waves and tail.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The Hopper GPU for waves and tail; without it, an H100.")] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
+        str | None, typer.Option(metavar="REV", help="Compare with the compiled code of this git revision.")
     ] = None,
     markdown: Annotated[Path | None, option.file(help="With --compare: write the difference to this file.")] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was compiled before.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile again what was compiled before.")] = False,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """What the compiled code says, with no GPU: registers, spills, occupancy, tensor cores, options without effect.
+    """Compile kernels without a GPU; show registers, spills, occupancy, tensor cores and options without effect.
 
-    OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
-    x=64x96,weight=96:bf16, --argument its other values, and each config of an autotuned kernel is compiled.
-    Exit status 11 where a kernel does not compile, and with a comparison on new spills or lost tensor cores; 13 where a
-    kernel is gone.
+    OP is an op, or path.py::function for a launcher of any project.  Of a launcher, --shape gives the tensors, as
+    x=64x96,weight=96:bf16, --argument the other values, and each config of an autotuned kernel is compiled.
+    Exit status 11: a kernel does not compile or, with --compare, has new spills or lost its tensor cores; 13: a kernel
+    is gone, or nothing was compiled.
     """
     from rooflab.bench.compile.cases import SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected

@@ -25,31 +25,31 @@ MEGA = 1e6
 def emulate(
     op: Annotated[str | None, typer.Argument(help="An op, or path.py::function; --kernel FILE needs none.")] = None,
     kernel: Annotated[
-        str | None, typer.Argument(help="A kernel with compiled code; without one, all of the op.")
+        str | None, typer.Argument(help="A kernel with compiled code; without one, all kernels of the op.")
     ] = None,
     kernels: option.Kernel = None,
     case: option.Case = None,
     scheme: option.Scheme = None,
     config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
-    reference: Annotated[str | None, typer.Option(help="With path.py::function: path.py::oracle, in torch.")] = None,
+    reference: Annotated[str | None, typer.Option(help="With path.py::function: its oracle, path.py::name.")] = None,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
     ctas: Annotated[
-        int | None, typer.Option("--ctas", help="Run the first CTA, the last and N drawn at random; without it, all.")
+        int | None, typer.Option("--ctas", help="Run only the first CTA, the last CTA and N others, drawn at random.")
     ] = None,
-    schedule: Annotated[int, typer.Option(help="0, or the seed of another order of warps and copies.")] = 0,
+    schedule: Annotated[int, typer.Option(help="Order of warps and copies: 0, or a seed of another order.")] = 0,
     races: Annotated[bool, typer.Option(help="Look for races.")] = True,
-    lines: Annotated[bool, typer.Option("--lines", help="The source, with what each line moved and executed.")] = False,
-    gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU that a time is predicted for.")] = "h100",
-    seed: int = 0,
+    lines: Annotated[bool, typer.Option("--lines", help="Show source lines with their bytes and threads.")] = False,
+    gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU for which a time is predicted.")] = "h100",
+    seed: option.Seed = 0,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
+    """Run a kernel's compiled code (sm_90a) on the CPU; show values, races, bytes by memory level, counts by line.
 
-    OP is an op, whose --kernel may be a file that registers kernels; or path.py::function for a launcher of Triton
-    kernels of any project: then --shape gives its tensors, as x=64x96,weight=96:bf16, and --argument its other values.
-    Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
+    OP is an op, or path.py::function for a launcher of Triton kernels of any project.  Of a launcher, --shape gives the
+    tensors, as x=64x96,weight=96:bf16, and --argument the other values.  Needs no GPU.  Exit status 11: a value is
+    wrong, there is a race, or the call would fail on a GPU.
     """
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
@@ -170,7 +170,7 @@ def golden(
 ) -> None:
     """Compare the emulator with outputs that kernels gave on a GPU; with --write, write such outputs.
 
-    Exit status 11 where an emulated output differs by more than its op's tolerance.
+    Exit status 11: an emulated output differs by more than its op's tolerance.
     """
     import torch
 

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 def list_kernels(
     op: option.Op = None,
     kernel: option.Kernel = None,
-    ladder: Annotated[bool, typer.Option("--ladder", help="What each rung of an op changes, and its file.")] = False,
+    ladder: Annotated[bool, typer.Option("--ladder", help="Show each rung of an op: its change and its file.")] = False,
     json: option.Json = False,
 ) -> None:
-    """Every kernel, and why it can or cannot run here; of one op also its call and what it takes."""
+    """List every kernel, and why it can or cannot run here; of one op also its call and the arguments that it takes."""
     from rooflab.bench.commands import kernel_rows
     from rooflab.bench.core import choose_kernels
     from rooflab.bench.report.ladders import ladder_rows
@@ -68,21 +68,21 @@ def check(
     case: option.Case = None,
     scheme: option.Scheme = None,
     device: option.Device = None,
-    seed: Annotated[int | None, typer.Option(help="Of the inputs and of the drawn cases; random without it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of inputs and drawn cases; random without it.")] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
+        typer.Option(help="Without a GPU: emulator (compiled code; the default), or interpreter (Triton's)."),
     ] = None,
     seconds: Annotated[
         float | None,
-        option.seconds(help=f"Limit for each op, after which no check starts; {CHECK_S:.0f} with drawn cases."),
+        option.seconds(help=f"Seconds for each op, after which no check starts; {CHECK_S:.0f} if cases are drawn."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Make every check, without a limit of time.")] = False,
     out: option.Out = None,
     resume: option.Resume = False,
     json: option.Json = False,
 ) -> None:
-    """Check kernels against the fp64 oracle.  Exit status 11: one is wrong; 12: one was not checked at all.
+    """Check kernels against the fp64 oracle.  Exit status 11: a kernel is wrong; 12: a kernel was not checked at all.
 
     Without --case and --suite, the op's own cases come first, and then cases that the seed draws from its domain.
     """
@@ -192,25 +192,25 @@ def bench(
     case: option.Case = None,
     scheme: option.Scheme = None,
     device: option.Device = None,
-    seed: int = 0,
+    seed: option.Seed = 0,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
     seconds: Annotated[
-        float | None, option.seconds(help="For all of it; cases that do not begin then are left out: exit status 12.")
+        float | None, option.seconds(help="Seconds for the whole run; cases that have not begun by then are left out.")
     ] = None,
-    choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
+    choose: Annotated[bool, typer.Option(help="Write the fastest kernels to kernels/<op>/choices.json.")] = False,
     timer: Annotated[
-        str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")
+        str | None, typer.Option(help="On a GPU: events (the default), graph or cupti; on a CPU: perf_counter.")
     ] = None,
     flush: Annotated[str, typer.Option(help="How the cache is emptied before a sample: read or write.")] = "read",
     lock_clocks: Annotated[
-        bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, where NVML permits it.")
+        bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, if NVML permits it.")
     ] = False,
     wait_for_gpu: option.Wait = False,
     out: option.Out = None,
     resume: option.Resume = False,
     json: option.Json = False,
 ) -> None:
-    """Check and time kernels; records and figures go to --out.  Exit status 11: wrong; 12: no time; 13: NOISY."""
+    """Check and time kernels.  Exit status 11: a kernel is wrong; 12: cases were left out; 13: a time is NOISY."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
@@ -264,34 +264,34 @@ def roofline(
     records: Annotated[
         Path | None, typer.Argument(help="Records to draw, a file or folder; without it, the newest local run.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Draw the bounds of a GPU that is not here instead.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Draw what this GPU could reach; it need not be here.")] = None,
     op: option.OnlyOp = None,
     kernel: option.Kernel = None,
     case: option.OnlyCase = None,
-    all_cases: Annotated[bool, typer.Option("--all", help="Every case, not only each op's largest.")] = False,
+    all_cases: Annotated[bool, typer.Option("--all", help="Draw every case, not only each op's largest.")] = False,
     suite: Annotated[
-        str, typer.Option(help="With --gpu: the suite; each op's largest case of it is drawn.")
+        str, typer.Option(help="With --gpu: the suite whose largest case of each op is drawn.")
     ] = "llama3_8b",
-    scheme: Annotated[str, typer.Option(help="With --gpu: the dtypes.")] = "bf16",
+    scheme: Annotated[str, typer.Option(help="With --gpu: dtypes of the inputs.")] = "bf16",
     run: Annotated[
-        list[str] | None, typer.Option(help="Part of a run's id: draw its readings, not the newest; repeatable.")
+        list[str] | None, typer.Option(help="Part of a run's id: draw this run's readings, not the newest; repeatable.")
     ] = None,
     across: Annotated[
-        bool, typer.Option("--across-devices", help="One figure of all machines, each under its own roofs.")
+        bool, typer.Option("--across-devices", help="Draw all machines in one figure, each under its own roofs.")
     ] = False,
     fixed_axes: Annotated[
-        bool, typer.Option("--fixed-axes", help="Set the axes by the roofs, so that two figures compare.")
+        bool, typer.Option("--fixed-axes", help="Set the axes by the roofs, so that two figures can be compared.")
     ] = False,
     out: Annotated[
         Path | None, option.place(metavar="PLACE", help="Folder for the figures, or a file, x.svg or x.png.")
     ] = None,
     json: option.Json = False,
 ) -> None:
-    """Draw the roofline: of measured records, or of what a GPU could reach at best.
+    """Draw the roofline of measured records, or the bounds of kernels on a GPU.
 
-    There is one figure for each machine, with the newest reading of each kernel and case.  The records may be the JSON
-    of pytest-benchmark, whose tests give kernel_benchmark a cost.  With --gpu, such times are drawn if that GPU took
-    them.  Or records are the emulator's (rooflab check, rooflab emulate, with --out), drawn at their counted bytes.
+    Each machine has a figure, with the newest reading of each kernel and case.  The records may be the JSON of
+    pytest-benchmark, whose tests give kernel_benchmark a cost; with --gpu, their times are drawn if that GPU took them.
+    Records of the emulator (rooflab check or rooflab emulate with --out) are drawn at the bytes that it counted.
     """
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder

@@ -38,39 +38,39 @@ WAITS = (
 @option.grouped
 def load(
     *,
-    url: Annotated[str, typer.Option(help="A server of OpenAI's protocol.")] = "http://127.0.0.1:8000",
-    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
-    model: Annotated[str | None, typer.Option(help="Without it, the first of GET /v1/models.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
+    url: Annotated[str, typer.Option(help="The server, which takes OpenAI's protocol.")] = "http://127.0.0.1:8000",
+    endpoint: Annotated[str, typer.Option(help="The endpoint: completions or chat.")] = "completions",
+    model: Annotated[str | None, typer.Option(help="The model; without it, the first of GET /v1/models.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="A key, sent as a bearer token.")] = None,
     rate: option.Rate = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Shape of gamma; below 1, bursts.")] = 1.0,
+    arrivals: Annotated[str, typer.Option(help="Law of the arrivals: poisson, constant or gamma.")] = "poisson",
+    burstiness: Annotated[float, typer.Option(help="Shape of the gamma law; below 1 there are bursts.")] = 1.0,
     sweep: option.Sweep = None,
     concurrency: option.Concurrency = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="Further requests wait on the client.")] = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests of a run.")] = 100,
+    max_concurrency: Annotated[int | None, typer.Option(help="With a rate: most requests in flight at once.")] = None,
+    num_prompts: Annotated[int, typer.Option(help="Number of requests.")] = 100,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --num-prompts.")] = None,
-    warmup: Annotated[int, typer.Option(help="Requests one by one before the run.")] = 1,
-    warmup_seconds: Annotated[float, typer.Option(help="Start of the run, which is not counted.")] = 0.0,
+    warmup: Annotated[int, typer.Option(help="Requests before the run, one after the other.")] = 1,
+    warmup_seconds: Annotated[float, typer.Option(help="Seconds at the start of the run that do not count.")] = 0.0,
     data: option.Data = "random",
-    dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format.")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format, whose prompts are sent.")] = None,
     lengths: option.TokenSpans,
-    prefix_len: int = 256,
-    groups: Annotated[int, typer.Option(help="Prefixes of --data prefix.")] = 4,
-    token_ids: Annotated[str, typer.Option(help="LEAST:MOST: prompts are drawn from these ids.")] = "100:1000",
-    text: Annotated[bool, typer.Option("--text", help="Prompts of words; the server counts the tokens.")] = False,
-    ignore_eos: Annotated[bool | None, typer.Option(help="Default: on, and off with --dataset.")] = None,
-    extra_body: Annotated[str, typer.Option(help="Further fields of each request, as JSON.")] = "{}",
-    goodput: Annotated[list[str] | None, typer.Option(help="ttft:500: a limit in ms (ttft, itl, tpot, e2e).")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
+    prefix_len: Annotated[int, typer.Option(help="With --data prefix: tokens of a prefix.")] = 256,
+    groups: Annotated[int, typer.Option(help="With --data prefix: number of prefixes.")] = 4,
+    token_ids: Annotated[str, typer.Option(help="LEAST:MOST: range of the random token ids.")] = "100:1000",
+    text: Annotated[bool, typer.Option("--text", help="Send words; the server counts their tokens.")] = False,
+    ignore_eos: Annotated[bool | None, typer.Option(help="Answers of the exact length; on without --dataset.")] = None,
+    extra_body: Annotated[str, typer.Option(help="More fields for each request, as a JSON object.")] = "{}",
+    goodput: Annotated[list[str] | None, typer.Option(help="A limit in ms, as ttft:500 (itl, tpot, e2e).")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds in which an answer must end.")] = 600.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Without it from the clock, so that no cache is warm.")
+        int | None, typer.Option(min=0, help="Seed of prompts and arrivals; without it, from the clock.")
     ] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw figures beside the records.")] = True,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Load a server and say how long its users wait: TTFT, ITL, throughput, goodput; every chunk's time is kept."""
+    """Send requests to a server, and measure TTFT, ITL, throughput and goodput.  A trace has each chunk's time."""
     from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.load_run import PATHS, Plan, first_model
