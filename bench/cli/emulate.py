@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
-
-if TYPE_CHECKING:
-    pass
 
 MEGA = 1e6
 
