@@ -76,21 +76,23 @@ def run(
     left_out = {} if comparison.a.functions else _not_timed(comparison, failed)
     keys = [key for key in comparison.keys if key not in left_out]
     sound = [key for key in keys if key not in broken and key not in {key for _, key, _ in failed}]
-    seen = runner.environments
-    if reason := difference(seen["A"], seen["B"]) if len(seen) == 2 else "":
+    environments = runner.environments
+    if reason := difference(environments["A"], environments["B"]) if len(environments) == 2 else "":
         broken |= dict.fromkeys(sound, ("INVALID", reason))
         sound = []
 
     until = math.inf if settings.budget_s is None else began + settings.budget_s
     measured = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=until, done=done)
 
-    def evidence(read: Read, known: Mapping[str, float], stopped: str = "") -> list[Evidence]:
-        found = []
+    def evidence(read: Read, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
+        items = []
         for key in keys:
             sides, labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
-            of_key = evidence_of(key, *sides, labels, settings.rules, known, stopped=stopped, by_activity=by_activity)
-            found.append(Evidence(key, broken=broken[key]) if key in broken else of_key)
-        return found
+            of_key = evidence_of(
+                key, *sides, labels, settings.rules, floors_here, stopped=stopped, by_activity=by_activity
+            )
+            items.append(Evidence(key, broken=broken[key]) if key in broken else of_key)
+        return items
 
     least = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
     first = measured(sound, seed=settings.seed, least=least, later=min(BOUNDED_PAIRS, settings.pairs))
@@ -98,10 +100,10 @@ def run(
     called = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
     second = measured(called, seed=settings.seed + 1, confirms=True)
     read += second.read
-    known = load_floors(str(seen.get("B", {}).get("machine_key", ""))) if floors is None else floors
-    outcomes = tuple(judge(evidence(read, known, second.stopped), settings.rules))
+    floors_here = load_floors(str(environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
+    outcomes = tuple(judge(evidence(read, floors_here, second.stopped), settings.rules))
     stopped = first.stopped or (f"confirmation: {second.stopped}" if second.stopped else "")
-    return AbResult(comparison, settings, outcomes, seen, read, stopped, left_out)
+    return AbResult(comparison, settings, outcomes, environments, read, stopped, left_out)
 
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Read:
@@ -111,10 +113,10 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
         wrong = {key for _, key, record in failed if record.status not in NOT_RUN}
         left = [key for key in keys if key not in wrong]
-        found = runner.check(name, left) if left else {}
+        records = runner.check(name, left) if left else {}
         failed += [
             (name, key, replace(record, run_id=f"check-{name}"))
-            for key, record in found.items()
+            for key, record in records.items()
             if record.status != "OK"
         ]
         done(f"check, side {name}")
@@ -124,12 +126,12 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
 def _not_timed(comparison: Comparison, failed: Read) -> dict[str, str]:
     """Comparisons whose kernel can run on neither side, or of two kernels of which one cannot, with the reason."""
     cannot = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
-    found = {}
+    reasons = {}
     for (name, key), reason in cannot.items():
         two_kernels = comparison.a.targets[key] != comparison.b.targets[key]
         if two_kernels or {("A", key), ("B", key)} <= cannot.keys():
-            found[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
-    return found
+            reasons[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
+    return reasons
 
 
 METRICS = (
@@ -153,11 +155,11 @@ def save(result: AbResult, folder: Path) -> list[Path]:
     writer.write(*(_verdict(result, outcome, run_id) for outcome in result.outcomes))
     for name in SIDES:
         side, environment = result.comparison.side(name), result.environments.get(name, {})
-        own = [record for where, _, record in result.read if where == name] + _not_measured(result, name)
-        runs = [replace(record, run_id=f"{run_id}-{record.run_id}") for record in own]
+        records = [record for where, _, record in result.read if where == name] + _not_measured(result, name)
+        runs = [replace(record, run_id=f"{run_id}-{record.run_id}") for record in records]
         writers.append(RunWriter(folder, run_id, f"-{name}"))
         writers[-1].write(*(replace(r, environment=environment, commit=side.commit, dirty=side.dirty) for r in runs))
-    return [one.path for one in writers if one.path.is_file()]
+    return [run_writer.path for run_writer in writers if run_writer.path.is_file()]
 
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:

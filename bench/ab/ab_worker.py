@@ -33,9 +33,9 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
     yield {"environment": Environment.now(device.index or 0).to_dict()}
     for file in job["files"] if not job["within"] else ():
         registry.load_file(Path(file))
-    own = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
+    file_of = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
     if job["mode"] == "list":
-        yield {"list": listing(job, device, own)}
+        yield {"list": listing(job, device, file_of)}
     for key, values in job["targets"].items():
         target = Target(**values)
         blank = target.record(job["device"], job["seed"])
@@ -47,33 +47,33 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
         yield {"key": key, "record": record.to_json()}
 
 
-def listing(job: Job, device: torch.device, own: Mapping[str, str] | None = None) -> dict[str, Any]:
+def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What this tree has: the cases of a suite, and kernels by op, each with the reason if it cannot run here.
 
     Of another repository, only its `own` kernels, with their files.
     """
     from rooflab.bench.ab.sides import largest
 
-    found, known = {}, registry.ops()
-    for op in job["ops"] or known:
-        if op not in known:
+    rows, specs = {}, registry.ops()
+    for op in job["ops"] or specs:
+        if op not in specs:
             continue  # the other side may have this op; its comparison is then MISSING here
-        spec = known[op]
-        chosen = {name: it for name, it in registry.kernels(op).items() if own is None or it.id in own}
-        if own is not None and not chosen:
+        spec = specs[op]
+        chosen = {name: it for name, it in registry.kernels(op).items() if file_of is None or it.id in file_of}
+        if file_of is not None and not chosen:
             continue
         refusals = {name: Measurement.why_not(kernel, device) for name, kernel in chosen.items()}
         kernels = {name: f"{why.status}: {why.reason}" if why else None for name, why in refusals.items()}
         cases = spec.cases_in(job["suite"])
-        found[op] = {
+        rows[op] = {
             "kernels": kernels,
             "cases": [case.id for case in cases],
             "largest": [case.id for case in largest(spec, cases)],
             "taken": [case.id for text in job["cases"] if (case := _case_of(spec, text)) is not None],
             "schemes": list(spec.schemes),
-            "files": sorted({own[kernel.id] for kernel in chosen.values()}) if own else [],
+            "files": sorted({file_of[kernel.id] for kernel in chosen.values()}) if file_of else [],
         }
-    return found
+    return rows
 
 
 def _case_of(spec: OpSpec, text: str) -> Case | None:

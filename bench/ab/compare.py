@@ -51,15 +51,15 @@ class Compared:
         return exit_status([self.outcome], strict=True)
 
     def __str__(self) -> str:
-        found = self.outcome
-        sides = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {found.verdict}"
-        if found.effect is None:
-            return f"{sides}: {found.reason}"
-        bounds = f"{change(found.effect_low)} to {change(found.effect_high)}"
-        text = f"{sides}: takes {change(found.effect)} ({bounds}), {found.pairs} pairs"
-        text += f": {found.reason}" if found.reason else ""
+        outcome = self.outcome
+        sides = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {outcome.verdict}"
+        if outcome.effect is None:
+            return f"{sides}: {outcome.reason}"
+        bounds = f"{change(outcome.effect_low)} to {change(outcome.effect_high)}"
+        text = f"{sides}: takes {change(outcome.effect)} ({bounds}), {outcome.pairs} pairs"
+        text += f": {outcome.reason}" if outcome.reason else ""
         stopped = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
-        return f"{text}. {power([found])}{stopped}"
+        return f"{text}. {power([outcome])}{stopped}"
 
 
 def compare(
@@ -134,8 +134,8 @@ def pack(function: Callable[..., Any]) -> dict[str, str]:
     try:  # by its name if it is at the top of a module, else by value
         return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        wanted = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
-        raise ValueError(f"function: expected {wanted}, got one that cannot travel: {error}") from error
+        expected = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
+        raise ValueError(f"function: expected {expected}, got one that cannot travel: {error}") from error
 
 
 def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
@@ -145,8 +145,8 @@ def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
         return function
     if SCRIPT not in sys.modules:
         sys.modules[SCRIPT] = import_file(Path(packed["script"]))
-    found: Callable[..., Any] = _find(sys.modules[SCRIPT], packed["name"])
-    return found
+    script_function: Callable[..., Any] = _find(sys.modules[SCRIPT], packed["name"])
+    return script_function
 
 
 def _find(module: Any, name: str) -> Any:

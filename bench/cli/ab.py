@@ -69,13 +69,13 @@ def ab(
     """The command; `HELP` is its text."""
     from rooflab.bench.ab import modes
     from rooflab.bench.ab.pairs import AbSettings
-    from rooflab.bench.ab.sides import Wanted
+    from rooflab.bench.ab.sides import Subset
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.core import held_card, pick_device
 
     place = str(pick_device(device))
     settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
-    wanted = Wanted(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
+    subset = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
@@ -87,13 +87,13 @@ def ab(
     held = held_card(pick_device(device), show.note if wait_for_gpu else None)
     with held, show.waiting("comparing"), terminated_as_exception():
         if records:
-            report = modes.of_records(records, settings.rules, wanted)
+            report = modes.of_records(records, settings.rules, subset)
         elif self_test:
-            report = modes.of_self_test(wanted, settings, repeats, inject, out, show.note)
+            report = modes.of_self_test(subset, settings, repeats, inject, out, show.note)
         elif base:
-            report = modes.of_revisions(base, head, changed, wanted, settings, out, show.note)
+            report = modes.of_revisions(base, head, changed, subset, settings, out, show.note)
         else:
-            report = modes.of_kernels(wanted, settings, out, show.note)
+            report = modes.of_kernels(subset, settings, out, show.note)
     status = report.exit_status(strict)
     report.write(junit, markdown, strict)
     show.result(report.as_mapping() | {"exit_status": status})

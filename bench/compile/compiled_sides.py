@@ -75,8 +75,8 @@ def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTre
         tree = stack.enter_context(checked_out(repository, revision))
         trees, labels = (tree.path, repository), (tree.label, "the working tree")
         sides = []
-        for path, label, found in zip(trees, labels, files_in(trees, repository, files), strict=True):
+        for path, label, paths in zip(trees, labels, files_in(trees, repository, files), strict=True):
             pool = compilers(OWN_TREE, import_path(repository, path))
             stack.callback(pool.stop)
-            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, found)]}))
+            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, paths)]}))
         yield sides[0], sides[1]

@@ -115,7 +115,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 def pretended_gpu() -> Iterator[OnGpu]:
     """An H100 for torch inside the `with` block."""
     card, limits = device_for(), properties()
-    known = SimpleNamespace(
+    device_properties = SimpleNamespace(
         name=card.full_name,
         major=9,
         minor=0,
@@ -132,7 +132,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
     stream = _Stream()
     answers: dict[str, Any] = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_capability": (9, 0), "get_device_name": card.full_name, "get_device_properties": known,
+        "get_device_capability": (9, 0), "get_device_name": card.full_name, "get_device_properties": device_properties,
         "is_bf16_supported": True, "is_current_stream_capturing": False, "synchronize": None, "set_device": None,
         "empty_cache": None, "init": None, "_lazy_init": None, "current_stream": stream, "default_stream": stream,
     }  # fmt: skip
@@ -141,7 +141,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
     instead |= {name: (lambda *args, value=value, **kwargs: value) for name, value in answers.items()}
     instead |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
     # Inductor holds the function that calls it.
-    instead |= {"_get_device_properties": lambda *args: known, "Event": _Event, "Stream": _Stream}
+    instead |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}
     # A class, because annotations name it.
     instead["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
     with (

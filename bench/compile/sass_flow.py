@@ -112,7 +112,7 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
     functions that it calls."""
     code = function.instructions
     targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCHES, "CALL")}
-    referred = {target for found in targets.values() for target in found}
+    referred = {target for addresses in targets.values() for target in addresses}
     # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
     elsewhere = {a for label, a in function.labels.items() if label.startswith(".L") and a not in referred}
     starts = {code[0].address, *function.labels.values(), *referred}
@@ -143,13 +143,13 @@ def _ends_block(instruction: SassInstruction) -> bool:
 def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
     if instruction.name in _INDIRECT:
         return list(function.indirect.get(instruction.address, ()))
-    found = []
+    addresses = []
     for label, address in _TARGET.findall(instruction.operands):
         if label in function.labels:
-            found.append(function.labels[label])
+            addresses.append(function.labels[label])
         elif address:
-            found.append(int(address, 16))
-    return found
+            addresses.append(int(address, 16))
+    return addresses
 
 
 def _successors(last: SassInstruction, following: SassInstruction | None, targets: Mapping[int, list[int]]) -> set[int]:

@@ -163,19 +163,19 @@ def compile_kernels(
         if request.file is None:
             check_backend(request.registered)
     new = [request for request in dict.fromkeys(requests) if request not in _done]
-    kept = [request.file is None and can_keep(request.registered) for request in new]
+    keeps = [request.file is None and can_keep(request.registered) for request in new]
     messages = [{"do": "compile", **request.to_json()} for request in new]
-    found = compile_in(own_compilers(), messages, kept, own_hash() if store else "", store, done)
-    results = dict(zip(new, found, strict=True))
-    own = {r: result for r, result in results.items() if r.file is None and r.config is None}
-    _done.update({r: result for r, result in own.items() if isinstance(result, list)})
+    answers = compile_in(own_compilers(), messages, keeps, own_hash() if store else "", store, done)
+    results = dict(zip(new, answers, strict=True))
+    to_remember = {r: result for r, result in results.items() if r.file is None and r.config is None}
+    _done.update({r: result for r, result in to_remember.items() if isinstance(result, list)})
     return [results[request] if request in results else _done[request] for request in requests]
 
 
 def compile_in(
     workers: Pool,
     messages: Sequence[Mapping[str, Any]],
-    kept: Sequence[bool],
+    keeps: Sequence[bool],
     tree: str,
     store: Store | None = None,
     done: Done = lambda text: None,
@@ -184,7 +184,7 @@ def compile_in(
 
     The `store` keeps the answers for which `kept` is true.
     """
-    keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, kept, strict=True)]
+    keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
     missing = [index for index, answer in enumerate(answers) if answer is None]
     for answer in answers:

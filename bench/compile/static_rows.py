@@ -79,12 +79,12 @@ def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool
     tunable = [item for item in chosen if item.registered.tuning is not None]
     if not tunable:
         raise ValueError("config: expected a kernel that takes configs, got none")
-    values, found = [dict(Case.parse(text)) for text in texts], []
+    values, items = [dict(Case.parse(text)) for text in texts], []
     for item in tunable:
         made = [item.registered.tunable.make_config(value) for value in values]
         configs = made or item.registered.tunable.legal_configs(item.case, item.scheme)
-        found += [item._replace(config=config) for config in configs]
-    return found
+        items += [item._replace(config=config) for config in configs]
+    return items
 
 
 def compile_targets(
@@ -94,11 +94,11 @@ def compile_targets(
     results = []
     for start in range(0, len(targets), AT_ONCE):
         part = targets[start : start + AT_ONCE]
-        for item, found in zip(part, compile_kernels(part, store, done), strict=True):
-            if isinstance(found, CompileFailure):
-                results.append(CompileResult(item, failure=found))
+        for item, result in zip(part, compile_kernels(part, store, done), strict=True):
+            if isinstance(result, CompileFailure):
+                results.append(CompileResult(item, failure=result))
             else:
-                results.append(CompileResult(item, tuple(summarize(info, item.scheme.name, device) for info in found)))
+                results.append(CompileResult(item, tuple(summarize(info, item.scheme.name, device) for info in result)))
     return results
 
 
@@ -142,9 +142,9 @@ def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
     failed = sum(result.status == "COMPILE_ERROR" for result in results)
     spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
     findings = sum(len(launch.findings) for result in results for launch in result.launches)
-    kept = f", {store.hits} of them from before" if store and store.hits else ""
+    from_store = f", {store.hits} of them from before" if store and store.hits else ""
     return (
-        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{kept}; failed: {failed}; "
+        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{from_store}; failed: {failed}; "
         f"with spilled registers: {spilling}; options without effect: {findings}"
     )
 

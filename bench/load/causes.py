@@ -50,7 +50,7 @@ def spikes(trace: Trace) -> list[Spike]:
     """The long gaps of all answered requests; no gaps if the server does not report its steps."""
     if trace.steps is None:
         return []
-    found = list[Spike]()
+    gaps_found = list[Spike]()
     for request in trace.counted:
         for answer in token_steps(request)[0] if times_of(request) else ():
             times = [time_s for time_s, _ in answer]
@@ -58,8 +58,8 @@ def spikes(trace: Trace) -> list[Spike]:
             usual = float(np.median(gaps)) if len(gaps) else 0.0
             for place in np.flatnonzero(gaps > LONG * usual):
                 begin, end = times[place], times[place + 1]
-                found.append(Spike(request.index, begin, end, cause(begin, end, trace.steps)))
-    return found
+                gaps_found.append(Spike(request.index, begin, end, cause(begin, end, trace.steps)))
+    return gaps_found
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:

@@ -102,13 +102,13 @@ class Endpoint:
         shot.end_s = clock()
         if connection is None:
             return
-        shot.status, found = connection.framing.status, connection.framing.content_type
+        shot.status, content_type = connection.framing.status, connection.framing.content_type
         if connection.open and not shot.error:
             self.idle.append(connection)
         else:
             connection.close()
-        if not shot.error and shot.status == 200 and found != "text/event-stream":
-            shot.error = f"expected an event stream, got {found or 'no content type'}"
+        if not shot.error and shot.status == 200 and content_type != "text/event-stream":
+            shot.error = f"expected an event stream, got {content_type or 'no content type'}"
 
     async def _connection(self) -> Connection:
         while self.idle:

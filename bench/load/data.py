@@ -89,7 +89,7 @@ class Data:
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
         """Random token ids, or indices of words in `WORDS`."""
         low, high = self.ids or (0, len(WORDS) - 1)
-        return [int(one) for one in random.integers(low, high + 1, size=tokens)]
+        return [int(token) for token in random.integers(low, high + 1, size=tokens)]
 
     def _lengths(self, random: np.random.Generator) -> tuple[int, int]:
         if self.kind != "sharegpt":

@@ -105,23 +105,23 @@ class Plan:
         """The settings of the run for a record, without the address."""
         data = self.data
         lengths = {name: ":".join(map(str, dict.fromkeys(getattr(data, name)))) for name in ("input_len", "output_len")}
-        kept: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
-        kept |= {"prompts": "text" if data.ids is None or data.dataset else "token ids", "ignore_eos": self.ignore_eos}
+        case: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
+        case |= {"prompts": "text" if data.ids is None or data.dataset else "token ids", "ignore_eos": self.ignore_eos}
         if data.dataset is not None:
-            kept["data"] = data.dataset.name
+            case["data"] = data.dataset.name
         elif data.kind != "sharegpt":
-            kept |= lengths
+            case |= lengths
         if data.kind == "prefix":
-            kept |= {"prefix_len": data.prefix_len, "groups": data.groups}
+            case |= {"prefix_len": data.prefix_len, "groups": data.groups}
         if self.arrivals is None:
-            kept |= {"arrivals": "closed", "concurrency": self.concurrency}
+            case |= {"arrivals": "closed", "concurrency": self.concurrency}
         else:
             rate = "inf" if math.isinf(self.arrivals.rate) else self.arrivals.rate
-            kept |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
-            kept["max_concurrency"] = self.max_concurrency
-        kept |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
+            case |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
+            case["max_concurrency"] = self.max_concurrency
+        case |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
         extra = {f"extra.{name}": body_of({"": value})[4:-1].decode() for name, value in self.extra.items()}
-        return {name: value for name, value in kept.items() if value is not None} | extra
+        return {name: value for name, value in case.items() if value is not None} | extra
 
 
 def first_model(target: Endpoint) -> str:
@@ -187,8 +187,8 @@ async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[
         while left > 0 and len(ready) < MOST_READY:
             ready.append(next(shots))
             left -= ready[-1].output_tokens
-        own = iter(ready) if plan.duration_s is None else chain(ready, shots)
-        begin, sent = await closed_loop(target, own, plan.concurrency, plan.duration_s)
+        to_send = iter(ready) if plan.duration_s is None else chain(ready, shots)
+        begin, sent = await closed_loop(target, to_send, plan.concurrency, plan.duration_s)
     else:
         offsets = plan.offsets()
         sent = ready = list(islice(shots, len(offsets)))

@@ -9,7 +9,7 @@ from rooflab.bench.ab import modes, pairs, self_test
 from rooflab.bench.ab.ab_run import run, save
 from rooflab.bench.ab.evidence import compare_files
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.sides import Comparison, Side, Target, Wanted
+from rooflab.bench.ab.sides import Comparison, Side, Subset, Target
 from rooflab.bench.ab.verdict import Rules, exit_status
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read
@@ -153,7 +153,7 @@ def test_a_self_test_judges_times_alone_and_keeps_nothing_that_was_slowed(fake, 
         return {key: replace(one, latency_median_ms=one.latency_median_ms * share) for key, one in found.items()}
 
     def tested(pairs, out=None):
-        wanted = Wanted(("rmsnorm",), ("naive",))
+        wanted = Subset(("rmsnorm",), ("naive",))
         return modes.of_self_test(wanted, AbSettings(pairs=pairs), 1, None, out, lambda text: None)
 
     fake.more |= {(side, "naive"): {"activity_hash": "one"} for side in "AB"}
