@@ -220,10 +220,10 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         alike: dict[str, list[Mapping[str, Any]]] = {}
         for row in others:  # readings that are noise for one cause differ in its numbers
             alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if what == "NOISY" else row["reason"], []).append(row)
-        for own in alike.values():
-            names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in own)
-            told = " (the first one's numbers)" if any(row["reason"] != own[0]["reason"] for row in own) else ""
-            line(f"{what}: {', '.join(names)}: {own[0]['reason']}{told}", style)
+        for group in alike.values():
+            names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
+            suffix = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
+            line(f"{what}: {', '.join(names)}: {group[0]['reason']}{suffix}", style)
     if noisy:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:

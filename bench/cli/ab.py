@@ -79,7 +79,7 @@ def ab(
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
-    named = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
+    named = [name for name, value in (("--base", base), ("--records", records), ("--self-test", self_test)) if value]
     if len(named) > 1:
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(named)}")
     if not base and (head or changed):

@@ -84,16 +84,16 @@ class Command(TyperCommand):
 
     def _typed(self, name: str) -> str:
         """The option that the user typed for a parameter of this name, or of this inner name; else the name."""
-        words, known = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
+        words, options_of = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
             for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
-                known.setdefault(key, []).extend(param.opts)
-        options = known.get(name.replace("-", "_")) or known.get(INNER.get(name, ""), [name])
+                options_of.setdefault(key, []).extend(param.opts)
+        options = options_of.get(name.replace("-", "_")) or options_of.get(INNER.get(name, ""), [name])
         return next((option for option in options if option in words), options[0])
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(asked_for: bool) -> None:
+    if asked_for:
         root = Path(__file__).resolve().parents[2]
         asked = ("git", "--no-optional-locks", "-C", root, "describe", "--always", "--dirty", "--exclude=*")
         there = (root / ".git").exists() and which("git")
@@ -180,13 +180,13 @@ def terminated_as_exception() -> Iterator[None]:
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
     """Ends with status 11 where a kernel failed, 13 where a reading is impossible or noise, or nothing ran at all, and
     12 where something is `undecided`."""
-    found = [ExitStatus.UNDECIDED] * undecided
+    ended = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
-        found.append(ExitStatus.INVALID)
+        ended.append(ExitStatus.INVALID)
     if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
-        found.append(ExitStatus.INCORRECT)
-    if found:
-        raise typer.Exit(ExitStatus.first(found))
+        ended.append(ExitStatus.INCORRECT)
+    if ended:
+        raise typer.Exit(ExitStatus.first(ended))
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:

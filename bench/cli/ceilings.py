@@ -48,7 +48,7 @@ def ceilings(
     name, conditions, columns = _shown(records, list(rows[0]))
     kind, reason = used.kind if used else "no", f"NOISY, and so not kept: {noise}" if noise else reason
     file = _write(out, records)
-    found = {
+    result = {
         "device": name,
         "used": kind,
         "reason": reason,
@@ -59,7 +59,7 @@ def ceilings(
         "environment": records[0].environment,
         "file": file,
     }
-    show.result(found)
+    show.result(result)
     show.line(f"Ceilings of {name}, {conditions}", "bold")
     show.table(rows, columns)
     show.line(f"bounds use the {kind} ceilings{': ' + reason if reason else ''}")

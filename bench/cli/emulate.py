@@ -52,28 +52,28 @@ def emulate(
     from rooflab.bench.emulate import calls as emulated_calls
 
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
-    own = {"reference": reference, "argument": argument, "dtype": dtype}
-    if launcher := option.launcher(op, of_ops, own):
+    of_launchers = {"reference": reference, "argument": argument, "dtype": dtype}
+    if launcher := option.launcher(op, of_ops, of_launchers):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
         chosen = [selected(launcher, case, argument, dtype)]
     else:
         named = [*([kernel] if kernel else []), *(kernels or [])]
         chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
-    found = []
+    calls = []
     for target in chosen:
         with show.waiting(target.label):
             configs = config if launcher else None
-            found.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu, None, reference, configs))
+            calls.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu, None, reference, configs))
     if out is not None:
-        path = emulated_calls.write(found, out, seed)
+        path = emulated_calls.write(calls, out, seed)
         show.note(f"records: {path}")
-    show.result([item.to_dict() for item in found])
-    for item in found:
+    show.result([item.to_dict() for item in calls])
+    for item in calls:
         target = item.target
         title = launcher or f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
         _show(title, item.answer, item.prediction, lines)
-    exit_for({item.answer["status"] for item in found})
+    exit_for({item.answer["status"] for item in calls})
 
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
@@ -131,8 +131,8 @@ def _show_lines(launch: JsonObject) -> None:
     by_file: dict[str, dict[int, Mapping[str, int]]] = {}
     for file, line, counts in launch["lines"]:
         by_file.setdefault(file, {})[line] = counts
-    for file, own in by_file.items():
-        rows = list(_annotated(launch["sources"].get(file, []), own))
+    for file, of_file in by_file.items():
+        rows = list(_annotated(launch["sources"].get(file, []), of_file))
         columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")
         show.table(rows, columns, Path(file).name if file else "no source line")
 
@@ -182,8 +182,8 @@ def golden(
         show.result({"written": names})
         show.line(f"{counted(len(names), 'output')} in {folder}")
         return
-    found = files.compare(folder)
-    rows = [asdict(item) for item in found]
+    compared = files.compare(folder)
+    rows = [asdict(item) for item in compared]
     show.result(rows)
     show.table(rows, ("target", "elements", "equal", "passed", "reason"))
-    exit_for({"OK" if item.passed else "INCORRECT" for item in found})
+    exit_for({"OK" if item.passed else "INCORRECT" for item in compared})

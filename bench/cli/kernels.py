@@ -47,7 +47,7 @@ def list_kernels(
             raise ValueError("op: expected one with --ladder, got none")
         show.result(lines := ladder_rows(op))
         return show.table(lines, ("rung", "backend", "line", "code"))
-    chosen = [found.id for found, _ in choose_kernels(op, kernel)] if kernel else None
+    chosen = [item.id for item, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
     if chosen is not None:
         rows = [row for row in rows if f"{row['op']}/{row['name']}" in chosen]
@@ -98,14 +98,14 @@ def check(
         drawn = not (case or suite)
         asked = drawn_checks(chosen, every) if drawn else listed_checks(chosen)
         writer, before = begin_run(out, resume) if out or resume else (None, [])
-        known = {(record.op, record.kernel, record.case_id, record.scheme) for record in before}
-        asked = [i for i in asked if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in known]
+        done = {(record.op, record.kernel, record.case_id, record.scheme) for record in before}
+        asked = [i for i in asked if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in done]
     emulate = by != "interpreter" and chosen.device.type == "cpu"
     if by == "emulator" and not emulate:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
     limit_s = math.inf if every or not (drawn or seconds) else (seconds or CHECK_S) * len(chosen.kernels)
     show.note(f"seed {seed}")
-    names = [kernel.id for own in chosen.kernels.values() for kernel in own]
+    names = [kernel.id for of_op in chosen.kernels.values() for kernel in of_op]
     of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else counted(len(names), "kernel")
     show.note(f"{counted(len(asked), 'check')} of {of_kernels}; first their processes start")
     check = Checkers(chosen.device, emulators() if emulate else None)
@@ -155,7 +155,7 @@ def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float
         smallest.setdefault((row.op, row.kernel), row)
     again = looking_again(check, limit_s)
     for op, name in smallest:
-        if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
+        if text := in_common([result for result in results if (result.op, result.kernel) == (op, name)], again):
             show.line(f"{op}/{name}: {text}", "red")
     for command in smallest_failures([*smallest.values()], check.device, again):
         show.note(f"again: {command}")
@@ -169,8 +169,8 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[Row]) -> None:
     columns = ("op", "kernel", "role", "ok", "failed", "not run", "left out", "checked_by", "worst", "weak", "reason")
     show.table(rows, columns)
     for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
-        own = [result for result in results if (result.op, result.kernel) == (op, name)]
-        for row in check_rows(result for result in own if result.status not in ("OK", *NOT_RUN)):
+        of_kernel = [result for result in results if (result.op, result.kernel) == (op, name)]
+        for row in check_rows(result for result in of_kernel if result.status not in ("OK", *NOT_RUN)):
             show.failure(row)
     lacking = sum(result.not_offered for result in results)
     for op, name in dict.fromkeys((row.op, row.kernel) for row in results if row.not_offered):
@@ -297,8 +297,8 @@ def roofline(
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures
 
-    named = [found for found, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
-    ids, op = {found.id for found in named}, op or list({found.op for found in named})
+    named = [item for item, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
+    ids, op = {item.id for item in named}, op or list({item.op for item in named})
     if gpu and (run or (case and not records)):
         raise ValueError(f"gpu: expected no --{'run' if run else 'case'} with it, for nothing was measured there")
     if gpu and not records:
@@ -308,17 +308,17 @@ def roofline(
         drawn = [replace(drawing, points=points)] if points else []
         why = figures.why_nothing([])
     else:
-        found, folder = commands.newest_records(records)
-        found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
-        found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
+        selected, folder = commands.newest_records(records)
+        selected = [item for item in selected if (not op or item.op in op) and (not case or item.case_id in case)]
+        selected = [item for item in selected if not ids or f"{item.op}/{item.kernel}" in ids]
         if gpu and records:
-            drawing, notes = commands.records_on(gpu, found, records.name)
+            drawing, notes = commands.records_on(gpu, selected, records.name)
             drawn = [drawing]
             for note in notes:
                 show.note(note)
         else:
-            drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
-        why = figures.why_nothing(found)
+            drawn = figures.drawings(selected, all_cases or bool(case), run or (), across)
+        why = figures.why_nothing(selected)
     if not drawn:
         raise ValueError(f"records: {why}, so there is nothing to draw")
     if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):

@@ -113,15 +113,15 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
         traces.append(trace)
         rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
     plots = plots and any(row["requests"] > row["failed"] for row in rows)
-    failed, said = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
+    failed, notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
     for columns in (LOAD, WAITS):
         show.table(rows, columns, filled=True)
-    for row, reasons, own in zip(rows, failed, said, strict=True):
+    for row, reasons, texts in zip(rows, failed, notes, strict=True):
         for reason, count in reasons.items():
             show.line(f"{row['rate']}: {count} failed: {reason}", "red")
         if row["reason"]:
             show.line(f"{row['rate']}: {row['status']}: {row['reason']}", "yellow")
-        for remark in own:
+        for remark in texts:
             show.line(f"{row['rate']}: {remark}", "yellow")
     for row, trace in zip(rows, traces, strict=True):
         for kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
@@ -129,7 +129,7 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
     names = [path.name for path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failed}
-    show.result({**summary, "remarks": said})
+    show.result({**summary, "remarks": notes})
     show.note(f"records, traces and figures: {folder}")
     exit_for({load_record.exit_status(trace) for trace in traces})
 
@@ -171,10 +171,10 @@ def laws(
     """The arrivals of each run; [None] for a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
-    given = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
-    named = [name for name, value in given.items() if value is not None]
+    options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
+    named = [name for name, value in options.items() if value is not None]
     if len(named) > 1:
-        raise ValueError(f"{named[1]}: expected one of {', '.join(given)}, got {named[0]} too")
+        raise ValueError(f"{named[1]}: expected one of {', '.join(options)}, got {named[0]} too")
     if sweep is not None:
         rates = [_rate(part) for part in sweep.split(",")]
         if len(set(rates)) < len(rates) or not all(map(math.isfinite, rates)):

@@ -43,14 +43,14 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
     return seconds
 
 
-def launcher(op: str | None, of_ops: Mapping[str, object], own: Mapping[str, object]) -> str:
+def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
     """`op` if it is path.py::function, else an empty text; refuses the options that the other kind has."""
-    found = op if op and "::" in op else ""
-    for name, value in (of_ops if found else own).items():
+    name_of_launcher = op if op and "::" in op else ""
+    for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
-            wanted = "an op" if found else "path.py::function"
-            raise ValueError(f"{name}: expected with {wanted} alone, got {value!r} with {op or 'every op'}")
-    return found
+            kind = "an op" if name_of_launcher else "path.py::function"
+            raise ValueError(f"{name}: expected with {kind} alone, got {value!r} with {op or 'every op'}")
+    return name_of_launcher
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -60,22 +60,23 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """
     parameters, groups = list[Parameter](), dict[str, Any]()
     hints = get_type_hints(command, include_extras=True)
-    for name, one in signature(command).parameters.items():
-        own = [(name, hints[name], one.default)]
+    for name, parameter in signature(command).parameters.items():
+        entries = [(name, hints[name], parameter.default)]
         if is_dataclass(hints[name]):
             groups[name], kinds = hints[name], get_type_hints(hints[name], include_extras=True)
-            own = [(x.name, kinds[x.name], getattr(one.default, x.name, x.default)) for x in fields(hints[name])]
+            default = parameter.default
+            entries = [(x.name, kinds[x.name], getattr(default, x.name, x.default)) for x in fields(hints[name])]
         parameters += [
-            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=kind) for key, kind, value in own
+            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=kind) for key, kind, value in entries
         ]
 
     @wraps(command)
-    def called(**given: plain.Json) -> None:
-        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        command(**made, **given)
+    def called(**values: plain.Json) -> None:
+        made = {name: kind(**{x.name: values.pop(x.name) for x in fields(kind)}) for name, kind in groups.items()}
+        command(**made, **values)
 
     called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
 
 
