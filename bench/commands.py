@@ -1,4 +1,4 @@
-"""The work of the commands, without drawing: they take selections, and return rows and records."""
+"""The work of commands, without drawing: functions that take selections, and return rows and records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """By kernel, the buckets that it serves in the model that was loaded last on this CPU."""
+    """Returns for each kernel the buckets that it serves in the model that was loaded last on this CPU."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     newest: dict[str, Json] = next(known(), {"times_us": {}})

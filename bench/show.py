@@ -36,7 +36,7 @@ _as_json = False
 
 @contextmanager
 def chosen(as_json: bool) -> Iterator[None]:
-    """Within it a command shows its result as JSON, and neither tables nor lines, or the other way round."""
+    """Inside the `with` block only the result is shown, as JSON; or, without `as_json`, only tables and lines."""
     global out, _as_json
     before = out
     out, _as_json = Console(quiet=True) if as_json else out, as_json
@@ -53,7 +53,7 @@ def beside_json() -> None:
 
 
 def result(value: Any) -> None:
-    """All that a command found, as JSON on standard output if the user asked for that."""
+    """Prints all that a command found as JSON, if the user asked for JSON."""
     if _as_json:
         print(json.dumps(plain(value), indent=2, allow_nan=False))
 

@@ -107,7 +107,7 @@ def run(
 
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Read:
-    """The checks that did not end with OK."""
+    """Checks both sides; returns the checks that did not end with OK."""
     failed: Read = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
@@ -163,7 +163,7 @@ def save(result: AbResult, folder: Path) -> list[Path]:
 
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:
-    """A record of each kernel that no process has read: otherwise a later judge of the files would not know of it."""
+    """Returns a record for each kernel that no process has timed, so that a later judge of the files knows of it."""
     reasons = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
     return [
         replace(

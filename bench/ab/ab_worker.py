@@ -48,9 +48,9 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What this tree has: the cases of a suite, and kernels by op, each with the reason if it cannot run here.
+    """Lists by op the cases of a suite, and the kernels of this tree, each with the reason if it cannot run here.
 
-    Of another repository, only its `own` kernels, with their files.
+    `file_of` has the file of each kernel of another repository; only these kernels are listed then.
     """
     from rooflab.bench.ab.sides import largest
 
@@ -77,7 +77,7 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
 
 
 def _case_of(spec: OpSpec, text: str) -> Case | None:
-    """The case of that text; None where the op has no such one."""
+    """Returns the case of this text; None if the op has no such case."""
     try:
         return spec.check_case(Case.parse(text))
     except ValueError:
@@ -104,7 +104,7 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
-    """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
+    """Checks a kernel that cannot run here in the emulator; returns its record if it is wrong, else None."""
     from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 

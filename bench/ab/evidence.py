@@ -1,5 +1,6 @@
-"""From records to the evidence of an A/B, of a run as of two files or folders: what is missing, wrong or foreign never
-passes.
+"""Makes the evidence of an A/B from records: those of a run, or two files or folders.
+
+What is missing, wrong or of another machine never passes.
 
 A record is the reading of one process.  Records of two sides that alternate in time are pairs.  If one side was
 measured only after the other, the machine may have drifted: such an effect has a verdict only where it is far beyond
@@ -68,7 +69,7 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
 
 
 def only_in(a: Path, b: Path) -> list[str]:
-    """Comparisons that B has and A lacks: they are new, and there is nothing to compare them with."""
+    """Returns the comparisons that only B has: they are new, and there is nothing to compare them with."""
     keys = _by_key(read(a))
     return [key for key in _by_key(read(b)) if key not in keys]
 
@@ -109,7 +110,7 @@ def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[st
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """How two environments differ in what decides a time and is not part of a change; empty if they do not differ."""
+    """Says in which hardware, driver or setting two environments differ; empty if they do not differ."""
     gpus = a.get("gpu") or {}, b.get("gpu") or {}
     for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
         if gpus[0].get(name) != gpus[1].get(name):

@@ -63,15 +63,15 @@ class AbReport:
 
 
 def of_kernels(subset: Subset, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
-    """Two kernels of one op in this tree."""
+    """Compares two kernels of one op in this tree."""
     return _ran(two_kernels(subset), settings, out, say, [])
 
 
 def of_revisions(
     base: str, head: str | None, changed: bool, subset: Subset, settings: AbSettings, out: Path | None, say: Say
 ) -> AbReport:
-    """The kernels of one revision against those of another revision, or of the working tree; if `changed`, of the ops
-    that the difference touches.
+    """Compares the kernels of one revision with those of another revision, or of the working tree; if `changed`, only
+    of the ops that the difference touches.
 
     The repository is Rooflab's, or another one, of whose files or installed package the kernels are.  Raises
     `ValueError` if git does not know a revision, or if its tree cannot be imported.
@@ -130,7 +130,7 @@ def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], r
 
 
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
-    """Two files or folders of records, all compared.  Raises `ValueError` on an argument that selects some of them."""
+    """Compares two whole files or folders of records.  Raises `ValueError` on an argument that selects a part."""
     choices = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
     named = [name for name, value in choices.items() if value]
     if named:

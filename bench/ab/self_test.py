@@ -1,6 +1,6 @@
 """Whether the A/B itself can be trusted here: it must show no difference for identical code, and an injected slowdown.
 
-Compares every kernel with itself, then with itself slowed down (`worker.Slowed`).  The A/A outcomes become the noise
+Compares every kernel with itself, then with itself slowed down (`ab_worker.Slowed`).  The A/A outcomes become the noise
 floor of the machine, against which later runs check their verdicts.
 """
 

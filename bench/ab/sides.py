@@ -72,9 +72,9 @@ class Side:
     functions: Mapping[str, Any] = field(default_factory=dict)
     """For `compare`: the functions to call, in the form of `compare.pack`, in place of a kernel."""
     within: Path | None = None
-    """The tree of a repository that is not Rooflab's, of which the kernels are: those that `files` register, if any."""
+    """The tree of another repository that has the kernels; if there are `files`, those that they register."""
     import_path: str = ""
-    """For such a tree, PYTHONPATH."""
+    """PYTHONPATH for the tree of another repository."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ Version = Annotated[bool, typer.Option("--version", help="Show it and end.", cal
 
 @app.callback()
 def main(_: Version = False) -> None:
-    """What comes before a command's name."""
+    """Takes the options before a command's name."""
 
 
 @cache
@@ -156,8 +156,8 @@ def run() -> NoReturn:
 
 @contextmanager
 def terminated_as_exception() -> Iterator[None]:
-    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
-    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
+    """Makes SIGTERM and SIGHUP raise `SystemExit`, so that `finally` blocks run.  Does nothing outside the main thread,
+    because only that thread can set handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -166,7 +166,7 @@ def terminated_as_exception() -> Iterator[None]:
         sys.exit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
+    # A signal that is ignored, as under nohup, stays ignored; None is a handler that no Python code has set.
     caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
     for number in caught:
         signal.signal(number, leave)
@@ -190,7 +190,7 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """The writer of a run in `out`, and what a run that is resumed has written.  Refuses to resume without a folder."""
+    """Returns the writer of a run in `out`, and the records of a resumed run; refuses to resume without `out`."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

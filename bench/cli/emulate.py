@@ -1,4 +1,4 @@
-"""`emulate` and `golden`: compiled kernels on the CPU, and whether the emulator gives what a GPU gave."""
+"""`emulate` and `golden`: runs compiled kernels on the CPU, and compares the emulator with a GPU's outputs."""
 
 from __future__ import annotations
 

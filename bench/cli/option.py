@@ -23,7 +23,7 @@ OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """`path` if the folder, or the folder of the FILE or figure, can be written to; asked before any work is done."""
+    """Returns `path`; raises `ValueError` before any work if its folder cannot be written to."""
     if path is not None:
         name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
         is_file = option.metavar == "FILE" or figure
@@ -37,14 +37,14 @@ def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float | None:
-    """`seconds` if there is time to do anything."""
+    """Returns `seconds`; raises `ValueError` if they are not above 0."""
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{option.opts[-1]}: expected seconds above 0, got {seconds}")
     return seconds
 
 
 def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
-    """`op` if it is path.py::function, else an empty text; refuses the options that the other kind has."""
+    """Returns `op` if it is path.py::function, else an empty text; refuses options that only the other kind has."""
     name_of_launcher = op if op and "::" in op else ""
     for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
@@ -54,9 +54,9 @@ def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for each field of those of its parameters that are dataclasses, in their place.
+    """Returns `command` with one option for each field of each parameter that is a dataclass.
 
-    Their defaults are those of the parameter, or of the class.
+    The defaults are those of the parameter, or else of the dataclass.
     """
     parameters, groups = list[Parameter](), dict[str, Any]()
     hints = get_type_hints(command, include_extras=True)
@@ -94,7 +94,7 @@ file = partial(place, metavar="FILE")
 """An option with a file to write."""
 seconds = partial(typer.Option, callback=check_seconds)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-"""`Command` reads it: a command shows its `show.result`, its tables and its lines, and does not ask which are seen."""
+"""`Command` reads this option: a command shows its result, tables and lines, and `show` decides which are printed."""
 Names = list[str] | None
 Op = Annotated[str | None, typer.Argument(help="An op, as `rooflab list` names it; without one, all ops.")]
 OpName = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]

@@ -85,7 +85,7 @@ class Query:
         """For each kernel and dtype, the case of `suites` with the most work that the kernel takes; every case with
         `every_case`; or the given `cases`.
 
-        `own` are the ids that alone count.  Raises `ValueError` on an unknown name.
+        With `only_ids` only kernels with these ids are selected.  Raises `ValueError` on an unknown name.
         """
         if self.cases and not (self.op or self.kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")

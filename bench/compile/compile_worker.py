@@ -149,7 +149,7 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """What a function launches that is not registered; its tensors have values, for it may read them."""
+    """The launches of a function that is not registered; its tensors have values, because it may read them."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(function, inputs)

@@ -1,4 +1,4 @@
-"""A launcher of anyone's, with no op registered: `path.py::function`, its arguments by their shapes and values."""
+"""A launcher of any project, without a registered op: `path.py::function`, and its arguments by shapes and values."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from rooflab.bench.compile.cases import SM, device_for, properties
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
-"""What these return is the tensor itself."""
+"""Calls that return the tensor itself."""
 _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU,  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 
 
 class OnGpu(TorchFunctionMode):
-    """While active, tensors on the CPU are on `GPU` for whoever asks, and what is to go there stays on the CPU.
+    """While active, tensors on the CPU say that they are on `GPU`, and what is sent to `GPU` stays on the CPU.
 
     It remembers the tensors whose addresses were asked for: a kernel may find them by pointers in memory.
     """
@@ -70,12 +70,12 @@ class _Event:
         pass
 
     def record(self, stream: Any = None) -> None:
-        """Nothing is under way."""
+        """Does nothing: no work is under way."""
 
     wait = synchronize = record
 
     def query(self) -> bool:
-        """Whether it happened."""
+        """Returns True: the event has happened."""
         return True
 
     def elapsed_time(self, other: Any) -> NoReturn:
@@ -84,19 +84,19 @@ class _Event:
 
 
 class _Stream(_Event):
-    """The one stream."""
+    """The only stream."""
 
     cuda_stream, stream_id, device = 0, 0, GPU
 
     def record_event(self, event: Any = None) -> Any:
-        """An event on it."""
+        """Returns an event on this stream."""
         return event or _Event()
 
     wait_stream = wait_event = _Event.record
 
 
 class _Guard(nullcontext[None]):
-    """`torch.cuda.device` and its like: they are on the one device."""
+    """Stands for `torch.cuda.device` and similar guards; there is only one device."""
 
     idx = prev_idx = 0
 

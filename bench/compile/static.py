@@ -182,7 +182,7 @@ def compile_in(
 ) -> list[Found]:
     """Compiles every message (a `KernelCase` as JSON) in `workers`, whose tree has the hash `tree`.
 
-    The `store` keeps the answers for which `kept` is true.
+    The `store` keeps the answers for which `keeps` is true.
     """
     keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
@@ -210,7 +210,7 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> Found:
 
 
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
-    """A compiled kernel from what `worker.describe` says of it."""
+    """A compiled kernel from what `compile_worker.describe` says of it."""
     lists = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **lists, "indirect": indirect})

@@ -21,7 +21,7 @@ SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
 SHOWN = 40
 """The most requests of a waterfall."""
 CLOSEST = 600
-"""The least distance of two marked tokens, as a part of the width: closer marks would paint the bar white."""
+"""Tokens are marked if their median gap is at least the width divided by this: closer marks would whiten the bar."""
 Summary = Mapping[str, float]
 
 
