@@ -61,7 +61,7 @@ def result(value: Any) -> None:
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Iterable[str], title: str | None = None, *, filled: bool = False
 ) -> None:
-    """A table of the `columns` of `rows`, or of those that are `filled`; numbers are right-aligned, of three digits.
+    """Prints `rows` with these `columns`, or only the `filled` ones; numbers are right-aligned and have three digits.
 
     In a narrow terminal texts fold; if that is not enough, each row becomes lines of names and values.  No number is
     cut.
@@ -89,7 +89,7 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Each row as its first texts, and below them names and values."""
+    """Prints each row as a line of its first texts, and below it lines of names and values."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -115,7 +115,7 @@ def _cell(column: str, value: Any) -> Text:
 
 
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
-    """Labels and values, one pair per line."""
+    """Prints labels and values, one pair per line."""
     head = None if title is None else Text(visible(title))
     drawn = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
     drawn.add_column(style="dim", no_wrap=True)
@@ -143,7 +143,7 @@ def error(text: str) -> None:
 
 
 def note(text: str | None) -> None:
-    """A line on standard error, so that standard output holds only results; none without a text."""
+    """Prints a line on standard error, so that standard output holds only results; nothing without a text."""
     if text:
         err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
 

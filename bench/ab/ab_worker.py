@@ -200,7 +200,7 @@ class Slowed(Rotation):
 
     @property
     def first(self) -> Callable[[], Any]:
-        """The call on the first set, with its wait: the observed call must be the timed call."""
+        """The call on the first set of inputs and its wait, because the observed call must be like the timed calls."""
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:

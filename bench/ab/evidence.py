@@ -132,7 +132,7 @@ def evidence_of(
     stopped: str = "",
     by_activity: bool = True,
 ) -> Evidence:
-    """What the records of side A (`first`) and of side B say of one comparison.
+    """Returns the evidence on one comparison from the records of side A (`first`) and side B (`second`).
 
     `floors` are noise floors by kernel; an A/A stores its floor by kernel, also for two kernels.  `stopped` says why a
     confirmation has fewer pairs than were asked for.  Without `by_activity`, only the times count, even if both sides
@@ -161,7 +161,7 @@ def evidence_of(
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Both sides without the times of an A/B's pairs that have a NOISY reading, unless a batch has no other pair."""
+    """Returns both sides without the times of pairs with a NOISY reading, unless a batch has no other pair."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]

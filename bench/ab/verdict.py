@@ -92,7 +92,7 @@ class Evidence:
     unconfirmed: str = ""
     """Why the second batch is missing or too short, although the first batch called for one."""
     drifting: str = ""
-    """Why the pairs are not pairs in time; then they may show only a drift of the machine."""
+    """Why the pairs may show only a drift of the machine: the sides were not measured in turn; empty if they were."""
     drift: float = math.inf
     """How far the machine may have drifted between such sides, as a log ratio."""
 
@@ -216,7 +216,7 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
 
 
 def _ratio(log: float) -> float | None:
-    """The ratio minus one of a log ratio; None for a ratio that no pairs can bound."""
+    """Converts a log ratio to a ratio minus one; None for a ratio that no pairs can bound."""
     return math.expm1(log) if abs(log) < 700 else None
 
 

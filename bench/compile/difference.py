@@ -259,7 +259,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """The other tree's kernel at this item's case; at its own case where the op's cases have other keys there."""
+    """Returns the other tree's item at this item's case; at its own case if that tree's cases have other keys."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

@@ -56,7 +56,7 @@ class OnGpu(TorchFunctionMode):
 
 
 def _on_cpu(device: Any) -> Any:
-    """The CPU in place of any CUDA device."""
+    """Returns the CPU in place of any CUDA device, and any other device unchanged."""
     if isinstance(device, int) and not isinstance(device, bool):
         return _CPU
     is_gpu = device.type == "cuda" if isinstance(device, torch.device) else str(device).split(":")[0] == "cuda"

@@ -16,7 +16,7 @@ LONG = 1.5
 KINDS = ("prefill", "preemption", "another process", "unknown")
 """The possible beginnings of a cause."""
 WAITED = 0.05
-"""The share of a step from which on its threads waited for a core; as in `bench/core/noise.py`."""
+"""If the threads of a step waited for a core during a larger share of it, another process is the cause."""
 
 
 @dataclass(frozen=True)

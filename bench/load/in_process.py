@@ -1,4 +1,4 @@
-"""The same metrics for the engine in this process, without a server: the difference is the server's cost."""
+"""Measures the engine in this process by the metrics of a load; the difference is what the server costs."""
 
 from __future__ import annotations
 
