@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import networkx as nx
 
@@ -116,15 +115,12 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
     # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
     elsewhere = {a for label, a in function.labels.items() if label.startswith(".L") and a not in referred}
     starts = {code[0].address, *function.labels.values(), *referred}
-    step = min((after.address - before.address for before, after in pairwise(code)), default=0)
     blocks: dict[int, _Block] = {}
     for instruction, following in zip(code, (*code[1:], None), strict=True):
         if instruction.address in starts:
             current = blocks[instruction.address] = _Block([], set())
         current.instructions.append(instruction)
-        # An older disassembler omits an indirect branch that it cannot follow: then an address is missing.
-        missing = following is not None and following.address - instruction.address > step
-        if missing or (instruction.name in _INDIRECT and not targets[instruction.address]):
+        if instruction.name in _INDIRECT and not targets[instruction.address]:
             current.successors = set(elsewhere)
         elif _ends_block(instruction) or (following is not None and following.address in starts):
             current.successors = _successors(instruction, following, targets)
