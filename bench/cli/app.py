@@ -53,6 +53,7 @@ REMOVED = {
     "load --vllm-json": "`vllm bench serve --save-result` measures the same server",
     "static --toolchain": "run `rooflab static --json` in each environment and compare the two",
     "static --details": "--json has everything that is known of each kernel",
+    "load --dataset": "--data sharegpt has its lengths; `vllm bench serve` sends a file's prompts",
     "load --ramp": "--sweep A,B,... measures each rate by itself",
 }
 """Commands and options that earlier commits had, and what a user does instead."""

@@ -53,13 +53,12 @@ def load(
     warmup: Annotated[int, typer.Option(help="Requests before the run, one after the other.")] = 1,
     warmup_seconds: Annotated[float, typer.Option(help="Seconds at the start of the run that do not count.")] = 0.0,
     data: option.Data = "random",
-    dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format, whose prompts are sent.")] = None,
     lengths: option.TokenSpans,
     prefix_len: Annotated[int, typer.Option(help="With --data prefix: tokens of a prefix.")] = 256,
     groups: Annotated[int, typer.Option(help="With --data prefix: number of prefixes.")] = 4,
     token_ids: Annotated[str, typer.Option(help="LEAST:MOST: range of the random token ids.")] = "100:1000",
     text: Annotated[bool, typer.Option("--text", help="Send words; the server counts their tokens.")] = False,
-    ignore_eos: Annotated[bool | None, typer.Option(help="Answers of the exact length; on without --dataset.")] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of exactly this length.")] = True,
     extra_body: Annotated[str, typer.Option(help="More fields for each request, as a JSON object.")] = "{}",
     goodput: Annotated[list[str] | None, typer.Option(help="A limit in ms, as ttft:500 (itl, tpot, e2e).")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds in which an answer must end.")] = 600.0,
@@ -78,12 +77,12 @@ def load(
 
     limits = check_limits(goodput or [])
     ids = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
-    asked = Data(data, *lengths.spans, prefix_len, groups, ids, dataset)
+    asked = Data(data, *lengths.spans, prefix_len, groups, ids)
     each = laws(rate, sweep, concurrency, arrivals, burstiness)
     plan = Plan(
         arrivals=each[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
         duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=asked, endpoint=endpoint, model=model or "",
-        ignore_eos=dataset is None if ignore_eos is None else ignore_eos, extra=_fields(extra_body),
+        ignore_eos=ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
     )  # fmt: skip
     target = Endpoint(url, PATHS[plan.endpoint], api_key, timeout)

@@ -65,7 +65,7 @@ class Plan:
             raise ValueError(f"warmup_seconds: expected at least 0 and less than the duration, got {self.warmup_s}")
         if self.endpoint not in PATHS:
             raise ValueError(f"endpoint: expected one of {', '.join(PATHS)}, got {self.endpoint!r}")
-        if self.endpoint == "chat" and self.data.ids is not None and self.data.dataset is None:
+        if self.endpoint == "chat" and self.data.ids is not None:
             raise ValueError("endpoint: a chat takes no token ids; expected --text with it")
         if self.arrivals is None and self.max_concurrency is not None:
             raise ValueError("max_concurrency: expected a rate with it; in a closed loop --concurrency is the limit")
@@ -106,10 +106,8 @@ class Plan:
         data = self.data
         lengths = {name: ":".join(map(str, dict.fromkeys(getattr(data, name)))) for name in ("input_len", "output_len")}
         case: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
-        case |= {"prompts": "text" if data.ids is None or data.dataset else "token ids", "ignore_eos": self.ignore_eos}
-        if data.dataset is not None:
-            case["data"] = data.dataset.name
-        elif data.kind != "sharegpt":
+        case |= {"prompts": "text" if data.ids is None else "token ids", "ignore_eos": self.ignore_eos}
+        if data.kind != "sharegpt":
             case |= lengths
         if data.kind == "prefix":
             case |= {"prefix_len": data.prefix_len, "groups": data.groups}

@@ -55,7 +55,7 @@ REFUSED = {
     "ledger smollm2-135m --dummy --context 9999": "--context: expected at most 8192",
     "simulate --gpus 3": "--gpus: expected one of 1, 2, 4, 8",
     "simulate --against none": "trace: expected a file, or a folder with one, got 'none'",
-    "load --dataset none": "--dataset: expected a JSON file in ShareGPT's format, got 'none'",
+    "load --dataset x": "--dataset: removed; --data sharegpt has its lengths",
     "list --ladder": "op: expected one with --ladder, got none",
 }
 WRITING = (

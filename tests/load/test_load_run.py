@@ -62,19 +62,6 @@ def test_sharegpt_has_its_mean_lengths():
     assert lengths.min() >= 4 and lengths[:, 0].max() <= 1024 and lengths.sum(1).max() <= 2048
 
 
-def test_a_file_in_sharegpts_format(tmp_path):
-    file, talks = tmp_path / "talks.json", [["why is this so? " * 2, "because " * 10, "more"], ["alone"], ["hi", "ho"]]
-    file.write_text(
-        json.dumps([{"conversations": [{"from": "human", "value": text} for text in one]} for one in talks])
-    )
-    (first, again) = drawn(2, dataset=file)
-    assert first == again and first.content.startswith("why") and (first.tokens, first.output_tokens) == (None, 20)
-    for wrong in ("[]", "{", '[{"a": 1}]'):
-        file.write_text(wrong)
-        with pytest.raises(ValueError, match="dataset: expected"):
-            drawn(1, dataset=file)
-
-
 @pytest.fixture(scope="module")
 def stub():
     with stub_server("--steps") as url:
