@@ -58,9 +58,9 @@ def load(
     groups: Annotated[int, typer.Option(help="With --data prefix: number of prefixes.")] = 4,
     token_ids: Annotated[str, typer.Option(help="LEAST:MOST: range of the random token ids.")] = "100:1000",
     text: Annotated[bool, typer.Option("--text", help="Send words; the server counts their tokens.")] = False,
-    ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of exactly this length.")] = True,
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of exactly --output-len tokens.")] = True,
     extra_body: Annotated[str, typer.Option(help="More fields for each request, as a JSON object.")] = "{}",
-    goodput: Annotated[list[str] | None, typer.Option(help="A limit in ms, as ttft:500 (itl, tpot, e2e).")] = None,
+    goodput: Annotated[list[str] | None, typer.Option(help="A limit in ms: ttft:500 (or itl, tpot, e2e).")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds in which an answer must end.")] = 600.0,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of prompts and arrivals; without it, from the clock.")
