@@ -1,4 +1,4 @@
-"""The work of the commands, without drawing: they take selections, and return rows and records."""
+"""The work of commands, without drawing: functions that take selections, and return rows and records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """By kernel, the buckets that it serves in the model that was loaded last on this CPU."""
+    """Returns for each kernel the buckets that it serves in the model that was loaded last on this CPU."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     newest: dict[str, Json] = next(known(), {"times_us": {}})
@@ -69,14 +69,14 @@ def _settled() -> dict[str, str]:
         for bucket in map(bucket_of, BUCKETS):
             if times := of_op.get(bucket):
                 buckets.setdefault(f"{op}/{min(times, key=times.__getitem__)}", []).append(bucket)
-    told = {name: f"fastest for {newest['model']} in {' '.join(own)}" for name, own in buckets.items()}
+    texts = {name: f"fastest for {newest['model']} in {' '.join(served)}" for name, served in buckets.items()}
     unsure = {
         name
         for op, at in newest.get("provisional", ())
-        for name in told
+        for name in texts
         if name.startswith(f"{op}/") and at in buckets[name]
     }
-    return {name: f"{text} ({PROVISIONAL})" if name in unsure else text for name, text in told.items()}
+    return {name: f"{text} ({PROVISIONAL})" if name in unsure else text for name, text in texts.items()}
 
 
 def count_benches(chosen: Selection) -> int:
@@ -114,7 +114,7 @@ def run_benches(
     check_caches()
     records = [] if into is None else into
     ends = time.monotonic() + settings.limit_s
-    known = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
+    measured = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
     share_s = max(LEAST_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
     settings = replace(settings, device=str(chosen.device), budget_s=min(settings.budget_s, share_s))
     for op, kernels in _with_baselines(chosen).items():
@@ -123,7 +123,7 @@ def run_benches(
             cases = [
                 case
                 for case in chosen.cases_of(spec)
-                if any((op, kernel.name, case.id, scheme.name) not in known for kernel in kernels)
+                if any((op, kernel.name, case.id, scheme.name) not in measured for kernel in kernels)
             ]
             if time.monotonic() > ends:
                 return records
@@ -173,9 +173,9 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
     device, note = resolve(gpu)
     points, unplaced = placed_on(records, device)
     if not points:
-        wanted = "records of the emulator, or benchmarks with a cost that this GPU can do"
+        expected = "records of the emulator, or benchmarks with a cost that this GPU can do"
         why = f": {unplaced[0]}" if unplaced else ""
-        raise ValueError(f"records: expected {wanted}, got none in {name}{why}")
+        raise ValueError(f"records: expected {expected}, got none in {name}{why}")
     notes = [note] if note else []
     imported = any("imported" in record.environment for record in records)
     if all(point.seconds is None for point in points):
@@ -183,5 +183,5 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
         cards = {str((record.environment.get("gpu") or {}).get("name") or lacks) for record in records}
         why = f" (its records name {', '.join(sorted(cards))})" if imported else ""
         notes.append(f"nothing in {name} was measured on {device.full_name}{why}, so these are bounds")
-    told = ", imported times" if imported and any(point.seconds for point in points) else ""
-    return Drawing(points, [device.ceilings()], device.name + told, unplaced=unplaced), notes
+    suffix = ", imported times" if imported and any(point.seconds for point in points) else ""
+    return Drawing(points, [device.ceilings()], device.name + suffix, unplaced=unplaced), notes

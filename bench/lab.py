@@ -93,8 +93,8 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     )
     if noisy:
         show.line(f"{noisy} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
-    found = findings(records, partial(served_by_engine, ops))
-    for text in found:
+    sentences = findings(records, partial(served_by_engine, ops))
+    for text in sentences:
         show.line(text, "yellow")
     with show.waiting("3 pictures"):
         figures = draw_records(records, folder)
@@ -105,7 +105,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "noisy": noisy,
         "seconds": round(time.monotonic() - started, 1),
         "folder": str(folder),
-        "findings": found,
+        "findings": sentences,
         "best": best_of_each_op(records),
         "checks": checks,
         "benches": [bench_row(record) for record in records],
@@ -137,17 +137,17 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
         case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
         benched = Selection.of(op, None, [], [case.id], [scheme], None)
         with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
-            own = []
+            op_results = []
             for place, result in check.each(asked):
                 writer.write(result.record(asked[place].kernel, writer.run_id, environment))
-                own.append(result)
+                op_results.append(result)
                 advance(result.kernel)
-            wrong = {result.kernel for result in own if result.status not in ("OK", *NOT_RUN)}
-            names = {result.kernel for result in own if result.status == "OK"} - wrong
+            wrong = {result.kernel for result in op_results if result.status not in ("OK", *NOT_RUN)}
+            names = {result.kernel for result in op_results if result.status == "OK"} - wrong
             right = frozenset((f"{op}/{name}", scheme) for name in names)
             timed = run_benches(benched, Settings(budget_s=budget_s), writer, advance, planted_before=right)
-        _show_op(op, own, timed)
-        results += own
+        _show_op(op, op_results, timed)
+        results += op_results
         records += timed
     return results, records
 
@@ -188,23 +188,23 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
     times = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "OK"}
     noisy = {(record.op, record.kernel): record.latency_median_ms for record in timed if record.status == "NOISY"}
     for op, case in {record.op: record.case_id for record in timed if record.latency_median_ms}.items():
-        own = {kernel: ms for (of, kernel), ms in times.items() if of == op and ms}
-        best = min(own, key=lambda kernel: own[kernel]) if own else None
+        ms_of = {kernel: ms for (of, kernel), ms in times.items() if of == op and ms}
+        best = min(ms_of, key=lambda kernel: ms_of[kernel]) if ms_of else None
         row: dict[str, Any] = {"op": op, "case": case}
         for name in ("naive", "library"):
             unsure = noisy.get((op, name))
-            row[f"{name}_ms"] = own.get(name) if unsure is None else f"{digits(unsure)} NOISY"
-        row |= {"best": best, "best_ms": own[best] if best else None}
+            row[f"{name}_ms"] = ms_of.get(name) if unsure is None else f"{digits(unsure)} NOISY"
+        row |= {"best": best, "best_ms": ms_of[best] if best else None}
         for name in ("library", "naive"):
-            row[f"vs_{name}"] = f"{own[name] / own[best]:.2f}x" if best and name in own else None
+            row[f"vs_{name}"] = f"{ms_of[name] / ms_of[best]:.2f}x" if best and name in ms_of else None
         rows.append(row)
     return rows
 
 
 def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
     """The kernel that the engine took for a step of this case's size; None if it does not use the op."""
-    wanted = (DECODE if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
-    return next((own.kernel.name for own in ops.choices if (own.op, own.bucket) == wanted), None)
+    place = (DECODE if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
+    return next((choice.kernel.name for choice in ops.choices if (choice.op, choice.bucket) == place), None)
 
 
 def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:

@@ -68,8 +68,8 @@ def main() -> None:
     """Replaces this process by the command, with `rooflab` and the unpacked packages on its path."""
     build = build_folder(ROOT)
     paths = [namespace(ROOT, build), carried(ROOT / "wheelhouse", build)]
-    known = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([*(str(folder) for folder in paths if folder), *([known] if known else [])])
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*(str(folder) for folder in paths if folder), *([before] if before else [])])
     # A new process, because this one's path begins with bench/, whose folders would hide packages of the same name.
     os.execve(
         sys.executable, [sys.executable, "-m", "rooflab.bench", *sys.argv[1:]], {**os.environ, "PYTHONPATH": path}

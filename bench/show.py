@@ -36,7 +36,7 @@ _as_json = False
 
 @contextmanager
 def chosen(as_json: bool) -> Iterator[None]:
-    """Within it a command shows its result as JSON, and neither tables nor lines, or the other way round."""
+    """Inside the `with` block only the result is shown, as JSON; or, without `as_json`, only tables and lines."""
     global out, _as_json
     before = out
     out, _as_json = Console(quiet=True) if as_json else out, as_json
@@ -53,7 +53,7 @@ def beside_json() -> None:
 
 
 def result(value: Any) -> None:
-    """All that a command found, as JSON on standard output if the user asked for that."""
+    """Prints all that a command found as JSON, if the user asked for JSON."""
     if _as_json:
         print(json.dumps(plain(value), indent=2, allow_nan=False))
 
@@ -61,7 +61,7 @@ def result(value: Any) -> None:
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Iterable[str], title: str | None = None, *, filled: bool = False
 ) -> None:
-    """A table of the `columns` of `rows`, or of those that are `filled`; numbers are right-aligned, of three digits.
+    """Prints `rows` with these `columns`, or only the `filled` ones; numbers are right-aligned and have three digits.
 
     In a narrow terminal texts fold; if that is not enough, each row becomes lines of names and values.  No number is
     cut.
@@ -89,7 +89,7 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Each row as its first texts, and below them names and values."""
+    """Prints each row as a line of its first texts, and below it lines of names and values."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -115,7 +115,7 @@ def _cell(column: str, value: Any) -> Text:
 
 
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
-    """Labels and values, one pair per line."""
+    """Prints labels and values, one pair per line."""
     head = None if title is None else Text(visible(title))
     drawn = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
     drawn.add_column(style="dim", no_wrap=True)
@@ -143,7 +143,7 @@ def error(text: str) -> None:
 
 
 def note(text: str | None) -> None:
-    """A line on standard error, so that standard output holds only results; none without a text."""
+    """Prints a line on standard error, so that standard output holds only results; nothing without a text."""
     if text:
         err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
 
@@ -220,10 +220,10 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         alike: dict[str, list[Mapping[str, Any]]] = {}
         for row in others:  # readings that are noise for one cause differ in its numbers
             alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if what == "NOISY" else row["reason"], []).append(row)
-        for own in alike.values():
-            names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in own)
-            told = " (the first one's numbers)" if any(row["reason"] != own[0]["reason"] for row in own) else ""
-            line(f"{what}: {', '.join(names)}: {own[0]['reason']}{told}", style)
+        for group in alike.values():
+            names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
+            suffix = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
+            line(f"{what}: {', '.join(names)}: {group[0]['reason']}{suffix}", style)
     if noisy:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:

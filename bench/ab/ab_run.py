@@ -72,64 +72,51 @@ def run(
     broken: dict[str, tuple[Verdict, str]] = {
         key: ("MISSING", reason) for key in comparison.keys if (reason := comparison.missing(key)) is not None
     }
-    if settings.budget_s is not None and (needed := _needed_s(runner, checked, settings)) > settings.budget_s:
-        short = f"the budget of {settings.budget_s:g} s is too short for a verdict on this machine"
-        done(f"{short}, which takes at least {needed:.0f} s")
     failed = [] if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
     left_out = {} if comparison.a.functions else _not_timed(comparison, failed)
     keys = [key for key in comparison.keys if key not in left_out]
     sound = [key for key in keys if key not in broken and key not in {key for _, key, _ in failed}]
-    seen = runner.environments
-    if reason := difference(seen["A"], seen["B"]) if len(seen) == 2 else "":
+    environments = runner.environments
+    if reason := difference(environments["A"], environments["B"]) if len(environments) == 2 else "":
         broken |= dict.fromkeys(sound, ("INVALID", reason))
         sound = []
 
     until = math.inf if settings.budget_s is None else began + settings.budget_s
     measured = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=until, done=done)
 
-    def evidence(read: Read, known: Mapping[str, float], stopped: str = "") -> list[Evidence]:
-        found = []
+    def evidence(read: Read, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
+        items = []
         for key in keys:
             sides, labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
-            of_key = evidence_of(key, *sides, labels, settings.rules, known, stopped=stopped, by_activity=by_activity)
-            found.append(Evidence(key, broken=broken[key]) if key in broken else of_key)
-        return found
+            of_key = evidence_of(
+                key, *sides, labels, settings.rules, floors_here, stopped=stopped, by_activity=by_activity
+            )
+            items.append(Evidence(key, broken=broken[key]) if key in broken else of_key)
+        return items
 
-    least, later = _pairs_of_a_verdict(len(keys), settings)
-    first = measured(sound, seed=settings.seed, least=least, later=later)
+    least = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
+    first = measured(sound, seed=settings.seed, least=least, later=min(BOUNDED_PAIRS, settings.pairs))
     read = failed + first.read
     called = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
     second = measured(called, seed=settings.seed + 1, confirms=True)
     read += second.read
-    known = load_floors(str(seen.get("B", {}).get("machine_key", ""))) if floors is None else floors
-    outcomes = tuple(judge(evidence(read, known, second.stopped), settings.rules))
+    floors_here = load_floors(str(environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
+    outcomes = tuple(judge(evidence(read, floors_here, second.stopped), settings.rules))
     stopped = first.stopped or (f"confirmation: {second.stopped}" if second.stopped else "")
-    return AbResult(comparison, settings, outcomes, seen, read, stopped, left_out)
-
-
-def _pairs_of_a_verdict(keys: int, settings: AbSettings) -> tuple[int, int]:
-    """Pairs of the first batch that a verdict takes, and of the second."""
-    return min(SUITE_PAIRS if keys > 1 else BOUNDED_PAIRS, settings.pairs), min(BOUNDED_PAIRS, settings.pairs)
-
-
-def _needed_s(runner: JobRunner, checked: bool, settings: AbSettings) -> float:
-    """The least seconds of a run that can decide: two processes a pair, and two that check."""
-    keys, start_s = len(runner.comparison.keys), runner.start_s()
-    pairs = sum(_pairs_of_a_verdict(keys, settings))
-    return 2 * pairs * (start_s + keys * settings.kernel_s) + (0.0 if checked else 2 * start_s)
+    return AbResult(comparison, settings, outcomes, environments, read, stopped, left_out)
 
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Read:
-    """The checks that did not end with OK."""
+    """Checks both sides; returns the checks that did not end with OK."""
     failed: Read = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
         wrong = {key for _, key, record in failed if record.status not in NOT_RUN}
         left = [key for key in keys if key not in wrong]
-        found = runner.check(name, left) if left else {}
+        records = runner.check(name, left) if left else {}
         failed += [
             (name, key, replace(record, run_id=f"check-{name}"))
-            for key, record in found.items()
+            for key, record in records.items()
             if record.status != "OK"
         ]
         done(f"check, side {name}")
@@ -139,12 +126,12 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
 def _not_timed(comparison: Comparison, failed: Read) -> dict[str, str]:
     """Comparisons whose kernel can run on neither side, or of two kernels of which one cannot, with the reason."""
     cannot = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
-    found = {}
+    reasons = {}
     for (name, key), reason in cannot.items():
         two_kernels = comparison.a.targets[key] != comparison.b.targets[key]
         if two_kernels or {("A", key), ("B", key)} <= cannot.keys():
-            found[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
-    return found
+            reasons[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
+    return reasons
 
 
 METRICS = (
@@ -168,15 +155,15 @@ def save(result: AbResult, folder: Path) -> list[Path]:
     writer.write(*(_verdict(result, outcome, run_id) for outcome in result.outcomes))
     for name in SIDES:
         side, environment = result.comparison.side(name), result.environments.get(name, {})
-        own = [record for where, _, record in result.read if where == name] + _not_measured(result, name)
-        runs = [replace(record, run_id=f"{run_id}-{record.run_id}") for record in own]
+        records = [record for where, _, record in result.read if where == name] + _not_measured(result, name)
+        runs = [replace(record, run_id=f"{run_id}-{record.run_id}") for record in records]
         writers.append(RunWriter(folder, run_id, f"-{name}"))
         writers[-1].write(*(replace(r, environment=environment, commit=side.commit, dirty=side.dirty) for r in runs))
-    return [one.path for one in writers if one.path.is_file()]
+    return [run_writer.path for run_writer in writers if run_writer.path.is_file()]
 
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:
-    """A record of each kernel that no process has read: otherwise a later judge of the files would not know of it."""
+    """Returns a record for each kernel that no process has timed, so that a later judge of the files knows of it."""
     reasons = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
     return [
         replace(

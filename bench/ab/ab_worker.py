@@ -33,9 +33,9 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
     yield {"environment": Environment.now(device.index or 0).to_dict()}
     for file in job["files"] if not job["within"] else ():
         registry.load_file(Path(file))
-    own = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
+    file_of = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
     if job["mode"] == "list":
-        yield {"list": listing(job, device, own)}
+        yield {"list": listing(job, device, file_of)}
     for key, values in job["targets"].items():
         target = Target(**values)
         blank = target.record(job["device"], job["seed"])
@@ -47,37 +47,37 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
         yield {"key": key, "record": record.to_json()}
 
 
-def listing(job: Job, device: torch.device, own: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What this tree has: the cases of a suite, and kernels by op, each with the reason if it cannot run here.
+def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Lists by op the cases of a suite, and the kernels of this tree, each with the reason if it cannot run here.
 
-    Of another repository, only its `own` kernels, with their files.
+    `file_of` has the file of each kernel of another repository; only these kernels are listed then.
     """
     from rooflab.bench.ab.sides import largest
 
-    found, known = {}, registry.ops()
-    for op in job["ops"] or known:
-        if op not in known:
+    rows, specs = {}, registry.ops()
+    for op in job["ops"] or specs:
+        if op not in specs:
             continue  # the other side may have this op; its comparison is then MISSING here
-        spec = known[op]
-        chosen = {name: it for name, it in registry.kernels(op).items() if own is None or it.id in own}
-        if own is not None and not chosen:
+        spec = specs[op]
+        chosen = {name: it for name, it in registry.kernels(op).items() if file_of is None or it.id in file_of}
+        if file_of is not None and not chosen:
             continue
         refusals = {name: Measurement.why_not(kernel, device) for name, kernel in chosen.items()}
         kernels = {name: f"{why.status}: {why.reason}" if why else None for name, why in refusals.items()}
         cases = spec.cases_in(job["suite"])
-        found[op] = {
+        rows[op] = {
             "kernels": kernels,
             "cases": [case.id for case in cases],
             "largest": [case.id for case in largest(spec, cases)],
             "taken": [case.id for text in job["cases"] if (case := _case_of(spec, text)) is not None],
             "schemes": list(spec.schemes),
-            "files": sorted({own[kernel.id] for kernel in chosen.values()}) if own else [],
+            "files": sorted({file_of[kernel.id] for kernel in chosen.values()}) if file_of else [],
         }
-    return found
+    return rows
 
 
 def _case_of(spec: OpSpec, text: str) -> Case | None:
-    """The case of that text; None where the op has no such one."""
+    """Returns the case of this text; None if the op has no such case."""
     try:
         return spec.check_case(Case.parse(text))
     except ValueError:
@@ -104,7 +104,7 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
-    """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
+    """Checks a kernel that cannot run here in the emulator; returns its record if it is wrong, else None."""
     from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 
@@ -134,7 +134,7 @@ def _function(blank: Record, job: Job) -> Record:
     except Failed.errors() as error:
         failed = Failed.of(error, "the functions")
         return _ended(blank, failed.status, failed.reason)
-    return _timed(*prepared[:4], blank, job, prepared.device, prepared.first_call_s)
+    return _timed(*prepared[:4], blank, job, prepared.device)
 
 
 _OF_A_READING = (
@@ -152,14 +152,7 @@ _OF_A_READING = (
 
 
 def _timed(
-    kernel: registry.Kernel,
-    spec: OpSpec,
-    case: Case,
-    scheme: Scheme,
-    blank: Record,
-    job: Job,
-    device: torch.device,
-    first_call_s: float = 0.0,
+    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: Job, device: torch.device
 ) -> Record:
     share = job["slow_down"]
     settings = Settings(
@@ -172,7 +165,7 @@ def _timed(
         paired=True,
         roof=device.type == "cuda",  # a CPU has no limits that are known without a measurement
     )
-    run = Measurement(spec, scheme, settings, first_call_s={kernel.name: first_call_s})
+    run = Measurement(spec, scheme, settings)
     if share:
         run.wrap = lambda rotation: Slowed(rotation, share, device)
     (made,) = run.records([kernel], [case])
@@ -180,7 +173,6 @@ def _timed(
         blank,
         **{name: getattr(made, name) for name in _OF_A_READING},
         reason=made.reason if made.status != "OK" else "",
-        metrics={name: value for name, value in made.metrics.items() if name == "first_call_ms"},
     )
     if made.status != "OK":
         return timed
@@ -208,7 +200,7 @@ class Slowed(Rotation):
 
     @property
     def first(self) -> Callable[[], Any]:
-        """The call on the first set, with its wait: the observed call must be the timed call."""
+        """The call on the first set of inputs and its wait, because the observed call must be like the timed calls."""
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import cloudpickle
@@ -24,7 +23,7 @@ import torch
 from rooflab.bench.ab.ab_run import AbResult, run
 from rooflab.bench.ab.output import power
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.sides import Comparison, Side, SideName, Target
+from rooflab.bench.ab.sides import Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.core import FunctionOp, Verdict
 from rooflab.kernels._user_files import import_file
@@ -52,24 +51,15 @@ class Compared:
         return exit_status([self.outcome], strict=True)
 
     def __str__(self) -> str:
-        found = self.outcome
-        sides = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {found.verdict}"
-        if found.effect is None:
-            return f"{sides}: {found.reason}"
-        bounds = f"{change(found.effect_low)} to {change(found.effect_high)}"
-        text = f"{sides}: takes {change(found.effect)} ({bounds}), {found.pairs} pairs"
-        text += f": {found.reason}" if found.reason else ""
+        outcome = self.outcome
+        sides = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {outcome.verdict}"
+        if outcome.effect is None:
+            return f"{sides}: {outcome.reason}"
+        bounds = f"{change(outcome.effect_low)} to {change(outcome.effect_high)}"
+        text = f"{sides}: takes {change(outcome.effect)} ({bounds}), {outcome.pairs} pairs"
+        text += f": {outcome.reason}" if outcome.reason else ""
         stopped = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
-        return f"{text}. {power([found])}{self._first_calls()}{stopped}"
-
-    def _first_calls(self) -> str:
-        """One sentence with the median first call of each function; empty if no process has reported one."""
-        sides: tuple[SideName, ...] = ("B", "A")
-        read = [[record.metrics.get("first_call_ms") for record in self.result.read_of(side, KEY)] for side in sides]
-        mine, reference = ([ms for ms in side if ms is not None] for side in read)
-        if not mine or not reference:
-            return ""
-        return f" First call, not in these times: {median(mine):.3g} ms against {median(reference):.3g} ms."
+        return f"{text}. {power([outcome])}{stopped}"
 
 
 def compare(
@@ -144,8 +134,8 @@ def pack(function: Callable[..., Any]) -> dict[str, str]:
     try:  # by its name if it is at the top of a module, else by value
         return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        wanted = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
-        raise ValueError(f"function: expected {wanted}, got one that cannot travel: {error}") from error
+        expected = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
+        raise ValueError(f"function: expected {expected}, got one that cannot travel: {error}") from error
 
 
 def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
@@ -155,8 +145,8 @@ def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
         return function
     if SCRIPT not in sys.modules:
         sys.modules[SCRIPT] = import_file(Path(packed["script"]))
-    found: Callable[..., Any] = _find(sys.modules[SCRIPT], packed["name"])
-    return found
+    script_function: Callable[..., Any] = _find(sys.modules[SCRIPT], packed["name"])
+    return script_function
 
 
 def _find(module: Any, name: str) -> Any:

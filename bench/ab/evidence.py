@@ -1,5 +1,6 @@
-"""From records to the evidence of an A/B, of a run as of two files or folders: what is missing, wrong or foreign never
-passes.
+"""Makes the evidence of an A/B from records: those of a run, or two files or folders.
+
+What is missing, wrong or of another machine never passes.
 
 A record is the reading of one process.  Records of two sides that alternate in time are pairs.  If one side was
 measured only after the other, the machine may have drifted: such an effect has a verdict only where it is far beyond
@@ -61,20 +62,20 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
             evidence.append(Evidence(key, broken=("MISSING", gone)))
         elif any(record.status not in NOT_RUN for record in (*first, *second)):
             floors = load_floors(str(second[0].environment.get("machine_key")))
-            found = evidence_of(key, first, second, labels, rules, floors)
-            foreign = None if found.broken else _foreign(first, second, labels)
-            evidence.append(replace(found, broken=("INVALID", foreign)) if foreign else found)
+            item = evidence_of(key, first, second, labels, rules, floors)
+            foreign = None if item.broken else _foreign(first, second, labels)
+            evidence.append(replace(item, broken=("INVALID", foreign)) if foreign else item)
     return judge(evidence, rules)
 
 
 def only_in(a: Path, b: Path) -> list[str]:
-    """Comparisons that B has and A lacks: they are new, and there is nothing to compare them with."""
-    known = _by_key(read(a))
-    return [key for key in _by_key(read(b)) if key not in known]
+    """Returns the comparisons that only B has: they are new, and there is nothing to compare them with."""
+    keys = _by_key(read(a))
+    return [key for key in _by_key(read(b)) if key not in keys]
 
 
 def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
+    groups: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         if record.kind == "bench" and record.op and kernel in (None, record.kernel):
             theirs = (record.environment.get("imported") or {}).get("benchmark") or {}
@@ -82,8 +83,8 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
             key = " ".join(part for part in (name, record.case_id, record.scheme) if part)
             if theirs.get("fullname") and not kernel:  # pytest's own id: a group or a parameter's text may change
                 key = str(theirs["fullname"])
-            found.setdefault(key, []).append(record)
-    return found
+            groups.setdefault(key, []).append(record)
+    return groups
 
 
 def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> None:
@@ -93,9 +94,9 @@ def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], la
     if common:
         raise ValueError(f"records: expected two sides, got the run {common[0]} of {key} on both")
     for records, label in ((first, labels[0]), (second, labels[1])):
-        found = {(str(record.commit)[:10], record.dirty) for record in records}
-        if len(found) > 1:
-            names = sorted(f"{commit} and changes" if dirty else commit for commit, dirty in found)
+        commits = {(str(record.commit)[:10], record.dirty) for record in records}
+        if len(commits) > 1:
+            names = sorted(f"{commit} and changes" if dirty else commit for commit, dirty in commits)
             raise ValueError(f"records: expected one commit in {label}, got {', '.join(names)} of {key}")
 
 
@@ -109,7 +110,7 @@ def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[st
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """How two environments differ in what decides a time and is not part of a change; empty if they do not differ."""
+    """Says in which hardware, driver or setting two environments differ; empty if they do not differ."""
     gpus = a.get("gpu") or {}, b.get("gpu") or {}
     for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
         if gpus[0].get(name) != gpus[1].get(name):
@@ -131,7 +132,7 @@ def evidence_of(
     stopped: str = "",
     by_activity: bool = True,
 ) -> Evidence:
-    """What the records of side A (`first`) and of side B say of one comparison.
+    """Returns the evidence on one comparison from the records of side A (`first`) and side B (`second`).
 
     `floors` are noise floors by kernel; an A/A stores its floor by kernel, also for two kernels.  `stopped` says why a
     confirmation has fewer pairs than were asked for.  Without `by_activity`, only the times count, even if both sides
@@ -144,8 +145,8 @@ def evidence_of(
     a, b = _runs(first), _runs(second)
     pairs, again = _batches(a, b, rules)
     count = len(pairs) + len(again)
-    few = f"{count} runs of each side; at least {2 * BOUNDED_PAIRS} are needed, half of them to confirm"
-    known = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in both}
+    lack = f"{count} runs of each side; at least {2 * BOUNDED_PAIRS} are needed, half of them to confirm"
+    floors_here = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in both}
     calling = {record.activity_hash for record in both if not record.metrics.get(CONFIRMS)}
     return Evidence(
         key=key,
@@ -153,20 +154,20 @@ def evidence_of(
         second=again,
         drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else APART,
         drift=drift(*([(run.timestamp, run.seconds) for run in side] for side in (a, b))),
-        noise_floor=max((floor for floor in known if floor is not None), default=None),
+        noise_floor=max((floor for floor in floors_here if floor is not None), default=None),
         identical=by_activity and len(calling) == 1 and None not in calling,
-        unconfirmed=f"seen once and not confirmed: {stopped}" if stopped else few if count < 2 * BOUNDED_PAIRS else "",
+        unconfirmed=f"seen once and not confirmed: {stopped}" if stopped else lack if count < 2 * BOUNDED_PAIRS else "",
     )
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Both sides without the times of an A/B's pairs that have a NOISY reading, unless a batch has no other pair."""
+    """Returns both sides without the times of pairs with a NOISY reading, unless a batch has no other pair."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]
-    kept = {record.metrics.get(CONFIRMS) for record in timed if pairs.get(id(record)) not in noisy}
-    out = {id(record) for record in timed if pairs.get(id(record)) in noisy and record.metrics.get(CONFIRMS) in kept}
-    a, b = ([record for record in side if id(record) not in out] for side in (first, second))
+    sound = {record.metrics.get(CONFIRMS) for record in timed if pairs.get(id(record)) not in noisy}
+    lost = {id(record) for record in timed if pairs.get(id(record)) in noisy and record.metrics.get(CONFIRMS) in sound}
+    a, b = ([record for record in side if id(record) not in lost] for side in (first, second))
     return a, b
 
 
@@ -186,7 +187,7 @@ def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str
         return min(faults, key=lambda fault: fault[0])[1]
     # Whether a CPU's threads were pinned may differ between processes of one kernel: under other load, 2 of 12 did not
     # find theirs.  Unpinned threads add equal noise to both sides.
-    names = dict.fromkeys(re.sub(r", threads (not )?pinned[^,]*", "", one.method) for one in (*first, *second))
+    names = dict.fromkeys(re.sub(r", threads (not )?pinned[^,]*", "", reading.method) for reading in (*first, *second))
     return ("INVALID", f"it was timed by different methods: {' and '.join(names)}") if len(names) > 1 else None
 
 
@@ -236,7 +237,7 @@ def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_Pairs
 
 
 def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _Pairs:
-    return tuple((one.seconds, other.seconds) for one, other in zip(a, b, strict=False))
+    return tuple((first.seconds, second.seconds) for first, second in zip(a, b, strict=False))
 
 
 def _runs(records: Sequence[Record]) -> list[_Run]:
@@ -246,18 +247,18 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
         runs.setdefault(record.run_id, []).append(record)
     return [
         _Run(
-            own[0].timestamp,
-            statistics.median(record.latency_median_ms or 0.0 for record in own) * 1e-3,
-            own[0].metrics.get(CONFIRMS),
+            of_run[0].timestamp,
+            statistics.median(record.latency_median_ms or 0.0 for record in of_run) * 1e-3,
+            of_run[0].metrics.get(CONFIRMS),
         )
-        for own in runs.values()
+        for of_run in runs.values()
     ]
 
 
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
     """Whether the sides alternate between any two pairs: each pair ends before the pair after the next one begins."""
     pairs = [sorted(times) for times in zip(a, b, strict=False)]
-    return all(one[1] <= later[0] for one, later in zip(pairs, pairs[1:], strict=False)) and len(pairs) > 1
+    return all(pair[1] <= later[0] for pair, later in zip(pairs, pairs[1:], strict=False)) and len(pairs) > 1
 
 
 def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:

@@ -12,7 +12,7 @@ from rooflab.bench.ab import evidence, output
 from rooflab.bench.ab.ab_run import run, save
 from rooflab.bench.ab.pairs import AbSettings, JobRunner
 from rooflab.bench.ab.self_test import KERNELS, self_test
-from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
+from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Subset, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.core import ChildFailed, choose_kernels
@@ -62,22 +62,22 @@ class AbReport:
         return {"title": self.title, "tables": tables, "notes": self.notes, "faults": self.faults}
 
 
-def of_kernels(wanted: Wanted, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
-    """Two kernels of one op in this tree."""
-    return _ran(two_kernels(wanted), settings, out, say, [])
+def of_kernels(subset: Subset, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
+    """Compares two kernels of one op in this tree."""
+    return _ran(two_kernels(subset), settings, out, say, [])
 
 
 def of_revisions(
-    base: str, head: str | None, changed: bool, wanted: Wanted, settings: AbSettings, out: Path | None, say: Say
+    base: str, head: str | None, changed: bool, subset: Subset, settings: AbSettings, out: Path | None, say: Say
 ) -> AbReport:
-    """The kernels of one revision against those of another revision, or of the working tree; if `changed`, of the ops
-    that the difference touches.
+    """Compares the kernels of one revision with those of another revision, or of the working tree; if `changed`, only
+    of the ops that the difference touches.
 
     The repository is Rooflab's, or another one, of whose files or installed package the kernels are.  Raises
     `ValueError` if git does not know a revision, or if its tree cannot be imported.
     """
-    files = [name for name in wanted.kernels if name.endswith(".py")]
-    wanted = replace(wanted, kernels=[name for name in wanted.kernels if name not in files])
+    files = [name for name in subset.kernels if name.endswith(".py")]
+    subset = replace(subset, kernels=[name for name in subset.kernels if name not in files])
     repository = repository_of(files, ROOT)
     root = repository or ROOT
     with ExitStack() as stack:
@@ -89,31 +89,31 @@ def of_revisions(
         if repository:
             places = files_in((a.path, b.path), repository, files)
             first, second = (
-                replace(side, tree=ROOT, files=found, within=side.tree, import_path=import_path(repository, side.tree))
-                for side, found in zip((first, second), places, strict=True)
+                replace(side, tree=ROOT, files=paths, within=side.tree, import_path=import_path(repository, side.tree))
+                for side, paths in zip((first, second), places, strict=True)
             )
         runner = JobRunner(Comparison(first, second), settings)
-        listed = _listing(runner, "A", "base", wanted), _listing(runner, "B", "head", wanted)
+        listed = _listing(runner, "A", "base", subset), _listing(runner, "B", "head", subset)
         if repository and not any(listed):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
-        check_names(listed, wanted)
+        check_names(listed, subset)
         title = f"{a.label} against {b.label}"
         if changed:
             files_changed = changed_files(root, str(a.commit), b.commit if head else None)
             ops = _touched(files_changed, listed, (a.path, b.path), repository)
-            ops = [op for op in ops if not wanted.ops or op in wanted.ops]
+            ops = [op for op in ops if not subset.ops or op in subset.ops]
             if not ops:
                 return AbReport(title, [], ["the difference touches no kernel"], judged=False)
-            wanted = replace(wanted, ops=ops)
-        comparison, notes = two_trees(first, second, listed, wanted)
+            subset = replace(subset, ops=ops)
+        comparison, notes = two_trees(first, second, listed, subset)
         if pins(a.path) != pins(b.path):
             notes.append("the two pin other packages: both ran in this environment")
         return _ran(comparison, settings, out, say, notes)
 
 
-def _listing(runner: JobRunner, name: SideName, option: str, wanted: Wanted) -> dict[str, Any]:
+def _listing(runner: JobRunner, name: SideName, option: str, subset: Subset) -> dict[str, Any]:
     try:
-        return runner.list(name, wanted)
+        return runner.list(name, subset)
     except ChildFailed as failed:
         label = runner.comparison.side(name).label
         raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed
@@ -121,57 +121,57 @@ def _listing(runner: JobRunner, name: SideName, option: str, wanted: Wanted) -> 
 
 def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], repository: Path | None) -> list[str]:
     """The ops of either side that the changed files touch."""
-    known = sorted({*listed[0], *listed[1]})
+    ops = sorted({*listed[0], *listed[1]})
     if repository is None:
-        return touched_ops(changed, known, users(trees, known))
-    files = {op: {file for side in listed if op in side for file in side[op]["files"]} for op in known}
+        return touched_ops(changed, ops, users(trees, ops))
+    files = {op: {file for side in listed if op in side for file in side[op]["files"]} for op in ops}
     touched = touched_files(changed, set().union(*files.values()), trees, repository)
-    return [op for op in known if files[op] & touched]
+    return [op for op in ops if files[op] & touched]
 
 
-def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> AbReport:
-    """Two files or folders of records, all compared.  Raises `ValueError` on an argument that selects some of them."""
-    choices = {"op": wanted.ops, "--case": wanted.cases, "--scheme": wanted.schemes, "--suite": wanted.suite}
-    given = [name for name, value in choices.items() if value]
-    if given:
-        raise ValueError(f"records: expected no {' and no '.join(given)} beside them, which are compared whole")
+def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
+    """Compares two whole files or folders of records.  Raises `ValueError` on an argument that selects a part."""
+    choices = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
+    named = [name for name, value in choices.items() if value]
+    if named:
+        raise ValueError(f"records: expected no {' and no '.join(named)} beside them, which are compared whole")
     if len(files) != 2:
         raise ValueError(f"records: expected two files or folders (--records twice), got {len(files)}")
-    outcomes = evidence.compare_files(files[0], files[1], rules, wanted.kernels)
-    new = [] if wanted.kernels else evidence.only_in(files[0], files[1])
+    outcomes = evidence.compare_files(files[0], files[1], rules, subset.kernels)
+    new = [] if subset.kernels else evidence.only_in(files[0], files[1])
     notes = [f"{key} is only in {files[1]}: nothing to compare it with" for key in new]
     title = f"{files[0]} against {files[1]}"
     return AbReport(title, [(title, outcomes)], notes)
 
 
 def of_self_test(
-    wanted: Wanted, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Say
+    subset: Subset, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Say
 ) -> AbReport:
     """Tests the A/B itself with identical code and with slowed code."""
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     if inject is not None and not 0 < inject <= 10:
         raise ValueError(f"inject: expected a share of the time above 0 and up to 10, got {inject:g}")
-    ops: Sequence[str | None] = wanted.ops or ((None,) if wanted.kernels else ())
-    chosen = [found for op in ops for found in choose_kernels(op, wanted.kernels or ("library",))]
+    ops: Sequence[str | None] = subset.ops or ((None,) if subset.kernels else ())
+    chosen = [pair for op in ops for pair in choose_kernels(op, subset.kernels or ("library",))]
     pairs = [(kernel.op, kernel.name) for kernel, _ in chosen] or KERNELS
     files = tuple(dict.fromkeys(file for _, file in chosen if file))
-    scheme = wanted.schemes[0] if wanted.schemes else ("fp32" if settings.device == "cpu" else "bf16")
-    found = self_test(
-        pairs, settings, wanted.suite_name, scheme, repeats=repeats, slow_down=inject, done=say, files=files
+    scheme = subset.schemes[0] if subset.schemes else ("fp32" if settings.device == "cpu" else "bf16")
+    tested = self_test(
+        pairs, settings, subset.suite_name, scheme, repeats=repeats, slow_down=inject, done=say, files=files
     )
     if out is not None:
-        for result in found.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
+        for result in tested.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
             save(result, out)
-    slowed = f"slowed by {found.slow_down:.0%}"
-    tables = [(f"A against A, run {number}", result.outcomes) for number, result in enumerate(found.repeats, 1)]
-    tables.append((f"A against A {slowed}", found.injected.outcomes))
-    floors = {key: "not measured" if floor is None else change(floor) for key, floor in found.floors.items()}
+    slowed = f"slowed by {tested.slow_down:.0%}"
+    tables = [(f"A against A, run {number}", result.outcomes) for number, result in enumerate(tested.repeats, 1)]
+    tables.append((f"A against A {slowed}", tested.injected.outcomes))
+    floors = {key: "not measured" if floor is None else change(floor) for key, floor in tested.floors.items()}
     notes = [f"noise floor of {key}: {floor}" for key, floor in floors.items()]
-    if found.saw_nothing:
+    if tested.saw_nothing:
         notes.append(f"none {slowed} was called SLOWER: these pairs could see nothing")
-    notes += [result.stopped for result in (*found.repeats, found.injected) if result.stopped]
-    return AbReport("self-test of the A/B", tables, notes, found.faults, found.saw_nothing, judged=False)
+    notes += [result.stopped for result in (*tested.repeats, tested.injected) if result.stopped]
+    return AbReport("self-test of the A/B", tables, notes, tested.faults, tested.saw_nothing, judged=False)
 
 
 def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Say, notes: list[str]) -> AbReport:

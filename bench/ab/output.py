@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ from rooflab.roofline.numbers import change
 
 SHOWN = 10
 """Comparisons that a comment shows, the worst; the others are folded."""
-HALF = 20
-"""Characters on each side of zero in the drawing."""
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
 
 
@@ -92,17 +89,10 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
 
 
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
-    """A comment or a step's summary: a drawing and a table of the ten worst comparisons, and the others folded."""
+    """Writes a comment or a step's summary: a table of the `SHOWN` worst comparisons, and the others folded."""
     order = list(EXIT_STATUS)
     worst = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
-    lines = [
-        f"### {markdown_cell(title)}",
-        "",
-        f"**{summary(outcomes)}**",
-        "",
-        *drawing(worst[:SHOWN]),
-        *_table(worst[:SHOWN]),
-    ]
+    lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(worst[:SHOWN])]
     if len(worst) > SHOWN:
         folded = f"<details><summary>{len(worst) - SHOWN} more</summary>"
         lines += ["", folded, "", *_table(worst[SHOWN:]), "", "</details>"]
@@ -119,22 +109,3 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
         shown = [cells[name] for name in ("visible", "pairs", "reason")]
         rows.append([markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds, *shown])
     return markdown_table(columns, rows)
-
-
-def drawing(outcomes: Sequence[Outcome]) -> list[str]:
-    """The effects and their bounds as text, which a comment can hold; nothing where no effect has bounds."""
-    drawn = []
-    for outcome in outcomes:
-        ratios = [outcome.effect_low, outcome.effect, outcome.effect_high]
-        bounds = [math.log1p(ratio) for ratio in ratios if ratio is not None]
-        drawn += [(outcome, bounds)] if len(bounds) == 3 else []
-    if not drawn:
-        return []
-    most = max(0.01, *(abs(bound) for _, bounds in drawn for bound in bounds))
-    lines = ["```text"]
-    for outcome, bounds in drawn:
-        low, middle, high = (round(HALF * bound / most) + HALF for bound in bounds)
-        marks = ["-" if low <= place <= high else " " for place in range(2 * HALF + 1)]
-        marks[HALF], marks[middle] = "|", "o"
-        lines.append(f"{''.join(marks)}  {change(outcome.effect):>7}  {visible(outcome.key)}")
-    return [*lines, f"{change(math.expm1(-most)):<{HALF}}0{change(math.expm1(most)):>{HALF}}", "```", ""]

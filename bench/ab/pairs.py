@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rooflab.bench.ab.evidence import CONFIRMS, fault_of
-from rooflab.bench.ab.sides import Comparison, Side, SideName, Wanted
+from rooflab.bench.ab.sides import Comparison, Side, SideName, Subset
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.base.plain import plain
 from rooflab.bench.base.system_time import time
@@ -98,8 +98,8 @@ def run_pairs(
             break
         lacking = (least + later - number) * longest - (deadline - began)
         if number == 1 and lacking > 0:
-            wanted = f"the {least + later} pairs that a verdict takes need {lacking:.0f} s more"
-            batch.stopped = f"the budget is too short: at {longest:.1f} s a pair, {wanted}"
+            lacks = f"the {least + later} pairs that a verdict takes need {lacking:.0f} s more"
+            batch.stopped = f"the budget is too short: at {longest:.1f} s a pair, {lacks}"
             break
         if number and began + (1 + later) * longest > deadline:
             batch.stopped = f"the budget ended after {number} of {pairs} pairs"
@@ -149,23 +149,17 @@ class JobRunner:
         self.judged.add(name)
         return readings
 
-    def start_s(self) -> float:
-        """Seconds of a process that measures nothing."""
-        began = time.monotonic()
-        self._run("A", "measure", [], MEASURE_S)
-        return time.monotonic() - began
-
     def check(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
         """One process checks these kernels; if a kernel ends the process, another process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_S)
 
-    def list(self, name: SideName, wanted: Wanted) -> dict[str, Any]:
+    def list(self, name: SideName, subset: Subset) -> dict[str, Any]:
         """Ops, kernels and cases of one side's tree, and which of the wanted cases it has.
 
         Raises `ChildFailed` if the tree cannot be imported.
         """
         side = self.comparison.side(name)
-        asked = {"ops": wanted.ops, "suite": wanted.suite_name, "cases": wanted.cases}
+        asked = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
         answers = list(ask_process(side, self._job(side, "list", ()) | asked, CHECK_S))
         listed: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return listed
@@ -179,8 +173,8 @@ class JobRunner:
     def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
         readings: dict[str, Record] = {}
         left = list(keys)
-        while left and (found := self._run(name, mode, left, limit_s)):
-            readings |= found
+        while left and (answered := self._run(name, mode, left, limit_s)):
+            readings |= answered
             left = [key for key in left if key not in readings]
         for key in left:
             readings[key] = self._failed(name, key, "RUNTIME_ERROR", "its process gave no answer about it")

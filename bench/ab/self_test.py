@@ -1,6 +1,6 @@
 """Whether the A/B itself can be trusted here: it must show no difference for identical code, and an injected slowdown.
 
-Compares every kernel with itself, then with itself slowed down (`worker.Slowed`).  The A/A outcomes become the noise
+Compares every kernel with itself, then with itself slowed down (`ab_worker.Slowed`).  The A/A outcomes become the noise
 floor of the machine, against which later runs check their verdicts.
 """
 
@@ -53,19 +53,19 @@ class SelfTest:
         """What was called wrongly, one sentence each."""
         same = [outcome for result in self.repeats for outcome in result.outcomes]
         alarms = [outcome for outcome in same if outcome.verdict in ("FASTER", "SLOWER")]
-        found = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in alarms]
+        sentences = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in alarms]
         for outcome in (*same, *self.injected.outcomes):
             if outcome.verdict in ("INCORRECT", "FAILED", "MISSING", "INVALID"):
-                found.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
+                sentences.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
         for outcome in self.injected.outcomes:
             floor = self.floors.get(outcome.key)
             quiet = floor is not None and floor < QUIET * self.slow_down
             called = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
             if outcome.verdict in ("SAME", "FASTER"):
-                found.append(called)
+                sentences.append(called)
             elif quiet and outcome.verdict == "UNRESOLVED":
-                found.append(f"{called}, at a floor of {floor:.1%}")
-        return found
+                sentences.append(f"{called}, at a floor of {floor:.1%}")
+        return sentences
 
 
 def self_test(

@@ -72,9 +72,9 @@ class Side:
     functions: Mapping[str, Any] = field(default_factory=dict)
     """For `compare`: the functions to call, in the form of `compare.pack`, in place of a kernel."""
     within: Path | None = None
-    """The tree of a repository that is not Rooflab's, of which the kernels are: those that `files` register, if any."""
+    """The tree of another repository that has the kernels; if there are `files`, those that they register."""
     import_path: str = ""
-    """For such a tree, PYTHONPATH."""
+    """PYTHONPATH for the tree of another repository."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Subset:
     """What to compare: ops, kernels, cases and schemes; an empty field means its default."""
 
     ops: Sequence[str] = ()
@@ -144,8 +144,8 @@ class Wanted:
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
         """The wanted schemes of an op; its first scheme if the caller named no scheme and the op lacks the engine's."""
-        found = [name for name in self.scheme_names if name in schemes]
-        return found if found or self.schemes else list(schemes[:1])
+        names = [name for name in self.scheme_names if name in schemes]
+        return names if names or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
         """The named cases that the op has (`taken`); else all cases of the named suite; else the largest cases of the
@@ -153,28 +153,28 @@ class Wanted:
         return list(taken if self.cases else cases if self.suite else largest)
 
 
-def two_kernels(wanted: Wanted) -> Comparison:
+def two_kernels(subset: Subset) -> Comparison:
     """Side A with the first named kernel, side B with the second; a file names the kernels that it registers.
 
     Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme.
     """
-    files = any(name.endswith(".py") for name in wanted.kernels)
-    usable = len(wanted.ops) < 2 if files else (len(wanted.ops), len(wanted.kernels)) == (1, 2)
-    chosen = choose_kernels(next(iter(wanted.ops), None), wanted.kernels) if usable else []
+    files = any(name.endswith(".py") for name in subset.kernels)
+    usable = len(subset.ops) < 2 if files else (len(subset.ops), len(subset.kernels)) == (1, 2)
+    chosen = choose_kernels(next(iter(subset.ops), None), subset.kernels) if usable else []
     if len(chosen) != 2 or chosen[0][0].op != chosen[1][0].op:
-        got = len(chosen) or len(wanted.kernels)
+        got = len(chosen) or len(subset.kernels)
         raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {got}")
     op = chosen[0][0].op
     spec = registry.get_op(op)
-    known = spec.cases_in(wanted.suite_name)
-    if wanted.suite and not known:
-        raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {wanted.suite!r}")
-    ids, most = [case.id for case in known], [case.id for case in largest(spec, known)]
-    named = [spec.check_case(Case.parse(text)).id for text in wanted.cases]
-    cases = wanted.cases_of(ids, most, named)
-    schemes = wanted.schemes_of(spec.schemes)
+    suite_cases = spec.cases_in(subset.suite_name)
+    if subset.suite and not suite_cases:
+        raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {subset.suite!r}")
+    ids, most = [case.id for case in suite_cases], [case.id for case in largest(spec, suite_cases)]
+    named = [spec.check_case(Case.parse(text)).id for text in subset.cases]
+    cases = subset.cases_of(ids, most, named)
+    schemes = subset.schemes_of(spec.schemes)
     if not schemes:
-        raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(wanted.schemes)}")
+        raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(subset.schemes)}")
     sides = []
     for kernel, file in chosen:
         name, (commit, dirty) = kernel.name, git_state(Path(file) if file else ROOT)
@@ -183,24 +183,24 @@ def two_kernels(wanted: Wanted) -> Comparison:
     return Comparison(sides[0], sides[1])
 
 
-def check_names(listed: Listed, wanted: Wanted) -> None:
+def check_names(listed: Listed, subset: Subset) -> None:
     """Raises `ValueError` on an op, kernel, scheme or suite that the caller asked for and that neither revision has."""
-    found = [side[op] for side in listed for op in side]
-    for what, names, known in (
-        ("op", wanted.ops, {op for side in listed for op in side}),
-        ("kernel", wanted.kernels, {name for op in found for name in op["kernels"]}),
-        ("scheme", wanted.schemes, {name for op in found for name in op["schemes"]}),
+    ops = [side[op] for side in listed for op in side]
+    for what, names, there in (
+        ("op", subset.ops, {op for side in listed for op in side}),
+        ("kernel", subset.kernels, {name for op in ops for name in op["kernels"]}),
+        ("scheme", subset.schemes, {name for op in ops for name in op["schemes"]}),
     ):
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in names if name not in there]
         if unknown:
-            raise ValueError(f"{what}: expected one of {', '.join(sorted(known)) or 'none'}, got {unknown[0]!r}")
-    if wanted.cases and not any(op["taken"] for op in listed[0].values()):
-        raise ValueError(f"case: expected one that {' or '.join(wanted.ops) or 'an op'} has, got {wanted.cases[0]!r}")
-    if wanted.suite and not any(op["cases"] for op in found):
-        raise ValueError(f"suite: expected one that {' or '.join(wanted.ops) or 'an op'} has, got {wanted.suite!r}")
+            raise ValueError(f"{what}: expected one of {', '.join(sorted(there)) or 'none'}, got {unknown[0]!r}")
+    if subset.cases and not any(op["taken"] for op in listed[0].values()):
+        raise ValueError(f"case: expected one that {' or '.join(subset.ops) or 'an op'} has, got {subset.cases[0]!r}")
+    if subset.suite and not any(op["cases"] for op in ops):
+        raise ValueError(f"suite: expected one that {' or '.join(subset.ops) or 'an op'} has, got {subset.suite!r}")
 
 
-def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Comparison, list[str]]:
+def two_trees(a: Side, b: Side, listed: Listed, subset: Subset) -> tuple[Comparison, list[str]]:
     """The kernels of two revisions, whose sides have no targets yet, and why some are left out.
 
     `listed` is what `JobRunner.list` returns for each revision.  Side A decides: a kernel, case or op that B no longer
@@ -209,15 +209,15 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
     """
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
-    for op in wanted.ops or sorted({*listed[0], *listed[1]}):
+    for op in subset.ops or sorted({*listed[0], *listed[1]}):
         sides = [
-            found.get(op, {"kernels": {}, "cases": [], "largest": [], "taken": [], "schemes": []}) for found in listed
+            tree.get(op, {"kernels": {}, "cases": [], "largest": [], "taken": [], "schemes": []}) for tree in listed
         ]
-        known = {**sides[0]["kernels"], **sides[1]["kernels"]}
-        names = [name for name in known if name in wanted.kernels or not wanted.kernels]
-        cases = wanted.cases_of(sides[0]["cases"], sides[0]["largest"], sides[0]["taken"])
-        schemes = wanted.schemes_of(sides[0]["schemes"])
-        lack = "" if op not in listed[0] else _lack(wanted, names, cases, schemes)
+        kernels = {**sides[0]["kernels"], **sides[1]["kernels"]}
+        names = [name for name in kernels if name in subset.kernels or not subset.kernels]
+        cases = subset.cases_of(sides[0]["cases"], sides[0]["largest"], sides[0]["taken"])
+        schemes = subset.schemes_of(sides[0]["schemes"])
+        lack = "" if op not in listed[0] else _lack(subset, names, cases, schemes)
         if lack:
             notes.append(f"{op} has nothing to compare: {a.label} has {lack} of it")
         for name in names:
@@ -239,10 +239,10 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
     return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1])), notes
 
 
-def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
+def _lack(subset: Subset, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
     """What an op lacks, so that there is nothing to compare; empty if it lacks nothing."""
     if not names:
-        return f"no kernel {' or '.join(wanted.kernels)}"
+        return f"no kernel {' or '.join(subset.kernels)}"
     if not cases:
-        return f"no such case as {wanted.cases[0]}" if wanted.cases else f"no case in {wanted.suite_name}"
-    return "" if schemes else f"no {' or '.join(wanted.scheme_names)} form"
+        return f"no such case as {subset.cases[0]}" if subset.cases else f"no case in {subset.suite_name}"
+    return "" if schemes else f"no {' or '.join(subset.scheme_names)} form"

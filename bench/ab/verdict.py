@@ -92,7 +92,7 @@ class Evidence:
     unconfirmed: str = ""
     """Why the second batch is missing or too short, although the first batch called for one."""
     drifting: str = ""
-    """Why the pairs are not pairs in time; then they may show only a drift of the machine."""
+    """Why the pairs may show only a drift of the machine: the sides were not measured in turn; empty if they were."""
     drift: float = math.inf
     """How far the machine may have drifted between such sides, as a log ratio."""
 
@@ -216,7 +216,7 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
 
 
 def _ratio(log: float) -> float | None:
-    """The ratio minus one of a log ratio; None for a ratio that no pairs can bound."""
+    """Converts a log ratio to a ratio minus one; None for a ratio that no pairs can bound."""
     return math.expm1(log) if abs(log) < 700 else None
 
 
@@ -236,8 +236,8 @@ def _verdict(
     if item.identical:
         return "UNRESOLVED", "both sides ran the same device code on the same grids, so the difference is the machine's"
     if len(item.second) < BOUNDED_PAIRS:
-        few = f"seen once and not confirmed: {len(item.second)} more pairs, and it takes {BOUNDED_PAIRS}"
-        return "UNRESOLVED", item.unconfirmed or few
+        too_short = f"seen once and not confirmed: {len(item.second)} more pairs, and it takes {BOUNDED_PAIRS}"
+        return "UNRESOLVED", item.unconfirmed or too_short
     again = estimate(_effects(item.second)).effect * (1 if called == "SLOWER" else -1)
     if again <= margin or _called(item.first + item.second, rules) != called:
         return "UNRESOLVED", "a second batch of pairs did not confirm it"
@@ -270,17 +270,17 @@ def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
 
 def load_floors(machine_key: str) -> dict[str, float]:
     """Noise floors of a machine by comparison; empty if no A/A ran on it."""
-    known = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
-    return {key: floor for key, floor in known.items() if floor is not None}
+    floors = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
+    return {key: floor for key, floor in floors.items() if floor is not None}
 
 
 def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
     """Adds the outcomes of an A/A run to the kept outcomes of the machine; an unmeasured comparison adds nothing."""
-    known = _known_effects(machine_key)
+    effects_by_key = _known_effects(machine_key)
     for outcome in outcomes:
         if effects := effects_of(outcome):
-            known[outcome.key] = [*known.get(outcome.key, []), *effects][-KEPT:]
-    write_whole(_floors_file(machine_key), json.dumps(known, indent=1, allow_nan=False))
+            effects_by_key[outcome.key] = [*effects_by_key.get(outcome.key, []), *effects][-KEPT:]
+    write_whole(_floors_file(machine_key), json.dumps(effects_by_key, indent=1, allow_nan=False))
 
 
 def _floors_file(machine_key: str) -> Path:
@@ -289,5 +289,5 @@ def _floors_file(machine_key: str) -> Path:
 
 def _known_effects(machine_key: str) -> dict[str, list[tuple[float, float]]]:
     path = _floors_file(machine_key)
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    return {key: [(effect, bound) for effect, bound in effects] for key, effects in known.items()}
+    effects_by_key = json.loads(path.read_text()) if path.is_file() else {}
+    return {key: [(effect, bound) for effect, bound in effects] for key, effects in effects_by_key.items()}

@@ -1,4 +1,4 @@
-"""`ab` and `bisect`: kernels, revisions or records compared, and the commit behind a slowdown."""
+"""`ab`: two kernels, revisions or files of records compared."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rooflab.bench.cli.app import app, terminated_as_exception
 if TYPE_CHECKING:
     from rooflab.bench.ab.modes import AbReport
 
-HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
+HELP = """Compare two kernels, two git revisions, or two files of records, in pairs of fresh processes.
 
-rooflab ab OP --kernel A --kernel B; rooflab ab [OP] --base REV [--head REV] [--kernel FILE] [--changed];
-rooflab ab --records A --records B; rooflab ab --self-test.  Revisions are those of FILE's repository, or of the one
-that is the working directory: of Rooflab, or of an installed package with kernels.
+Kernels: rooflab ab OP --kernel A --kernel B.  Records: rooflab ab --records A --records B.  Revisions: rooflab ab [OP]
+--base REV [--head REV] [--kernel FILE] [--changed], in the repository of FILE or of the working directory, which is
+Rooflab's or that of an installed package with kernels.  The A/B itself: rooflab ab --self-test.
 
-Verdicts: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED, MISSING, INVALID. Exit status, the first that applies:
-11 INCORRECT or FAILED, 13 INVALID or MISSING or nothing compared (or UNRESOLVED where three times the threshold could
-not be seen), 10 SLOWER, 12 UNRESOLVED with --strict, 0; 2 is bad usage."""
+Verdicts: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED, MISSING, INVALID.  The exit status is the first that
+applies: 2 for bad usage; 11 for INCORRECT or FAILED; 13 for INVALID, MISSING or nothing compared, and for an
+UNRESOLVED that cannot see three times the threshold; 10 for SLOWER; 12 for UNRESOLVED with --strict; else 0."""
 
 
 @app.command("ab", help=HELP)
@@ -30,8 +30,8 @@ def ab(
     op: Annotated[list[str] | None, typer.Argument(help="Ops; without one, all that both sides have.")] = None,
     kernel: option.Kernel = None,
     base: Annotated[str | None, typer.Option(help="The revision that is side A.")] = None,
-    head: Annotated[str | None, typer.Option(help="The revision that is side B; the working tree without it.")] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the difference touches.")] = (
+    head: Annotated[str | None, typer.Option(help="The revision that is side B; without it, the working tree.")] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the changed files touch.")] = (
         False
     ),
     records: Annotated[list[Path] | None, typer.Option(help="A file or folder of records; give it twice.")] = None,
@@ -41,47 +41,45 @@ def ab(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="Suite of cases; without one, the cases with most FLOPs and most bytes of smollm2_135m on a CPU, of "
-            "llama3_8b on a GPU. A self-test takes a suite's last case."
+            help="Suite of cases; without one, the case with the most FLOPs and the case with the most bytes, of "
+            "smollm2_135m on a CPU and of llama3_8b on a GPU. A self-test takes the suite's last case."
         ),
     ] = None,
     case: option.Case = None,
     scheme: option.Scheme = None,
     device: option.Device = None,
-    pairs: Annotated[int, typer.Option(help="Pairs of processes, and again as many to confirm.")] = 12,
+    pairs: Annotated[int, typer.Option(help="Pairs of processes; as many again confirm a difference.")] = 12,
     threshold: Annotated[float, typer.Option(help="Smallest relative change that matters; 0.02 is 2%.")] = 0.02,
-    floor_us: Annotated[float, typer.Option(help="Smallest change in microseconds that matters.")] = 0.5,
-    budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
+    floor_us: Annotated[float, typer.Option(help="Smallest change that matters, in microseconds.")] = 0.5,
+    budget_s: Annotated[float | None, typer.Option("--budget", help="Limit of the whole run in seconds.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
-    timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
+    timer: Annotated[str | None, typer.Option(help="On a GPU: events, graph or cupti.")] = None,
     wait_for_gpu: option.Wait = False,
     seed: option.Seed = 0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
+        bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and if a self-test saw no slowdown.")
     ] = False,
-    repeats: Annotated[int, typer.Option(help="With --self-test: A/A runs.")] = 1,
-    inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 on a CPU, 0.05 on CUDA.")] = (
-        None
-    ),
-    junit: Annotated[Path | None, option.file(help="Write JUnit XML here.")] = None,
-    markdown: Annotated[Path | None, option.file(help="Write Markdown here, for a step summary or a comment.")] = None,
+    repeats: Annotated[int, typer.Option(help="With --self-test: number of runs on identical code.")] = 1,
+    inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 (CPU) or 0.05 (GPU).")] = (None),
+    junit: Annotated[Path | None, option.file(help="Write the verdicts as JUnit XML to this file.")] = None,
+    markdown: Annotated[Path | None, option.file(help="Write the verdicts as Markdown to this file.")] = None,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
     """The command; `HELP` is its text."""
     from rooflab.bench.ab import modes
     from rooflab.bench.ab.pairs import AbSettings
-    from rooflab.bench.ab.sides import Wanted
+    from rooflab.bench.ab.sides import Subset
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.core import held_card, pick_device
 
     place = str(pick_device(device))
     settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
-    wanted = Wanted(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
+    subset = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
-    named = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
+    named = [name for name, value in (("--base", base), ("--records", records), ("--self-test", self_test)) if value]
     if len(named) > 1:
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(named)}")
     if not base and (head or changed):
@@ -89,13 +87,13 @@ def ab(
     held = held_card(pick_device(device), show.note if wait_for_gpu else None)
     with held, show.waiting("comparing"), terminated_as_exception():
         if records:
-            report = modes.of_records(records, settings.rules, wanted)
+            report = modes.of_records(records, settings.rules, subset)
         elif self_test:
-            report = modes.of_self_test(wanted, settings, repeats, inject, out, show.note)
+            report = modes.of_self_test(subset, settings, repeats, inject, out, show.note)
         elif base:
-            report = modes.of_revisions(base, head, changed, wanted, settings, out, show.note)
+            report = modes.of_revisions(base, head, changed, subset, settings, out, show.note)
         else:
-            report = modes.of_kernels(wanted, settings, out, show.note)
+            report = modes.of_kernels(subset, settings, out, show.note)
     status = report.exit_status(strict)
     report.write(junit, markdown, strict)
     show.result(report.as_mapping() | {"exit_status": status})
@@ -115,32 +113,3 @@ def _draw(report: AbReport, status: int) -> None:
     for fault in report.faults:
         show.line(fault, "red")
     show.line(f"{output.summary(report.outcomes)}: exit status {status}")
-
-
-@app.command()
-def bisect(
-    op: option.OpName,
-    good: Annotated[str, typer.Option("--good", help="A revision that is fast, and is compared with at each step.")],
-    bad: Annotated[str, typer.Option("--bad", help="A later revision that is slow.")],
-    kernel: Annotated[str | None, typer.Argument(help="A kernel of the op; without one, all.")] = None,
-    case: option.Case = None,
-    scheme: option.Scheme = None,
-    threshold: Annotated[float | None, typer.Option(help="Smallest relative change that counts, as in an A/B.")] = None,
-    pairs: Annotated[int, typer.Option(help="Pairs of processes in one A/B; doubled where it cannot tell.")] = 12,
-    correctness: Annotated[
-        bool, typer.Option("--correctness", help="Count a kernel that fails or is incorrect as bad.")
-    ] = False,
-    repo: Annotated[Path, typer.Option("--repo", help="The checkout to bisect.")] = Path("."),
-    json: option.Json = False,
-) -> None:
-    """Print the lines with which `git bisect run` finds the commit that made a kernel slower."""
-    from rooflab.bench.ab.bisection import bisect_lines
-
-    words = [op, *(("--kernel", kernel) if kernel else ())]
-    words += [word for text in case or () for word in ("--case", text)]
-    words += [word for text in scheme or () for word in ("--scheme", text)]
-    words += ["--threshold", str(threshold)] if threshold is not None else []
-    lines = bisect_lines(words, good, bad, repo, pairs=pairs, correctness=correctness)
-    show.result({"lines": lines})
-    for line in lines:
-        show.line(line)

@@ -42,7 +42,7 @@ app = typer.Typer(
 
 
 INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
-INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
+INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
 
@@ -56,6 +56,15 @@ REMOVED = {
     "explain --measure": "`rooflab bench --out DIR` measures, and --records DIR reads the times",
     "explain --no-measure": "nothing is measured",
     "explain --budget": "nothing is measured",
+    "bisect": "`git bisect run` with `rooflab ab --strict` finds the commit: docs/ab.md has the lines",
+    "throughput": "`rooflab latency --batch-size N` measures N requests at once, tokens per second too",
+    "xray": "vLLM, SGLang, AIPerf and GuideLLM measure this server themselves; `rooflab load` has Rooflab's metrics",
+    "load --xray": "vLLM, SGLang, AIPerf and GuideLLM measure the same server themselves",
+    "load --vllm-json": "`vllm bench serve --save-result` measures the same server",
+    "static --toolchain": "run `rooflab static --json` in each environment and compare the two",
+    "static --details": "--json has everything that is known of each kernel",
+    "load --dataset": "--data sharegpt has its lengths; `vllm bench serve` sends a file's prompts",
+    "load --ramp": "--sweep A,B,... measures each rate by itself",
 }
 """Commands and options that earlier commits had, and what a user does instead."""
 OF_A_USERS_FILE = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
@@ -69,12 +78,12 @@ def _pretended_card() -> AbstractContextManager[object]:
 
 
 class Command(TyperCommand):
-    """A command that refuses wrong names before torch is imported, and whose errors name options as they are typed."""
+    """A command that refuses an unknown model or GPU before torch is imported, and names options as they are typed."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Runs the command."""
         try:
-            check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})
+            check_names(ctx.params)
             interpret_without_gpu()
             if not cuda_device_present():
                 _card.pretended = _pretended_card
@@ -86,16 +95,16 @@ class Command(TyperCommand):
 
     def _typed(self, name: str) -> str:
         """The option that the user typed for a parameter of this name, or of this inner name; else the name."""
-        words, known = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
+        words, options_of = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
             for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
-                known.setdefault(key, []).extend(param.opts)
-        options = known.get(name.replace("-", "_")) or known.get(INNER.get(name, ""), [name])
+                options_of.setdefault(key, []).extend(param.opts)
+        options = options_of.get(name.replace("-", "_")) or options_of.get(INNER.get(name, ""), [name])
         return next((option for option in options if option in words), options[0])
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(asked_for: bool) -> None:
+    if asked_for:
         root = Path(__file__).resolve().parents[2]
         asked = ("git", "--no-optional-locks", "-C", root, "describe", "--always", "--dirty", "--exclude=*")
         there = (root / ".git").exists() and which("git")
@@ -109,7 +118,7 @@ Version = Annotated[bool, typer.Option("--version", help="Show it and end.", cal
 
 @app.callback()
 def main(_: Version = False) -> None:
-    """What comes before a command's name."""
+    """Takes the options before a command's name."""
 
 
 @cache
@@ -158,8 +167,8 @@ def run() -> NoReturn:
 
 @contextmanager
 def terminated_as_exception() -> Iterator[None]:
-    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
-    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
+    """Makes SIGTERM and SIGHUP raise `SystemExit`, so that `finally` blocks run.  Does nothing outside the main thread,
+    because only that thread can set handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -168,7 +177,7 @@ def terminated_as_exception() -> Iterator[None]:
         sys.exit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
+    # A signal that is ignored, as under nohup, stays ignored; None is a handler that no Python code has set.
     caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
     for number in caught:
         signal.signal(number, leave)
@@ -182,17 +191,17 @@ def terminated_as_exception() -> Iterator[None]:
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
     """Ends with status 11 where a kernel failed, 13 where a reading is impossible or noise, or nothing ran at all, and
     12 where something is `undecided`."""
-    found = [ExitStatus.UNDECIDED] * undecided
+    ended = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
-        found.append(ExitStatus.INVALID)
+        ended.append(ExitStatus.INVALID)
     if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
-        found.append(ExitStatus.INCORRECT)
-    if found:
-        raise typer.Exit(ExitStatus.first(found))
+        ended.append(ExitStatus.INCORRECT)
+    if ended:
+        raise typer.Exit(ExitStatus.first(ended))
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """The writer of a run in `out`, and what a run that is resumed has written.  Refuses to resume without a folder."""
+    """Returns the writer of a run in `out`, and the records of a resumed run; refuses to resume without `out`."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

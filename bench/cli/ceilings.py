@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,16 +20,16 @@ NOT_SPENT = "budget: not spent, because what was measured before still counts; -
 
 @app.command()
 def ceilings(
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even where readings were kept.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if readings were kept.")] = False,
     budget_s: Annotated[
-        float | None, option.seconds("--budget", help="Seconds of measuring; without it, 60 on a GPU and 5 on a CPU.")
+        float | None, option.seconds("--budget", help="Seconds of measuring; without it, 60 on a GPU, 5 on a CPU.")
     ] = None,
     device: option.Device = None,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
-    from rooflab.bench.core import MachineLimits, ceilings_for, pick_device
+    """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11: wrong; 13: noise."""
+    from rooflab.bench.core import MachineLimits, RunWriter, ceilings_for, pick_device
 
     chosen = pick_device(device)
     limits = MachineLimits.kept(chosen)
@@ -47,8 +46,9 @@ def ceilings(
     noise = (records[0].ceilings or {}).get("noise")
     name, conditions, columns = _shown(records, list(rows[0]))
     kind, reason = used.kind if used else "no", f"NOISY, and so not kept: {noise}" if noise else reason
-    file = _write(out, records)
-    found = {
+    if writer := RunWriter(out) if out else None:
+        writer.write(*(replace(record, run_id=writer.run_id) for record in records))
+    result = {
         "device": name,
         "used": kind,
         "reason": reason,
@@ -57,14 +57,14 @@ def ceilings(
         "ceilings": records[0].ceilings,
         "readings": [asdict(replace(record, environment={}, ceilings=None)) for record in records],
         "environment": records[0].environment,
-        "file": file,
+        "file": writer and writer.path,
     }
-    show.result(found)
+    show.result(result)
     show.line(f"Ceilings of {name}, {conditions}", "bold")
     show.table(rows, columns)
     show.line(f"bounds use the {kind} ceilings{': ' + reason if reason else ''}")
-    if file:
-        show.line(f"records: {file}")
+    if writer:
+        show.line(f"records: {writer.path}")
     # A launch shape with an impossible reading is harmless where another shape's is possible; a wrong result never is.
     exit_for({row["status"] for row in rows} | {record.status for record in records if record.status != "INVALID"})
 
@@ -79,14 +79,3 @@ def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, lis
     by_user = ", clocks set by the user" if "clocks set by the user" in seen else ""
     made = max(record.timestamp for record in records)
     return gpu["name"], f"driver {gpu['driver']}, {made}{by_user}", columns
-
-
-def _write(out: Path | None, records: Sequence[Record]) -> str | None:
-    """The file of records, where one was asked for."""
-    from rooflab.bench.core import RunWriter
-
-    if out is None:
-        return None
-    writer = RunWriter(out)
-    writer.write(*(replace(record, run_id=writer.run_id) for record in records))
-    return str(writer.path)

@@ -29,31 +29,27 @@ def static(
     case: option.Case = None,
     scheme: option.Scheme = None,
     every_case: Annotated[
-        bool, typer.Option("--all", help="Every case of the suite; without it, the one with the most work.")
+        bool, typer.Option("--all", help="Every case of the suite; without it, the case with the most work.")
     ] = False,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
     config: Annotated[list[str] | None, typer.Option(help="A config, as block_m=64,...; repeatable.")] = None,
     all_configs: Annotated[bool, typer.Option("--all-configs", help="Every legal config of tunable kernels.")] = False,
-    gpu: Annotated[str | None, typer.Option(help="The GPU whose number of SMs decides waves and tail.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The Hopper GPU for waves and tail; without it, an H100.")] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
+        str | None, typer.Option(metavar="REV", help="Compare with the compiled code of this git revision.")
     ] = None,
-    toolchain: Annotated[
-        str | None, typer.Option(metavar="PYTHON", help="Compare with what another Python's torch and Triton compile.")
-    ] = None,
-    markdown: Annotated[Path | None, option.file(help="With a comparison: write the difference to this file.")] = None,
-    details: Annotated[bool, typer.Option("--details", help="Print everything that is known of each kernel.")] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was compiled before.")] = False,
+    markdown: Annotated[Path | None, option.file(help="With --compare: write the difference to this file.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile again what was compiled before.")] = False,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """What the compiled code says, with no GPU: registers, spills, occupancy, tensor cores, options without effect.
+    """Compile kernels without a GPU; show registers, spills, occupancy, tensor cores and options without effect.
 
-    OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
-    x=64x96,weight=96:bf16, --argument its other values, and each config of an autotuned kernel is compiled.
-    Exit status 11 where a kernel does not compile, and with a comparison on new spills or lost tensor cores; 13 where a
-    kernel is gone.
+    OP is an op, or path.py::function for a launcher of any project.  Of a launcher, --shape gives the tensors, as
+    x=64x96,weight=96:bf16, --argument the other values, and each config of an autotuned kernel is compiled.
+    Exit status 11: a kernel does not compile or, with --compare, has new spills or lost its tensor cores; 13: a kernel
+    is gone, or nothing was compiled.
     """
     from rooflab.bench.compile.cases import SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected
@@ -63,26 +59,23 @@ def static(
     device = device_for(gpu)
     store = None if no_cache else Store()
     of_ops: dict[str, Json] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
-    of_ops |= {"all_configs": all_configs, "compare": compare, "toolchain": toolchain}
+    of_ops |= {"all_configs": all_configs, "compare": compare}
     launcher = option.launcher(op, of_ops, {"argument": argument, "dtype": dtype})
     query = Query(op, tuple(kernel or ()), tuple(suite or SUITES), tuple(case or ()), tuple(scheme or ()), every_case)
-    if compare is None and toolchain is None:
+    if compare is None:
         if markdown:
-            raise ValueError("markdown: expected --compare or --toolchain with it, for it holds a difference")
+            raise ValueError("markdown: expected --compare with it, for it holds a difference")
         if launcher:
             chosen = [selected(launcher, case, argument, dtype)]
         else:
             chosen = with_configs(query.select(), config or (), all_configs)
         results = _compile(chosen, device, store)
-        _report(results, store, details, out)
+        _report(results, store, out)
         exit_for({result.status for result in results})
         return
     if config or all_configs or out:
         raise ValueError("compare: expected kernels in their own configs and no --out")
-    if compare and toolchain:
-        raise ValueError(f"toolchain: expected it without --compare, got both ({compare!r} and {toolchain!r})")
-    status = _compare(query, compare, toolchain, device, store, markdown, details)
-    raise typer.Exit(status)
+    raise typer.Exit(_compare(query, compare, device, store, markdown))
 
 
 def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> list[CompileResult]:
@@ -95,7 +88,7 @@ def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> l
     return results
 
 
-def _report(results: list[CompileResult], store: Store | None, details: bool, out: Path | None) -> None:
+def _report(results: list[CompileResult], store: Store | None, out: Path | None) -> None:
     from rooflab.bench.compile import static_rows
     from rooflab.bench.compile.cases import ARCHITECTURE
 
@@ -108,34 +101,24 @@ def _report(results: list[CompileResult], store: Store | None, details: bool, ou
         if result.failure is not None:
             show.line(f"{result.status}: {result.failure}", "red" if result.status == "COMPILE_ERROR" else "dim")
         for launch in result.launches:
-            if details:
-                show.pairs(static_rows.details(launch), f"\n{name} {result.target.case.id}: {launch.name}")
-            else:
-                for sentence in launch.findings:
-                    show.line(f"{name}: {launch.name}: {sentence}", "yellow")
+            for sentence in launch.findings:
+                show.line(f"{name}: {launch.name}: {sentence}", "yellow")
     show.line(line)
     if path:
         show.line(f"records: {path}")
 
 
-def _compare(
-    query: Query, revision: str | None, toolchain: str | None, device: Device, store: Store | None,
-    markdown: Path | None, details: bool,
-) -> int:  # fmt: skip
-    """Compares with a revision, or with another toolchain."""
+def _compare(query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None) -> int:
+    """Compares the working tree with a revision; returns the exit status."""
     from rooflab.bench.compile import compiled_sides, difference
     from rooflab.kernels._files import write_whole
 
     files = [name for name in query.kernels if name.endswith(".py")]
     query = replace(query, kernels=tuple(name for name in query.kernels if name not in files))
     with ExitStack() as stack:
-        with show.waiting(f"reading this tree and {revision or toolchain}"):
-            if toolchain:
-                base, head = stack.enter_context(compiled_sides.two_toolchains(toolchain, files))
-                pairs, untouched = difference.matched(base, head, query), False
-            else:
-                base, head = stack.enter_context(compiled_sides.two_sides(str(revision), files))
-                pairs, untouched = difference.reached(base, head, query, str(revision))
+        with show.waiting(f"reading this tree and {revision}"):
+            base, head = stack.enter_context(compiled_sides.two_sides(revision, files))
+            pairs, untouched = difference.reached(base, head, query, revision)
         changes = []
         if pairs:
             with show.progress("compile", sum(item is not None for pair in pairs for item in pair)) as advance:
@@ -144,10 +127,10 @@ def _compare(
     line = difference.summary_line(changes, base.label, untouched)
     if markdown:
         write_whole(markdown, difference.markdown(changes, base.label, untouched))
-    told = [change.to_json() for change in changes]
-    show.result({"base": base.label, "summary": line, "exit_status": status, "changes": told})
+    rows = [change.to_json() for change in changes]
+    show.result({"base": base.label, "summary": line, "exit_status": status, "changes": rows})
     for change in changes:
-        if change.verdict != "SAME" or details:
+        if change.verdict != "SAME":
             title = f"{change.verdict}: {change.op}/{change.kernel} {change.scheme} {change.case_id}"
             bad = change.verdict in difference.FAILED or change.verdict == "GONE"
             show.line(title, "red" if bad else None)

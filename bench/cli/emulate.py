@@ -1,11 +1,11 @@
-"""`emulate` and `golden`: compiled kernels on the CPU, and whether the emulator gives what a GPU gave."""
+"""`emulate` and `golden`: runs compiled kernels on the CPU, and compares the emulator with a GPU's outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
 
-if TYPE_CHECKING:
-    pass
-
 MEGA = 1e6
 
 
@@ -25,58 +22,58 @@ MEGA = 1e6
 def emulate(
     op: Annotated[str | None, typer.Argument(help="An op, or path.py::function; --kernel FILE needs none.")] = None,
     kernel: Annotated[
-        str | None, typer.Argument(help="A kernel with compiled code; without one, all of the op.")
+        str | None, typer.Argument(help="A kernel with compiled code; without one, all kernels of the op.")
     ] = None,
     kernels: option.Kernel = None,
     case: option.Case = None,
     scheme: option.Scheme = None,
     config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
-    reference: Annotated[str | None, typer.Option(help="With path.py::function: path.py::oracle, in torch.")] = None,
+    reference: Annotated[str | None, typer.Option(help="With path.py::function: its oracle, path.py::name.")] = None,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
     ctas: Annotated[
-        int | None, typer.Option("--ctas", help="Run the first CTA, the last and N drawn at random; without it, all.")
+        int | None, typer.Option("--ctas", help="Run only the first CTA, the last CTA and N others, drawn at random.")
     ] = None,
-    schedule: Annotated[int, typer.Option(help="0, or the seed of another order of warps and copies.")] = 0,
+    schedule: Annotated[int, typer.Option(help="Order of warps and copies: 0, or a seed of another order.")] = 0,
     races: Annotated[bool, typer.Option(help="Look for races.")] = True,
-    lines: Annotated[bool, typer.Option("--lines", help="The source, with what each line moved and executed.")] = False,
-    gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU that a time is predicted for.")] = "h100",
-    seed: int = 0,
+    lines: Annotated[bool, typer.Option("--lines", help="Show source lines with their bytes and threads.")] = False,
+    gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU for which a time is predicted.")] = "h100",
+    seed: option.Seed = 0,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
+    """Run a kernel's compiled code (sm_90a) on the CPU; show values, races, bytes by memory level, counts by line.
 
-    OP is an op, whose --kernel may be a file that registers kernels; or path.py::function for a launcher of Triton
-    kernels of any project: then --shape gives its tensors, as x=64x96,weight=96:bf16, and --argument its other values.
-    Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
+    OP is an op, or path.py::function for a launcher of Triton kernels of any project.  Of a launcher, --shape gives the
+    tensors, as x=64x96,weight=96:bf16, and --argument the other values.  Needs no GPU.  Exit status 11: a value is
+    wrong, there is a race, or the call would fail on a GPU.
     """
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
-    own = {"reference": reference, "argument": argument, "dtype": dtype}
-    if launcher := option.launcher(op, of_ops, own):
+    of_launchers = {"reference": reference, "argument": argument, "dtype": dtype}
+    if launcher := option.launcher(op, of_ops, of_launchers):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
         chosen = [selected(launcher, case, argument, dtype)]
     else:
         named = [*([kernel] if kernel else []), *(kernels or [])]
         chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
-    found = []
+    calls = []
     for target in chosen:
         with show.waiting(target.label):
             configs = config if launcher else None
-            found.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu, None, reference, configs))
+            calls.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu, None, reference, configs))
     if out is not None:
-        path = emulated_calls.write(found, out, seed)
+        path = emulated_calls.write(calls, out, seed)
         show.note(f"records: {path}")
-    show.result([item.to_dict() for item in found])
-    for item in found:
+    show.result([item.to_dict() for item in calls])
+    for item in calls:
         target = item.target
         title = launcher or f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
         _show(title, item.answer, item.prediction, lines)
-    exit_for({item.answer["status"] for item in found})
+    exit_for({item.answer["status"] for item in calls})
 
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
@@ -134,8 +131,8 @@ def _show_lines(launch: JsonObject) -> None:
     by_file: dict[str, dict[int, Mapping[str, int]]] = {}
     for file, line, counts in launch["lines"]:
         by_file.setdefault(file, {})[line] = counts
-    for file, own in by_file.items():
-        rows = list(_annotated(launch["sources"].get(file, []), own))
+    for file, of_file in by_file.items():
+        rows = list(_annotated(launch["sources"].get(file, []), of_file))
         columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")
         show.table(rows, columns, Path(file).name if file else "no source line")
 
@@ -170,7 +167,7 @@ def golden(
 ) -> None:
     """Compare the emulator with outputs that kernels gave on a GPU; with --write, write such outputs.
 
-    Exit status 11 where an emulated output differs by more than its op's tolerance.
+    Exit status 11: an emulated output differs by more than its op's tolerance.
     """
     import torch
 
@@ -185,8 +182,8 @@ def golden(
         show.result({"written": names})
         show.line(f"{counted(len(names), 'output')} in {folder}")
         return
-    found = files.compare(folder)
-    rows = [asdict(item) for item in found]
+    compared = files.compare(folder)
+    rows = [asdict(item) for item in compared]
     show.result(rows)
     show.table(rows, ("target", "elements", "equal", "passed", "reason"))
-    exit_for({"OK" if item.passed else "INCORRECT" for item in found})
+    exit_for({"OK" if item.passed else "INCORRECT" for item in compared})

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 def list_kernels(
     op: option.Op = None,
     kernel: option.Kernel = None,
-    ladder: Annotated[bool, typer.Option("--ladder", help="What each rung of an op changes, and its file.")] = False,
+    ladder: Annotated[bool, typer.Option("--ladder", help="Show each rung of an op: its change and its file.")] = False,
     json: option.Json = False,
 ) -> None:
-    """Every kernel, and why it can or cannot run here; of one op also its call and what it takes."""
+    """List every kernel, and why it can or cannot run here; of one op also its call and the arguments that it takes."""
     from rooflab.bench.commands import kernel_rows
     from rooflab.bench.core import choose_kernels
     from rooflab.bench.report.ladders import ladder_rows
@@ -47,7 +47,7 @@ def list_kernels(
             raise ValueError("op: expected one with --ladder, got none")
         show.result(lines := ladder_rows(op))
         return show.table(lines, ("rung", "backend", "line", "code"))
-    chosen = [found.id for found, _ in choose_kernels(op, kernel)] if kernel else None
+    chosen = [item.id for item, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
     if chosen is not None:
         rows = [row for row in rows if f"{row['op']}/{row['name']}" in chosen]
@@ -68,21 +68,21 @@ def check(
     case: option.Case = None,
     scheme: option.Scheme = None,
     device: option.Device = None,
-    seed: Annotated[int | None, typer.Option(help="Of the inputs and of the drawn cases; random without it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of inputs and drawn cases; random without it.")] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
+        typer.Option(help="Without a GPU: emulator (compiled code; the default), or interpreter (Triton's)."),
     ] = None,
     seconds: Annotated[
         float | None,
-        option.seconds(help=f"Limit for each op, after which no check starts; {CHECK_S:.0f} with drawn cases."),
+        option.seconds(help=f"Seconds for each op, after which no check starts; {CHECK_S:.0f} if cases are drawn."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Make every check, without a limit of time.")] = False,
     out: option.Out = None,
     resume: option.Resume = False,
     json: option.Json = False,
 ) -> None:
-    """Check kernels against the fp64 oracle.  Exit status 11: one is wrong; 12: one was not checked at all.
+    """Check kernels against the fp64 oracle.  Exit status 11: a kernel is wrong; 12: a kernel was not checked at all.
 
     Without --case and --suite, the op's own cases come first, and then cases that the seed draws from its domain.
     """
@@ -98,14 +98,14 @@ def check(
         drawn = not (case or suite)
         asked = drawn_checks(chosen, every) if drawn else listed_checks(chosen)
         writer, before = begin_run(out, resume) if out or resume else (None, [])
-        known = {(record.op, record.kernel, record.case_id, record.scheme) for record in before}
-        asked = [i for i in asked if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in known]
+        done = {(record.op, record.kernel, record.case_id, record.scheme) for record in before}
+        asked = [i for i in asked if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in done]
     emulate = by != "interpreter" and chosen.device.type == "cpu"
     if by == "emulator" and not emulate:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
     limit_s = math.inf if every or not (drawn or seconds) else (seconds or CHECK_S) * len(chosen.kernels)
     show.note(f"seed {seed}")
-    names = [kernel.id for own in chosen.kernels.values() for kernel in own]
+    names = [kernel.id for of_op in chosen.kernels.values() for kernel in of_op]
     of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else counted(len(names), "kernel")
     show.note(f"{counted(len(asked), 'check')} of {of_kernels}; first their processes start")
     check = Checkers(chosen.device, emulators() if emulate else None)
@@ -155,7 +155,7 @@ def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float
         smallest.setdefault((row.op, row.kernel), row)
     again = looking_again(check, limit_s)
     for op, name in smallest:
-        if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
+        if text := in_common([result for result in results if (result.op, result.kernel) == (op, name)], again):
             show.line(f"{op}/{name}: {text}", "red")
     for command in smallest_failures([*smallest.values()], check.device, again):
         show.note(f"again: {command}")
@@ -169,8 +169,8 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[Row]) -> None:
     columns = ("op", "kernel", "role", "ok", "failed", "not run", "left out", "checked_by", "worst", "weak", "reason")
     show.table(rows, columns)
     for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
-        own = [result for result in results if (result.op, result.kernel) == (op, name)]
-        for row in check_rows(result for result in own if result.status not in ("OK", *NOT_RUN)):
+        of_kernel = [result for result in results if (result.op, result.kernel) == (op, name)]
+        for row in check_rows(result for result in of_kernel if result.status not in ("OK", *NOT_RUN)):
             show.failure(row)
     lacking = sum(result.not_offered for result in results)
     for op, name in dict.fromkeys((row.op, row.kernel) for row in results if row.not_offered):
@@ -192,25 +192,25 @@ def bench(
     case: option.Case = None,
     scheme: option.Scheme = None,
     device: option.Device = None,
-    seed: int = 0,
+    seed: option.Seed = 0,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
     seconds: Annotated[
-        float | None, option.seconds(help="For all of it; cases that do not begin then are left out: exit status 12.")
+        float | None, option.seconds(help="Seconds for the whole run; cases that have not begun by then are left out.")
     ] = None,
-    choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
+    choose: Annotated[bool, typer.Option(help="Write the fastest kernels to kernels/<op>/choices.json.")] = False,
     timer: Annotated[
-        str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")
+        str | None, typer.Option(help="On a GPU: events (the default), graph or cupti; on a CPU: perf_counter.")
     ] = None,
     flush: Annotated[str, typer.Option(help="How the cache is emptied before a sample: read or write.")] = "read",
     lock_clocks: Annotated[
-        bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, where NVML permits it.")
+        bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, if NVML permits it.")
     ] = False,
     wait_for_gpu: option.Wait = False,
     out: option.Out = None,
     resume: option.Resume = False,
     json: option.Json = False,
 ) -> None:
-    """Check and time kernels; records and figures go to --out.  Exit status 11: wrong; 12: no time; 13: NOISY."""
+    """Check and time kernels.  Exit status 11: a kernel is wrong; 12: cases were left out; 13: a time is NOISY."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
@@ -264,41 +264,41 @@ def roofline(
     records: Annotated[
         Path | None, typer.Argument(help="Records to draw, a file or folder; without it, the newest local run.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Draw the bounds of a GPU that is not here instead.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Draw what this GPU could reach; it need not be here.")] = None,
     op: option.OnlyOp = None,
     kernel: option.Kernel = None,
     case: option.OnlyCase = None,
-    all_cases: Annotated[bool, typer.Option("--all", help="Every case, not only each op's largest.")] = False,
+    all_cases: Annotated[bool, typer.Option("--all", help="Draw every case, not only each op's largest.")] = False,
     suite: Annotated[
-        str, typer.Option(help="With --gpu: the suite; each op's largest case of it is drawn.")
+        str, typer.Option(help="With --gpu: the suite whose largest case of each op is drawn.")
     ] = "llama3_8b",
-    scheme: Annotated[str, typer.Option(help="With --gpu: the dtypes.")] = "bf16",
+    scheme: Annotated[str, typer.Option(help="With --gpu: dtypes of the inputs.")] = "bf16",
     run: Annotated[
-        list[str] | None, typer.Option(help="Part of a run's id: draw its readings, not the newest; repeatable.")
+        list[str] | None, typer.Option(help="Part of a run's id: draw this run's readings, not the newest; repeatable.")
     ] = None,
     across: Annotated[
-        bool, typer.Option("--across-devices", help="One figure of all machines, each under its own roofs.")
+        bool, typer.Option("--across-devices", help="Draw all machines in one figure, each under its own roofs.")
     ] = False,
     fixed_axes: Annotated[
-        bool, typer.Option("--fixed-axes", help="Set the axes by the roofs, so that two figures compare.")
+        bool, typer.Option("--fixed-axes", help="Set the axes by the roofs, so that two figures can be compared.")
     ] = False,
     out: Annotated[
         Path | None, option.place(metavar="PLACE", help="Folder for the figures, or a file, x.svg or x.png.")
     ] = None,
     json: option.Json = False,
 ) -> None:
-    """Draw the roofline: of measured records, or of what a GPU could reach at best.
+    """Draw the roofline of measured records, or the bounds of kernels on a GPU.
 
-    There is one figure for each machine, with the newest reading of each kernel and case.  The records may be the JSON
-    of pytest-benchmark, whose tests give kernel_benchmark a cost.  With --gpu, such times are drawn if that GPU took
-    them.  Or records are the emulator's (rooflab check, rooflab emulate, with --out), drawn at their counted bytes.
+    Each machine has a figure, with the newest reading of each kernel and case.  The records may be the JSON of
+    pytest-benchmark, whose tests give kernel_benchmark a cost; with --gpu, their times are drawn if that GPU took them.
+    Records of the emulator (rooflab check or rooflab emulate with --out) are drawn at the bytes that it counted.
     """
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures
 
-    named = [found for found, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
-    ids, op = {found.id for found in named}, op or list({found.op for found in named})
+    named = [item for item, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
+    ids, op = {item.id for item in named}, op or list({item.op for item in named})
     if gpu and (run or (case and not records)):
         raise ValueError(f"gpu: expected no --{'run' if run else 'case'} with it, for nothing was measured there")
     if gpu and not records:
@@ -308,17 +308,17 @@ def roofline(
         drawn = [replace(drawing, points=points)] if points else []
         why = figures.why_nothing([])
     else:
-        found, folder = commands.newest_records(records)
-        found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
-        found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
+        selected, folder = commands.newest_records(records)
+        selected = [item for item in selected if (not op or item.op in op) and (not case or item.case_id in case)]
+        selected = [item for item in selected if not ids or f"{item.op}/{item.kernel}" in ids]
         if gpu and records:
-            drawing, notes = commands.records_on(gpu, found, records.name)
+            drawing, notes = commands.records_on(gpu, selected, records.name)
             drawn = [drawing]
             for note in notes:
                 show.note(note)
         else:
-            drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
-        why = figures.why_nothing(found)
+            drawn = figures.drawings(selected, all_cases or bool(case), run or (), across)
+        why = figures.why_nothing(selected)
     if not drawn:
         raise ValueError(f"records: {why}, so there is nothing to draw")
     if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):

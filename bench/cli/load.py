@@ -1,11 +1,11 @@
-"""`load`, `xray`, `latency` and `throughput`: how long users of a server, or of the engine itself, wait."""
+"""`load` and `latency`: how long users of a server, or of the engine itself, wait."""
 
 from __future__ import annotations
 
 import json as json_text
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,59 +32,44 @@ WAITS = (
     "rate", "ttft_p50_ms", "ttft_p99_ms", "ttft_sent_p50_ms", "ttft_sent_p99_ms", "itl_p50_ms", "itl_p99_ms",
     "chunk_gap_p50_ms", "tpot_p50_ms", "e2e_p50_ms", "e2e_p99_ms", "tokens_per_step", "acceptance",
 )  # fmt: skip
-XRAY = (
-    "tool", "ttft_p50_ms", "ttft_p99_ms", "itl_mean_ms", "itl_p50_ms", "itl_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
-    "e2e_p50_ms", "e2e_p99_ms", "output_tokens_per_s",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a load shows and leaves beside its tables."""
-
-    xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True
-    vllm_json: Annotated[Path | None, option.file(help="Write a file with the keys of `vllm bench serve`.")] = None
-    out: option.Out = None
 
 
 @app.command()
 @option.grouped
 def load(
     *,
-    url: Annotated[str, typer.Option(help="A server of OpenAI's protocol.")] = "http://127.0.0.1:8000",
-    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
-    model: Annotated[str | None, typer.Option(help="Without it, the first of GET /v1/models.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
+    url: Annotated[str, typer.Option(help="The server, which takes OpenAI's protocol.")] = "http://127.0.0.1:8000",
+    endpoint: Annotated[str, typer.Option(help="The endpoint: completions or chat.")] = "completions",
+    model: Annotated[str | None, typer.Option(help="The model; without it, the first of GET /v1/models.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="A key, sent as a bearer token.")] = None,
     rate: option.Rate = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Shape of gamma; below 1, bursts.")] = 1.0,
-    ramp: Annotated[str | None, typer.Option(help="A:B: from A to B requests per second.")] = None,
+    arrivals: Annotated[str, typer.Option(help="Law of the arrivals: poisson, constant or gamma.")] = "poisson",
+    burstiness: Annotated[float, typer.Option(help="Shape of the gamma law; below 1 there are bursts.")] = 1.0,
     sweep: option.Sweep = None,
     concurrency: option.Concurrency = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="Further requests wait on the client.")] = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests of a run.")] = 100,
+    max_concurrency: Annotated[int | None, typer.Option(help="With a rate: most requests in flight at once.")] = None,
+    num_prompts: Annotated[int, typer.Option(help="Number of requests.")] = 100,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --num-prompts.")] = None,
-    warmup: Annotated[int, typer.Option(help="Requests one by one before the run.")] = 1,
-    warmup_seconds: Annotated[float, typer.Option(help="Start of the run, which is not counted.")] = 0.0,
+    warmup: Annotated[int, typer.Option(help="Requests before the run, one after the other.")] = 1,
+    warmup_seconds: Annotated[float, typer.Option(help="Seconds at the start of the run that do not count.")] = 0.0,
     data: option.Data = "random",
-    dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format.")] = None,
     lengths: option.TokenSpans,
-    prefix_len: int = 256,
-    groups: Annotated[int, typer.Option(help="Prefixes of --data prefix.")] = 4,
-    token_ids: Annotated[str, typer.Option(help="LEAST:MOST: prompts are drawn from these ids.")] = "100:1000",
-    text: Annotated[bool, typer.Option("--text", help="Prompts of words; the server counts the tokens.")] = False,
-    ignore_eos: Annotated[bool | None, typer.Option(help="Default: on, and off with --dataset.")] = None,
-    extra_body: Annotated[str, typer.Option(help="Further fields of each request, as JSON.")] = "{}",
-    goodput: Annotated[list[str] | None, typer.Option(help="ttft:500: a limit in ms (ttft, itl, tpot, e2e).")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
+    prefix_len: Annotated[int, typer.Option(help="With --data prefix: tokens of a prefix.")] = 256,
+    groups: Annotated[int, typer.Option(help="With --data prefix: number of prefixes.")] = 4,
+    token_ids: Annotated[str, typer.Option(help="LEAST:MOST: range of the random token ids.")] = "100:1000",
+    text: Annotated[bool, typer.Option("--text", help="Send words; the server counts their tokens.")] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of exactly --output-len tokens.")] = True,
+    extra_body: Annotated[str, typer.Option(help="More fields for each request, as a JSON object.")] = "{}",
+    goodput: Annotated[list[str] | None, typer.Option(help="A limit in ms: ttft:500 (or itl, tpot, e2e).")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds in which an answer must end.")] = 600.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Without it from the clock, so that no cache is warm.")
+        int | None, typer.Option(min=0, help="Seed of prompts and arrivals; without it, from the clock.")
     ] = None,
-    left: Left,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw figures beside the records.")] = True,
+    out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """Load a server and say how long its users wait: TTFT, ITL, throughput, goodput; every chunk's time is kept."""
+    """Send requests to a server, and measure TTFT, ITL, throughput and goodput.  A trace has each chunk's time."""
     from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.load_run import PATHS, Plan, first_model
@@ -92,14 +77,12 @@ def load(
 
     limits = check_limits(goodput or [])
     ids = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
-    asked = Data(data, *lengths.spans, prefix_len, groups, ids, dataset)
-    each = laws(rate, sweep, concurrency, ramp, arrivals, burstiness)
-    if left.vllm_json and len(each) > 1:
-        raise ValueError("vllm_json: expected one rate with it, got a sweep")
+    asked = Data(data, *lengths.spans, prefix_len, groups, ids)
+    each = laws(rate, sweep, concurrency, arrivals, burstiness)
     plan = Plan(
         arrivals=each[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
         duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=asked, endpoint=endpoint, model=model or "",
-        ignore_eos=dataset is None if ignore_eos is None else ignore_eos, extra=_fields(extra_body),
+        ignore_eos=ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
     )  # fmt: skip
     target = Endpoint(url, PATHS[plan.endpoint], api_key, timeout)
@@ -107,19 +90,17 @@ def load(
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
     plans = [replace(plan, arrivals=law, seed=plan.seed + place) for place, law in enumerate(each)]
-    _load(target, plans, limits, left)
+    _load(target, plans, limits, plots, out)
 
 
-def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: Left) -> None:
+def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: bool, out: Path | None) -> None:
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.load import load_record
     from rooflab.bench.load.causes import LONG, spikes
-    from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.load_run import run_load
-    from rooflab.bench.load.metrics import answers, failures, remarks
-    from rooflab.kernels._files import write_whole
+    from rooflab.bench.load.metrics import failures, remarks
 
-    folder = left.out or result_folder()
+    folder = out or result_folder()
     writer, rows, traces, files = RunWriter(folder), list[Row](), list[Any](), list[Path]()
     for plan in plans:
         name = name_of(plan) if len(plans) > 1 else ""
@@ -130,30 +111,24 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: L
         files.append(trace.save(load_record.trace_file(folder, name)))
         traces.append(trace)
         rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
-    if left.vllm_json:
-        keys = load_record.vllm_json(traces[0], plans[0], limits)
-        files.append(write_whole(left.vllm_json, json_text.dumps(keys, allow_nan=False)))
-    plots = left.plots and any(row["requests"] > row["failed"] for row in rows)
-    failed, said = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
-    tools = [xray_of(trace) if answers(trace) else [] for trace in traces] if left.xray else []
+    plots = plots and any(row["requests"] > row["failed"] for row in rows)
+    failed, notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
     for columns in (LOAD, WAITS):
         show.table(rows, columns, filled=True)
-    for row, reasons, own in zip(rows, failed, said, strict=True):
+    for row, reasons, texts in zip(rows, failed, notes, strict=True):
         for reason, count in reasons.items():
             show.line(f"{row['rate']}: {count} failed: {reason}", "red")
         if row["reason"]:
             show.line(f"{row['rate']}: {row['status']}: {row['reason']}", "yellow")
-        for remark in own:
+        for remark in texts:
             show.line(f"{row['rate']}: {remark}", "yellow")
     for row, trace in zip(rows, traces, strict=True):
         for kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
             show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
-    for table in filter(None, tools):
-        _show_xray(table)
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
     names = [path.name for path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failed}
-    show.result({**summary, "remarks": said, **({"xray": tools} if left.xray else {})})
+    show.result({**summary, "remarks": notes})
     show.note(f"records, traces and figures: {folder}")
     exit_for({load_record.exit_status(trace) for trace in traces})
 
@@ -178,38 +153,32 @@ def name_of(plan: Plan) -> str:
     """A run's rate, or its number of users."""
     if plan.arrivals is None:
         return f"{plan.concurrency} at once"
-    end = "" if plan.arrivals.ramp_to is None else f"-{plan.arrivals.ramp_to:g}"
-    return f"{plan.arrivals.rate:g}{end}"
+    return f"{plan.arrivals.rate:g}"
 
 
-def _number(name: str, text: str) -> float:
+def _rate(text: str) -> float:
+    """One rate of `--sweep`, in requests per second."""
     try:
         return float(text)
     except ValueError as error:
-        raise ValueError(f"{name}: expected requests per second, got {text!r}") from error
+        raise ValueError(f"sweep: expected requests per second, got {text!r}") from error
 
 
 def laws(
-    rate: float | None, sweep: str | None, concurrency: int | None, ramp: str | None = None, law: str = "poisson",
-    burstiness: float = 1.0,
-) -> list[Arrivals | None]:  # fmt: skip
+    rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
+) -> list[Arrivals | None]:
     """The arrivals of each run; [None] for a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
-    given = {"rate": rate, "ramp": ramp, "sweep": sweep, "concurrency": concurrency}
-    named = [name for name, value in given.items() if value is not None]
+    options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
+    named = [name for name, value in options.items() if value is not None]
     if len(named) > 1:
-        raise ValueError(f"{named[1]}: expected one of {', '.join(given)}, got {named[0]} too")
+        raise ValueError(f"{named[1]}: expected one of {', '.join(options)}, got {named[0]} too")
     if sweep is not None:
-        rates = [_number("sweep", part) for part in sweep.split(",")]
+        rates = [_rate(part) for part in sweep.split(",")]
         if len(set(rates)) < len(rates) or not all(map(math.isfinite, rates)):
             raise ValueError(f"sweep: expected finite rates, each once, got {sweep!r}")
         return [Arrivals(value, law, burstiness) for value in rates]
-    if ramp is not None:
-        begin, colon, end = ramp.partition(":")
-        if not colon:
-            raise ValueError(f"ramp: expected A:B in requests per second, got {ramp!r}")
-        return [Arrivals(_number("ramp", begin), law, burstiness, _number("ramp", end))]
     if rate is None and (law != "poisson" or burstiness != 1):
         raise ValueError("arrivals: expected a rate with it; in a closed loop the server sets the pace")
     return [None if rate is None else Arrivals(rate, law, burstiness)]
@@ -225,73 +194,23 @@ def _fields(text: str) -> dict[str, Json]:
     return value
 
 
-def _show_xray(rows: list[Row]) -> None:
-    from rooflab.bench.load.definitions import texts
-
-    show.line()
-    show.table(rows, XRAY, "one trace by each tool's definitions")
-    for definitions in texts():
-        show.line()
-        show.pairs([pair for pair in definitions.items() if pair[0] != "tool"], definitions["tool"])
-
-
-@app.command()
-def xray(
-    trace: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A trace of `rooflab load`, or a folder, of which the newest is taken; without it, .rooflab/."
-        ),
-    ] = None,
-    json: option.Json = False,
-) -> None:
-    """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
-    from rooflab.bench.core import result_folder
-    from rooflab.bench.load.definitions import texts
-    from rooflab.bench.load.definitions import xray as xray_of
-    from rooflab.bench.load.trace import load_trace
-
-    rows = xray_of(load_trace(trace or result_folder("local")))
-    show.result({"rows": rows, "definitions": texts()})
-    _show_xray(rows)
-
-
 @app.command()
 @option.grouped
 def latency(
     engine: option.EngineOptions,
     *,
-    input_len: int = 128,
-    output_len: int = 64,
-    batch_size: int = 1,
+    input_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Requests, which all come at once.")] = 1,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
-    """TTFT and ITL of one batch on the engine itself, with no server between."""
-    _in_process("latency", engine, {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}, out)
-
-
-@app.command()
-@option.grouped
-def throughput(
-    engine: option.EngineOptions,
-    *,
-    input_len: int = 128,
-    output_len: int = 64,
-    num_prompts: int = 64,
-    out: option.Out = None,
-    json: option.Json = False,
-) -> None:
-    """Tokens per second of the engine itself, with all requests there at once."""
-    sizes = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
-    _in_process("throughput", engine, sizes, out)
-
-
-def _in_process(name: str, engine: option.EngineOptions, sizes: dict[str, int], out: Path | None) -> None:
+    """Measure TTFT, ITL and tokens per second of one batch on the engine itself, without a server."""
     from rooflab.bench.load.in_process import measure
 
-    with show.waiting(f"{name} of {engine.model}"):
-        result = measure(name, engine.options(), sizes, out)
+    sizes = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
+    with show.waiting(f"latency of {engine.model}"):
+        result = measure(engine.options(), sizes, out)
     show.result(result)
     show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in result.items()])
     exit_for({result["status"]})

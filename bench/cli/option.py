@@ -19,7 +19,7 @@ OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """`path` if the folder, or the folder of the FILE or figure, can be written to; asked before any work is done."""
+    """Returns `path`; raises `ValueError` before any work if its folder cannot be written to."""
     if path is not None:
         name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
         is_file = option.metavar == "FILE" or figure
@@ -33,7 +33,7 @@ def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float | None:
-    """`seconds` if there is time to do anything."""
+    """Returns `seconds`; raises `ValueError` if they are not above 0."""
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{option.opts[-1]}: expected seconds above 0, got {seconds}")
     return seconds
@@ -46,39 +46,40 @@ def refuse_drafts(option: typer.CallbackParam, value: str | None) -> None:
         raise ValueError(f"{option.opts[-1]}: was removed; {instead}")
 
 
-def launcher(op: str | None, of_ops: Mapping[str, object], own: Mapping[str, object]) -> str:
-    """`op` if it is path.py::function, else an empty text; refuses the options that the other kind has."""
-    found = op if op and "::" in op else ""
-    for name, value in (of_ops if found else own).items():
+def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
+    """Returns `op` if it is path.py::function, else an empty text; refuses options that only the other kind has."""
+    name_of_launcher = op if op and "::" in op else ""
+    for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
-            wanted = "an op" if found else "path.py::function"
-            raise ValueError(f"{name}: expected with {wanted} alone, got {value!r} with {op or 'every op'}")
-    return found
+            kind = "an op" if name_of_launcher else "path.py::function"
+            raise ValueError(f"{name}: expected with {kind} alone, got {value!r} with {op or 'every op'}")
+    return name_of_launcher
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for each field of those of its parameters that are dataclasses, in their place.
+    """Returns `command` with one option for each field of each parameter that is a dataclass.
 
-    Their defaults are those of the parameter, or of the class.
+    The defaults are those of the parameter, or else of the dataclass.
     """
     parameters, groups = list[Parameter](), dict[str, Any]()
     hints = get_type_hints(command, include_extras=True)
-    for name, one in signature(command).parameters.items():
-        own = [(name, hints[name], one.default)]
+    for name, parameter in signature(command).parameters.items():
+        entries = [(name, hints[name], parameter.default)]
         if is_dataclass(hints[name]):
             groups[name], kinds = hints[name], get_type_hints(hints[name], include_extras=True)
-            own = [(x.name, kinds[x.name], getattr(one.default, x.name, x.default)) for x in fields(hints[name])]
+            default = parameter.default
+            entries = [(x.name, kinds[x.name], getattr(default, x.name, x.default)) for x in fields(hints[name])]
         parameters += [
-            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=kind) for key, kind, value in own
+            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=kind) for key, kind, value in entries
         ]
 
     @wraps(command)
-    def called(**given: plain.Json) -> None:
-        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        command(**made, **given)
+    def called(**values: plain.Json) -> None:
+        made = {name: kind(**{x.name: values.pop(x.name) for x in fields(kind)}) for name, kind in groups.items()}
+        command(**made, **values)
 
     called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
 
 
@@ -96,47 +97,46 @@ file = partial(place, metavar="FILE")
 """An option with a file to write."""
 seconds = partial(typer.Option, callback=check_seconds)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-"""`Command` reads it: a command shows its `show.result`, its tables and its lines, and does not ask which are seen."""
+"""`Command` reads this option: a command shows its result, tables and lines, and `show` decides which are printed."""
 Names = list[str] | None
-Op = Annotated[str | None, typer.Argument(help="An op that `rooflab list` names; without one, all.")]
+Op = Annotated[str | None, typer.Argument(help="An op, as `rooflab list` names it; without one, all ops.")]
 OpName = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
 Kernel = Annotated[
-    Names, typer.Option("--kernel", help="A kernel's name, or a file that registers kernels; repeatable.")
+    Names, typer.Option("--kernel", help="A kernel's name, or a Python file that registers kernels; repeatable.")
 ]
 Argument = Annotated[
-    str, typer.Option("--argument", "--arg", help="With path.py::function: eps=1e-6,n=3,causal=true,sizes=[1,2,3],...")
+    str, typer.Option("--argument", "--arg", help="With path.py::function: other arguments, as eps=1e-6,causal=true.")
 ]
 ArgumentDtype = Annotated[
-    str, typer.Option("--dtype", help="With path.py::function: fp32, fp16 or bf16; without it, fp32.")
+    str, typer.Option("--dtype", help="With path.py::function: dtype of its tensors: fp32 (the default), fp16, bf16.")
 ]
-Suite = Annotated[Names, typer.Option("--suite", help="Suite of cases; repeatable.")]
-Case = Annotated[Names, typer.Option("--case", "--shape", help="One case, as M=64,N=48,...; repeatable.")]
-Scheme = Annotated[Names, typer.Option("--scheme", help="fp32, fp16 or bf16; repeatable.")]
+Suite = Annotated[Names, typer.Option("--suite", help="A suite of cases, as smollm2_135m; repeatable.")]
+Case = Annotated[Names, typer.Option("--case", "--shape", help="A case: sizes and options, as M=64,N=48; repeatable.")]
+Scheme = Annotated[Names, typer.Option("--scheme", help="Dtypes of the inputs, as fp32, fp16 or bf16; repeatable.")]
 OnlyOp = Annotated[Names, typer.Option("--op", help="Only this op; repeatable.")]
 OnlyKernel = Annotated[Names, typer.Option("--kernel", help="Only this kernel; repeatable.")]
 OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeatable.")]
-OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
-Out = Annotated[Path | None, place("--out", help="Folder for records and figures.")]
+OnlyMachine = Annotated[Names, typer.Option("--machine", help="Only machines with this text in their key; repeatable.")]
+Out = Annotated[Path | None, place("--out", help="Write records and figures to this folder.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
-Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights.")]
-Swap = Annotated[Names, typer.Option("--swap", help="OP=KERNEL: use this kernel; repeatable.")]
+Dummy = Annotated[bool, typer.Option("--dummy", help="Use random weights.")]
+Swap = Annotated[Names, typer.Option("--swap", help="OP=KERNEL: use this kernel for the op; repeatable.")]
 EngineDtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or, on a CPU, int8.")]
-Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")]
+Eager = Annotated[bool, typer.Option("--enforce-eager", help="Launch each kernel by itself, without CUDA graphs.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
-Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second, open loop; inf: all at once.")]
-Sweep = Annotated[str | None, typer.Option("--sweep", help="A,B,...: these rates in turn.")]
+Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second in an open loop; inf: all at once.")]
+Sweep = Annotated[str | None, typer.Option("--sweep", help="A,B,...: measure at these rates, one after the other.")]
 Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", help="Requests in flight, closed loop; without a rate, 1.")
+    int | None, typer.Option("--concurrency", help="Requests in flight in a closed loop; 1 if no rate is set.")
 ]
-Data = Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")]
-Span = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
-Seed = Annotated[int, typer.Option(min=0)]
+Data = Annotated[str, typer.Option(help="Prompts: random, sharegpt (its lengths) or prefix (groups share a prefix).")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")]
 NoDrafts = Annotated[str | None, typer.Option("--speculate", hidden=True, callback=refuse_drafts)]
 Wait = Annotated[
-    bool, typer.Option("--wait-for-gpu", help="Take the card's lock first, so that two such runs take turns.")
+    bool, typer.Option("--wait-for-gpu", help="Wait for the GPU's lock, so that two runs with this option take turns.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: what it has is not done again.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; what it has is not made again.")]
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ class Speculative:
     """How an engine drafts."""
 
     speculate: Annotated[
-        str | None, typer.Option(help="Draft tokens, and verify several in a step: ngram, draft, medusa or eagle.")
+        str | None, typer.Option(help="Draft tokens, which one step verifies, by ngram, draft, medusa or eagle.")
     ] = None
-    num_speculative_tokens: Annotated[int, typer.Option(min=1, max=16, help="Most tokens of a draft.")] = 4
+    num_speculative_tokens: Annotated[int, typer.Option(min=1, max=16, help="The most tokens of one draft.")] = 4
     draft: Annotated[
         str | None, typer.Option(help="A model, a number of the model's first layers, or a folder of heads.")
     ] = None
@@ -161,7 +161,7 @@ class EngineOptions:
     dtype: EngineDtype = None
     swap: Swap = None
     device: Device = None
-    seed: int = 0
+    seed: Seed = 0
 
     def options(self) -> dict[str, plain.Json]:
         """The options of `LLM`."""
@@ -172,8 +172,8 @@ class EngineOptions:
 class TokenSpans:
     """How long prompts and answers are."""
 
-    input_len: Span = "128"
-    output_len: Span = "64"
+    input_len: Annotated[str, typer.Option(help="Tokens of a prompt: N or LEAST:MOST.")] = "128"
+    output_len: Annotated[str, typer.Option(help="Tokens of an answer: N or LEAST:MOST.")] = "64"
 
     @property
     def spans(self) -> tuple[tuple[int, int], tuple[int, int]]:

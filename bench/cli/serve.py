@@ -22,46 +22,46 @@ from rooflab.bench.cli.names import parse_swaps
 def serve(
     *,
     model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")],
-    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; a token's text is its id.")] = False,
-    host: Annotated[str, typer.Option(help="0.0.0.0 for all of the machine's addresses.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
-    name: Annotated[str | None, typer.Option("--name", help="What `model` must be in requests.")] = None,
-    api_key: Annotated[bool, typer.Option("--api-key", help="Ask for the key that is in $ROOFLAB_API_KEY.")] = False,
+    dummy: Annotated[bool, typer.Option("--dummy", help="Use random weights; a token's text is its id.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of the machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8000,
+    name: Annotated[str | None, typer.Option("--name", help="The name that requests give as `model`.")] = None,
+    api_key: Annotated[bool, typer.Option("--api-key", help="Require the key in $ROOFLAB_API_KEY.")] = False,
     allow_origin: Annotated[
-        list[str] | None, typer.Option(help="A site whose pages may ask, as https://chat.example; * for any.")
+        list[str] | None, typer.Option(help="A site whose pages may send requests, as https://chat.example; *: any.")
     ] = None,
     dtype: option.EngineDtype = None,
     device: option.Device = None,
     swap: option.Swap = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="The engine's threads on a CPU.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences in the batch.")] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 2048,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine on a CPU.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="The most sequences in the batch.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of a step.")] = 2048,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest context; without it, the model's.")] = None,
     num_kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory.")
+        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, as many as memory holds.")
     ] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a page.")] = 16,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a page of the KV cache.")] = 16,
     enforce_eager: option.Eager = False,
     drafts: option.Speculative,
-    seed: int = 0,
-    max_queue: Annotated[int, typer.Option(help="Most answers that wait for the batch; one more gets 429.")] = 256,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 1 << 20,
-    max_head_bytes: Annotated[int, typer.Option(help="Largest head of a request: its line and headers.")] = 1 << 16,
-    timeout_s: Annotated[float, typer.Option(help="From a request's arrival to its last token.")] = 600.0,
-    receive_s: Annotated[float, typer.Option(help="How long a request's head and body may take to arrive.")] = 60.0,
-    keep_alive_s: Annotated[int, typer.Option(help="How long an idle connection stays open.")] = 120,
-    drain_s: Annotated[float, typer.Option(min=0.0, help="How long SIGTERM waits for answers.")] = 30.0,
+    seed: option.Seed = 0,
+    max_queue: Annotated[int, typer.Option(help="The most answers that wait; one more gets status 429.")] = 256,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens of an answer.")] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="The most bytes in the body of a request.")] = 1 << 20,
+    max_head_bytes: Annotated[int, typer.Option(help="The most bytes in a request's line and headers.")] = 1 << 16,
+    timeout_s: Annotated[float, typer.Option(help="Seconds from a request's arrival to its last token.")] = 600.0,
+    receive_s: Annotated[float, typer.Option(help="Seconds in which a request must have arrived.")] = 60.0,
+    keep_alive_s: Annotated[int, typer.Option(help="Seconds after which an idle connection is closed.")] = 120,
+    drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that answers may take after SIGTERM.")] = 30.0,
     otlp_endpoint: Annotated[
-        str | None, typer.Option(envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Traces go there (OTLP over HTTP).")
+        str | None, typer.Option(envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Send traces there (OTLP over HTTP).")
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(help="Number of engines behind the address, run by Ray Serve.")
+        int | None, typer.Option(help="Number of engines, which Ray Serve runs behind one address.")
     ] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="The most engines; Ray starts them with the load.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="The most engines; Ray starts more under load.")] = None,
     ray: Annotated[str | None, typer.Option(help="Address of the Ray cluster; auto: the local one.")] = None,
 ) -> None:
-    """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows it at work."""
+    """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows the engine's work."""
     if replicas is None and (max_replicas is not None or ray is not None):
         raise ValueError(f"{'ray' if max_replicas is None else 'max_replicas'}: expected --replicas with it")
     need("serve", "engine")

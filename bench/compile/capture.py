@@ -113,13 +113,13 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         asked = {name: value for name, value in kwargs.items() if name not in self.arg_names and name not in unsaid}
-        with redirect_stdout(StringIO()) as said, triton.knobs.nvidia.scope():
+        with redirect_stdout(StringIO()) as log, triton.knobs.nvidia.scope():
             triton.knobs.nvidia.dump_ptxas_log = True
             kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
         if 0 not in grid:  # Triton's launcher skips an empty grid
-            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked, said.getvalue()))
+            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), asked, log.getvalue()))
         return kernel
 
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,7 +145,7 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
         JITFunction.run, Autotuner.run = run, tune
 
 
-def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any], said: str) -> Launch:
+def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any], log: str) -> Launch:
     gluon = callable(getattr(function, "is_gluon", None)) and bool(function.is_gluon())
     scalars = {name: value for name, value in asked.items() if isinstance(value, bool | int | float | str)}
     return Launch(
@@ -165,14 +165,14 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
         asked=scalars,
         source_hash=kernel.hash,
         compiled=kernel,
-        log=lambda: said or ptxas_log(kernel),  # a kernel from Triton's cache has no log
+        log=lambda: log or ptxas_log(kernel),  # a kernel from Triton's cache has no log
     )
 
 
 def _num_warps(kernel: Any) -> int:
     """The requested number of warps; the number in the metadata includes specialised warps."""
-    found = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
-    return int(found[1]) if found else int(kernel.metadata.num_warps)
+    match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
+    return int(match[1]) if match else int(kernel.metadata.num_warps)
 
 
 def _target(kernel: Any) -> str:
@@ -230,7 +230,7 @@ def _cuda_launch(
         target=arch,
         grid=tuple(int(size) for size in grid),
         num_warps=-(-threads // 32),
-        num_stages=next((int(found[1]) for option in kernel.options if (found := _STAGES.fullmatch(option))), 0),
+        num_stages=next((int(match[1]) for option in kernel.options if (match := _STAGES.fullmatch(option))), 0),
         cubin=cuda.compile_cubin(kernel.source, arch=arch, options=kernel.options),
         ptx="",
         shared_bytes=int(shared_bytes),

@@ -81,31 +81,31 @@ class Query:
     schemes: Sequence[str] = ()
     every_case: bool = False
 
-    def select(self, own: Collection[str] | None = None) -> list[KernelCase]:
+    def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
         """For each kernel and dtype, the case of `suites` with the most work that the kernel takes; every case with
         `every_case`; or the given `cases`.
 
-        `own` are the ids that alone count.  Raises `ValueError` on an unknown name.
+        With `only_ids` only kernels with these ids are selected.  Raises `ValueError` on an unknown name.
         """
         if self.cases and not (self.op or self.kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
-        chosen = [(k, file) for k, file in _kernels(self.op, self.kernels) if own is None or k.id in own]
-        known = {suite for kernel, _ in chosen for suite in registry.get_op(kernel.op).cases}
+        chosen = [(k, file) for k, file in _kernels(self.op, self.kernels) if only_ids is None or k.id in only_ids]
+        suites = {suite for kernel, _ in chosen for suite in registry.get_op(kernel.op).cases}
         for suite in self.suites:
-            if not self.cases and suite not in (*known, *DEFAULT_SUITES):
-                raise ValueError(f"suite: expected one of {', '.join(sorted(known))}, got {suite!r}")
-        wanted = [get_scheme(name) for name in self.schemes]
-        found = []
+            if not self.cases and suite not in (*suites, *DEFAULT_SUITES):
+                raise ValueError(f"suite: expected one of {', '.join(sorted(suites))}, got {suite!r}")
+        schemes = [get_scheme(name) for name in self.schemes]
+        selected = []
         for kernel, file in chosen:
             spec = registry.get_op(kernel.op)
             listed = [spec.check_case(Case.parse(text)) for text in self.cases]
             listed = listed or list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
-            for scheme in wanted or [get_scheme(name) for name in spec.schemes]:
+            for scheme in schemes or [get_scheme(name) for name in spec.schemes]:
                 if scheme.name in spec.schemes:
                     taken = _taken(kernel, spec, listed, scheme)
                     keep = taken if self.every_case or self.cases else taken[-1:]
-                    found += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in keep]
-        return found
+                    selected += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in keep]
+        return selected
 
 
 def can_keep(kernel: Kernel) -> bool:
@@ -118,25 +118,25 @@ def can_keep(kernel: Kernel) -> bool:
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
     """The cases that the kernel takes, the case with the least work first."""
-    found = []
+    costed = []
     for case in cases:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs) is None:
             cost = spec.cost_of(inputs)
-            found.append((cost.flops + cost.bytes, case))
-    return [case for _, case in sorted(found, key=lambda entry: entry[0])]
+            costed.append((cost.flops + cost.bytes, case))
+    return [case for _, case in sorted(costed, key=lambda entry: entry[0])]
 
 
-def _kernels(op: str | None, wanted: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
+def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
     """Kernels with compiled code, each with the file that registers it, or None for a kernel of the tree."""
-    chosen = choose_kernels(op, wanted)
-    for kernel, file in chosen if wanted else ():
+    chosen = choose_kernels(op, names)
+    for kernel, file in chosen if names else ():
         if file is None:
             check_backend(kernel)
-    found = [(kernel, file) for kernel, file in chosen if has_code(kernel) or (wanted and kernel.backend in COMPILED)]
-    if wanted and not found:
-        raise ValueError(f"kernel: {', '.join(wanted)} registers none with compiled code")
-    return found
+    compiled = [(kernel, file) for kernel, file in chosen if has_code(kernel) or (names and kernel.backend in COMPILED)]
+    if names and not compiled:
+        raise ValueError(f"kernel: {', '.join(names)} registers none with compiled code")
+    return compiled
 
 
 def has_code(kernel: Kernel) -> bool:
@@ -147,8 +147,8 @@ def has_code(kernel: Kernel) -> bool:
 def check_backend(kernel: Kernel) -> None:
     """Raises `ValueError` unless the kernel has compiled code of our own."""
     if kernel.backend not in COMPILED:
-        wanted = " or ".join(COMPILED)
-        raise ValueError(f"kernel: expected one in {wanted}, got {kernel.id}, whose backend is {kernel.backend}")
+        backends = " or ".join(COMPILED)
+        raise ValueError(f"kernel: expected one in {backends}, got {kernel.id}, whose backend is {kernel.backend}")
 
 
 ARCHITECTURE, SM = "sm_90a", 90
@@ -182,5 +182,5 @@ def properties() -> dict[str, int]:
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
     """CTAs that an H100 holds at once: one on each SM at least.  Without `registers` a thread has the most."""
     device = device_for()
-    found = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
-    return device.sms * max(1, found.ctas_per_sm)
+    held = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
+    return device.sms * max(1, held.ctas_per_sm)

@@ -73,10 +73,10 @@ def launches_of(
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
     on_gpu = {name: _to_meta(value) for name, value in inputs.items()}
     arguments = Rotation.arguments(kernel, spec, on_gpu, config)
-    found: list[Launch] = []
-    with recording_triton(SM, properties(), found), recording_cuda(ARCHITECTURE, found):
+    launches: list[Launch] = []
+    with recording_triton(SM, properties(), launches), recording_cuda(ARCHITECTURE, launches):
         kernel.fn(**arguments)
-    return found
+    return launches
 
 
 def _to_meta(value: Any) -> Any:
@@ -120,17 +120,17 @@ def _warnings(log: str) -> list[str]:
 
 def _threads(launch: Launch) -> int:
     """Threads per block; with warp specialisation, more than 32 * num_warps."""
-    found = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
-    return int(found[0]) if found else 32 * launch.num_warps
+    sizes = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
+    return int(sizes[0]) if sizes else 32 * launch.num_warps
 
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
     """`{"kernels": [...]}`: one entry for each launched kernel and grid."""
-    found = _launcher(request) if request["op"].endswith(".py") else _registered(request)
-    if not found:
+    launches = _launcher(request) if request["op"].endswith(".py") else _registered(request)
+    if not launches:
         name = f"{request['op']}/{request['kernel']}"
         raise ValueError(f"kernel: expected one that launches Triton or CUDA, and {name} launched none")
-    return {"kernels": describe(found)}
+    return {"kernels": describe(launches)}
 
 
 @cache
@@ -149,25 +149,25 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """What a function launches that is not registered; its tensors have values, for it may read them."""
+    """The launches of a function that is not registered; its tensors have values, because it may read them."""
     function = function_of(f"{request['file']}::{request['kernel']}")
-    inputs, found = inputs_of(request["case"], 0), list[Launch]()
+    inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(function, inputs)
-    with recording_triton(SM, properties(), found), recording_cuda(ARCHITECTURE, found), pretended_gpu():
+    with recording_triton(SM, properties(), launches), recording_cuda(ARCHITECTURE, launches), pretended_gpu():
         function(**inputs)
-    return found
+    return launches
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
     """`{"selected": [...]}`: what `cases.Query` selects in this process's tree."""
-    own = _own(request)
+    file_of = _own(request)
     if request["query"]["op"] not in (None, *registry.ops()):
         return {"selected": []}
-    found = []
-    for item in Query(**request["query"]).select(own):
+    items = []
+    for item in Query(**request["query"]).select(file_of):
         kernel = item.registered
-        found.append(item.to_json() | {"kept": can_keep(kernel), "part": own[kernel.id] if own else item.op})
-    return {"selected": found}
+        items.append(item.to_json() | {"kept": can_keep(kernel), "part": file_of[kernel.id] if file_of else item.op})
+    return {"selected": items}
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:

@@ -1,8 +1,7 @@
-"""The two sides of a comparison of compiled code: revisions of a tree, or toolchains, each with its processes."""
+"""The two sides of a comparison of compiled code: a revision and the working tree, each with its processes."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -31,8 +30,6 @@ class CompiledTree:
     path: Path = OWN_TREE
     within: Mapping[str, Any] = field(default_factory=dict)
     """Of a repository that is not Rooflab's: its tree (`within`) and the `files` of it that register the kernels."""
-    own_toolchain: bool = True
-    """Whether this Python's torch and Triton compile it; the store knows no others."""
 
     def select(self, query: Query) -> list[Item]:
         """The items that the query picks in this tree.  Raises `ValueError` where the tree's process fails."""
@@ -78,35 +75,8 @@ def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTre
         tree = stack.enter_context(checked_out(repository, revision))
         trees, labels = (tree.path, repository), (tree.label, "the working tree")
         sides = []
-        for path, label, found in zip(trees, labels, files_in(trees, repository, files), strict=True):
+        for path, label, paths in zip(trees, labels, files_in(trees, repository, files), strict=True):
             pool = compilers(OWN_TREE, import_path(repository, path))
             stack.callback(pool.stop)
-            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, found)]}))
+            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, paths)]}))
         yield sides[0], sides[1]
-
-
-@contextmanager
-def two_toolchains(python: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
-    """The working tree or the kernels of files, compiled by the Triton of another Python, and by this one's.
-
-    Raises `ValueError` where `python` is no Python with torch and Triton.
-    """
-    ask = "import torch, triton; print('torch', torch.__version__ + ', triton', triton.__version__)"
-    try:
-        told = subprocess.run([python, "-c", ask], capture_output=True, text=True)
-    except OSError as error:
-        raise ValueError(f"toolchain: expected the path of a Python, got {python!r}: {error.strerror}") from error
-    if told.returncode:
-        last = told.stderr.strip().splitlines()[-1:]
-        raise ValueError(f"toolchain: expected a Python with torch and triton, got {python!r}: {''.join(last)}")
-    within = {"within": "/", "files": [str(Path(file).absolute()) for file in files]} if files else {}
-    path = str(Path(files[0]).absolute().parent) if files else None
-    sides = compilers(OWN_TREE, path, python), compilers(OWN_TREE, path)
-    try:
-        yield (
-            CompiledTree(told.stdout.strip(), sides[0], "", within=within, own_toolchain=False),
-            CompiledTree("the working tree", sides[1], own_hash(), within=within),
-        )
-    finally:
-        for pool in sides:
-            pool.stop()

@@ -80,12 +80,12 @@ _COUNTED: dict[Verdict, str] = {
 def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
     """All verdicts in one line."""
     counts = Counter(change.verdict for change in changes)
-    found = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
+    parts = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
     status = exit_status(changes, untouched)
     line = f"compiled code against {base}: {'FAILS' if status else 'passes'} ({status}); "
     if untouched and not changes:
         return line + "the difference reaches no compiled code"
-    return f"{line}{len(changes)} compared: {found}" + ("; the difference reaches no other code" if untouched else "")
+    return f"{line}{len(changes)} compared: {parts}" + ("; the difference reaches no other code" if untouched else "")
 
 
 def gone(identity: Identity, reason: str) -> CodeChange:
@@ -173,8 +173,8 @@ _FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
 
 
 def _sentences(was: Summary, is_: Summary) -> list[str]:
-    told = [(name, figure(was), figure(is_)) for name, figure in _FIGURES]
-    return [f"{name} {before} -> {now}" for name, before, now in told if before != now]
+    figures = [(name, figure(was), figure(is_)) for name, figure in _FIGURES]
+    return [f"{name} {before} -> {now}" for name, before, now in figures if before != now]
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
@@ -188,15 +188,15 @@ def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
 
 def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
     """The difference for a pull request: the verdict, and a table of the kernels that are not SAME."""
-    told = [change for change in changes if change.verdict != "SAME"]
+    shown = [change for change in changes if change.verdict != "SAME"]
     order = (*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
     lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
     rows = []
-    for change in sorted(told, key=lambda change: order.index(change.verdict)):
+    for change in sorted(shown, key=lambda change: order.index(change.verdict)):
         what = Marked("<br>".join(map(markdown_cell, change.sentences)))
         kernel, case = f"{change.op}/{change.kernel}", markdown_code(change.case_id)
         rows.append((change.verdict, kernel, change.scheme, case, what))
-    lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if told else []
+    lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if shown else []
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -214,12 +214,12 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
             if query != Query():
                 query.select()  # refuses names that are not there
             return [], True
-    known = matched(base, head, query)
+    all_pairs = matched(base, head, query)
     if head.within:
-        files = {item["part"] for pair in known for item in pair if item}
+        files = {item["part"] for pair in all_pairs for item in pair if item}
         parts = touched_files(changed, files, trees, head.path)
-    found = [pair for pair in known if any(item and item["part"] in parts for item in pair)]
-    return found, len(found) < len(known)
+    touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in parts for item in pair)]
+    return touched_pairs, len(touched_pairs) < len(all_pairs)
 
 
 def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[Pair]:
@@ -227,10 +227,10 @@ def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[Pair]:
     before, after = base.select(query), head.select(query)
     theirs: dict[tuple[str, ...], Item] = {_key(item): item for item in after}
     theirs |= {_id(item): item for item in after}  # of several cases each is paired with itself
-    known = {_key(item) for item in before}
+    base_keys = {_key(item) for item in before}
     # Both sides compile the base's cases, so that they do the same work.
     pairs: list[Pair] = [(item, theirs.get(_id(item)) or _at(item, theirs.get(_key(item)))) for item in before]
-    pairs += [(None, item) for item in after if _key(item) not in known]
+    pairs += [(None, item) for item in after if _key(item) not in base_keys]
     if not pairs:
         raise ValueError(f"compare: expected kernels with code of their own, got none in {base.label} and {head.label}")
     return pairs
@@ -259,7 +259,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """The other tree's kernel at this item's case; at its own case where the op's cases have other keys there."""
+    """Returns the other tree's item at this item's case; at its own case if that tree's cases have other keys."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}
@@ -280,14 +280,13 @@ def _compile(
     side: CompiledTree, items: Sequence[Item], device: Device, store: Store | None, done: Callable[[str], None]
 ) -> Results:
     asked = [{name: value for name, value in item.items() if name not in ("kept", "part")} for item in items]
-    messages = [{"do": "compile", **one, **side.within} for one in asked]
-    kept = [item["kept"] and side.own_toolchain for item in items]
-    found = compile_in(side.workers, messages, kept, side.tree, store, done)
+    messages = [{"do": "compile", **request, **side.within} for request in asked]
+    results = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store, done)
     return {
         _id(item): result
         if isinstance(result, CompileFailure)
         else [summarize(info, item["scheme"], device) for info in result]
-        for item, result in zip(items, found, strict=True)
+        for item, result in zip(items, results, strict=True)
     }
 
 

@@ -1,4 +1,4 @@
-"""A launcher of anyone's, with no op registered: `path.py::function`, its arguments by their shapes and values."""
+"""A launcher of any project, without a registered op: `path.py::function`, and its arguments by shapes and values."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def function_of(text: str) -> Callable[..., Any]:
     path = Path(file)
     if not name or path.suffix != ".py" or not path.is_file():
         raise ValueError(f"function: expected path.py::name with a Python file that is there, got {text!r}")
-    found = getattr(_module(path.resolve()), name, None)
-    if not callable(found):
+    function = getattr(_module(path.resolve()), name, None)
+    if not callable(function):
         raise ValueError(f"function: expected a function {name!r} in {file}, got none")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 @cache
@@ -55,10 +55,10 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
 
     def shape(name: str, text: str) -> str:
-        found = text if ":" in text else f"{text}:{dtype}"
-        if not _TENSOR.fullmatch(found):
+        tensor = text if ":" in text else f"{text}:{dtype}"
+        if not _TENSOR.fullmatch(tensor):
             raise ValueError
-        return found
+        return tensor
 
     expected = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
     tensors = values_by_name(filter(None, ",".join(shapes or ()).split(",")), expected, shape)
@@ -66,8 +66,8 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
     if twice := tensors.keys() & others.keys():
         raise ValueError(f"argument: expected {twice.pop()} here or in --shape, got both")
     file, _, name = text.partition("::")
-    own = {value.partition(":")[2] for value in tensors.values()}
-    scheme = get_scheme(own.pop() if len(own) == 1 else dtype)
+    dtypes = {value.partition(":")[2] for value in tensors.values()}
+    scheme = get_scheme(dtypes.pop() if len(dtypes) == 1 else dtype)
     return KernelCase(Path(file).name, name, Case(**tensors, **others), scheme, Path(file).resolve())
 
 
@@ -93,14 +93,14 @@ def _value(text: str) -> Any:
 
 def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
     """The arguments of a case: tensors of normal numbers on the CPU, and the other values."""
-    generator, found = torch.Generator().manual_seed(seed), dict[str, Any]()
+    generator, inputs = torch.Generator().manual_seed(seed), dict[str, Any]()
     for name, value in case.items():
         if not _TENSOR.fullmatch(value):
-            found[name] = _value(value)
+            inputs[name] = _value(value)
             continue
         sizes, _, dtype = value.partition(":")
-        found[name] = torch.randn([*map(int, sizes.split("x"))], generator=generator).to(DTYPES[dtype])
-    return found
+        inputs[name] = torch.randn([*map(int, sizes.split("x"))], generator=generator).to(DTYPES[dtype])
+    return inputs
 
 
 def check_named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> None:

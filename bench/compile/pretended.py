@@ -20,7 +20,7 @@ from rooflab.bench.compile.cases import SM, device_for, properties
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
-"""What these return is the tensor itself."""
+"""Calls that return the tensor itself."""
 _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU,  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 
 
 class OnGpu(TorchFunctionMode):
-    """While active, tensors on the CPU are on `GPU` for whoever asks, and what is to go there stays on the CPU.
+    """While active, tensors on the CPU say that they are on `GPU`, and what is sent to `GPU` stays on the CPU.
 
     It remembers the tensors whose addresses were asked for: a kernel may find them by pointers in memory.
     """
@@ -56,7 +56,7 @@ class OnGpu(TorchFunctionMode):
 
 
 def _on_cpu(device: Any) -> Any:
-    """The CPU in place of any CUDA device."""
+    """Returns the CPU in place of any CUDA device, and any other device unchanged."""
     if isinstance(device, int) and not isinstance(device, bool):
         return _CPU
     is_gpu = device.type == "cuda" if isinstance(device, torch.device) else str(device).split(":")[0] == "cuda"
@@ -70,12 +70,12 @@ class _Event:
         pass
 
     def record(self, stream: Any = None) -> None:
-        """Nothing is under way."""
+        """Does nothing: no work is under way."""
 
     wait = synchronize = record
 
     def query(self) -> bool:
-        """Whether it happened."""
+        """Returns True: the event has happened."""
         return True
 
     def elapsed_time(self, other: Any) -> NoReturn:
@@ -84,19 +84,19 @@ class _Event:
 
 
 class _Stream(_Event):
-    """The one stream."""
+    """The only stream."""
 
     cuda_stream, stream_id, device = 0, 0, GPU
 
     def record_event(self, event: Any = None) -> Any:
-        """An event on it."""
+        """Returns an event on this stream."""
         return event or _Event()
 
     wait_stream = wait_event = _Event.record
 
 
 class _Guard(nullcontext[None]):
-    """`torch.cuda.device` and its like: they are on the one device."""
+    """Stands for `torch.cuda.device` and similar guards; there is only one device."""
 
     idx = prev_idx = 0
 
@@ -115,7 +115,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 def pretended_gpu() -> Iterator[OnGpu]:
     """An H100 for torch inside the `with` block."""
     card, limits = device_for(), properties()
-    known = SimpleNamespace(
+    device_properties = SimpleNamespace(
         name=card.full_name,
         major=9,
         minor=0,
@@ -132,7 +132,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
     stream = _Stream()
     answers: dict[str, Any] = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_capability": (9, 0), "get_device_name": card.full_name, "get_device_properties": known,
+        "get_device_capability": (9, 0), "get_device_name": card.full_name, "get_device_properties": device_properties,
         "is_bf16_supported": True, "is_current_stream_capturing": False, "synchronize": None, "set_device": None,
         "empty_cache": None, "init": None, "_lazy_init": None, "current_stream": stream, "default_stream": stream,
     }  # fmt: skip
@@ -141,7 +141,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
     instead |= {name: (lambda *args, value=value, **kwargs: value) for name, value in answers.items()}
     instead |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
     # Inductor holds the function that calls it.
-    instead |= {"_get_device_properties": lambda *args: known, "Event": _Event, "Stream": _Stream}
+    instead |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}
     # A class, because annotations name it.
     instead["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
     with (

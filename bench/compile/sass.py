@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "tcgen05": ("UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA"),
     "wgmma": ("HGMMA", "IGMMA", "QGMMA", "BGMMA"),
     "mma": ("HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "BMMA"),
     "tma": ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED"),
@@ -34,7 +33,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 `tma`: copies by the tensor memory accelerator; `cp_async`: Ampere's copies that bypass the registers; `fma`:
 multiply-adds that compute a matrix product where no tensor core is used.
 """
-TENSOR_CORES = ("tcgen05", "wgmma", "mma")
+TENSOR_CORES = ("wgmma", "mma")
 """Families of tensor-core instructions, the newest first."""
 TMA_STORES = ("UTMASTG", "UTMAREDG")
 """Copies that send a tile of shared memory to global memory."""
@@ -102,8 +101,8 @@ class SassInstruction:
     @property
     def target(self) -> int | None:
         """The address to which a branch goes; None for other instructions."""
-        found = _ADDRESS.search(self.operands) if self.name == "BRA" else None
-        return int(found[1], 16) if found else None
+        match = _ADDRESS.search(self.operands) if self.name == "BRA" else None
+        return int(match[1], 16) if match else None
 
     @property
     def loads_global(self) -> bool:
@@ -146,7 +145,7 @@ class SassInstruction:
     def mma_shape(self) -> tuple[int, int, int] | None:
         """M, N, K of a matrix product; None for all else."""
         if self.is_wgmma:
-            sizes = next((found for part in self.modifiers if (found := _SHAPE.fullmatch(part))), None)
+            sizes = next((match for part in self.modifiers if (match := _SHAPE.fullmatch(part))), None)
             return (int(sizes[1]), int(sizes[2]), int(sizes[3])) if sizes else None
         if self.name in _WARP_MMA:
             return next((_MMA_SHAPES[part] for part in self.modifiers if part in _MMA_SHAPES), None)
@@ -229,17 +228,17 @@ def width_bytes(opcode: str) -> int:
 
 def parse(text: str) -> dict[str, SassFunction]:
     """Every function in `text`, by name.  Raises `ValueError` where there is none."""
-    found: dict[str, _Reading] = {}
+    readings: dict[str, _Reading] = {}
     current: _Reading | None = None
     for line in text.splitlines():
         section = _FUNCTION.match(line)
         if section:
-            current = found.setdefault(section[1] or section[2], _Reading())
+            current = readings.setdefault(section[1] or section[2], _Reading())
         elif current is not None:
             current.read(line)
-    if not any(reading.instructions for reading in found.values()):
+    if not any(reading.instructions for reading in readings.values()):
         raise ValueError(f"sass: expected what cuobjdump or nvdisasm print, got {text[:60]!r}")
-    return {name: reading.function(name) for name, reading in found.items() if reading.instructions}
+    return {name: reading.function(name) for name, reading in readings.items() if reading.instructions}
 
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:

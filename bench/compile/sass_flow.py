@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import networkx as nx
 
@@ -23,7 +22,7 @@ _ENDS = ("EXIT", "RET", "KILL")
 _BRANCHES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
 _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
 _WAITS = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
-_WORK = ("tcgen05", "wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
+_WORK = ("wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
 _LONGEST_WAIT = 24
 """Most instructions of a loop that counts as waiting: on sm_90a a polling loop has four to nine instructions."""
 _TARGET = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
@@ -112,19 +111,16 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
     functions that it calls."""
     code = function.instructions
     targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCHES, "CALL")}
-    referred = {target for found in targets.values() for target in found}
+    referred = {target for addresses in targets.values() for target in addresses}
     # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
     elsewhere = {a for label, a in function.labels.items() if label.startswith(".L") and a not in referred}
     starts = {code[0].address, *function.labels.values(), *referred}
-    step = min((after.address - before.address for before, after in pairwise(code)), default=0)
     blocks: dict[int, _Block] = {}
     for instruction, following in zip(code, (*code[1:], None), strict=True):
         if instruction.address in starts:
             current = blocks[instruction.address] = _Block([], set())
         current.instructions.append(instruction)
-        # An older disassembler omits an indirect branch that it cannot follow: then an address is missing.
-        missing = following is not None and following.address - instruction.address > step
-        if missing or (instruction.name in _INDIRECT and not targets[instruction.address]):
+        if instruction.name in _INDIRECT and not targets[instruction.address]:
             current.successors = set(elsewhere)
         elif _ends_block(instruction) or (following is not None and following.address in starts):
             current.successors = _successors(instruction, following, targets)
@@ -143,13 +139,13 @@ def _ends_block(instruction: SassInstruction) -> bool:
 def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
     if instruction.name in _INDIRECT:
         return list(function.indirect.get(instruction.address, ()))
-    found = []
+    addresses = []
     for label, address in _TARGET.findall(instruction.operands):
         if label in function.labels:
-            found.append(function.labels[label])
+            addresses.append(function.labels[label])
         elif address:
-            found.append(int(address, 16))
-    return found
+            addresses.append(int(address, 16))
+    return addresses
 
 
 def _successors(last: SassInstruction, following: SassInstruction | None, targets: Mapping[int, list[int]]) -> set[int]:

@@ -6,7 +6,6 @@ The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` r
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -35,11 +34,11 @@ class CompileFailure(RuntimeError):
         """Whether the kernel does not exist, or says that it does not take the case."""
 
 
-def compilers(tree: Path | None = None, import_path: str | None = None, python: str = sys.executable) -> Pool:
+def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
     """Processes that compile the kernels of this tree, or those in the folder `tree`; with this PYTHONPATH, if any."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
-    return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree, python=python)
+    return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree)
 
 
 @cache
@@ -164,28 +163,28 @@ def compile_kernels(
         if request.file is None:
             check_backend(request.registered)
     new = [request for request in dict.fromkeys(requests) if request not in _done]
-    kept = [request.file is None and can_keep(request.registered) for request in new]
+    keeps = [request.file is None and can_keep(request.registered) for request in new]
     messages = [{"do": "compile", **request.to_json()} for request in new]
-    found = compile_in(own_compilers(), messages, kept, own_hash() if store else "", store, done)
-    results = dict(zip(new, found, strict=True))
-    own = {r: result for r, result in results.items() if r.file is None and r.config is None}
-    _done.update({r: result for r, result in own.items() if isinstance(result, list)})
+    answers = compile_in(own_compilers(), messages, keeps, own_hash() if store else "", store, done)
+    results = dict(zip(new, answers, strict=True))
+    to_remember = {r: result for r, result in results.items() if r.file is None and r.config is None}
+    _done.update({r: result for r, result in to_remember.items() if isinstance(result, list)})
     return [results[request] if request in results else _done[request] for request in requests]
 
 
 def compile_in(
     workers: Pool,
     messages: Sequence[Mapping[str, Any]],
-    kept: Sequence[bool],
+    keeps: Sequence[bool],
     tree: str,
     store: Store | None = None,
     done: Done = lambda text: None,
 ) -> list[Found]:
     """Compiles every message (a `KernelCase` as JSON) in `workers`, whose tree has the hash `tree`.
 
-    The `store` keeps the answers for which `kept` is true.
+    The `store` keeps the answers for which `keeps` is true.
     """
-    keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, kept, strict=True)]
+    keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, keeps, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
     missing = [index for index, answer in enumerate(answers) if answer is None]
     for answer in answers:
@@ -211,7 +210,7 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> Found:
 
 
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
-    """A compiled kernel from what `worker.describe` says of it."""
+    """A compiled kernel from what `compile_worker.describe` says of it."""
     lists = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **lists, "indirect": indirect})

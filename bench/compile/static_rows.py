@@ -1,4 +1,4 @@
-"""What `rooflab static` prints and keeps: rows, details and records of compiled kernels."""
+"""What `rooflab static` prints and keeps: rows and records of compiled kernels."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool
     tunable = [item for item in chosen if item.registered.tuning is not None]
     if not tunable:
         raise ValueError("config: expected a kernel that takes configs, got none")
-    values, found = [dict(Case.parse(text)) for text in texts], []
+    values, items = [dict(Case.parse(text)) for text in texts], []
     for item in tunable:
         made = [item.registered.tunable.make_config(value) for value in values]
         configs = made or item.registered.tunable.legal_configs(item.case, item.scheme)
-        found += [item._replace(config=config) for config in configs]
-    return found
+        items += [item._replace(config=config) for config in configs]
+    return items
 
 
 def compile_targets(
@@ -94,11 +94,11 @@ def compile_targets(
     results = []
     for start in range(0, len(targets), AT_ONCE):
         part = targets[start : start + AT_ONCE]
-        for item, found in zip(part, compile_kernels(part, store, done), strict=True):
-            if isinstance(found, CompileFailure):
-                results.append(CompileResult(item, failure=found))
+        for item, result in zip(part, compile_kernels(part, store, done), strict=True):
+            if isinstance(result, CompileFailure):
+                results.append(CompileResult(item, failure=result))
             else:
-                results.append(CompileResult(item, tuple(summarize(info, item.scheme.name, device) for info in found)))
+                results.append(CompileResult(item, tuple(summarize(info, item.scheme.name, device) for info in result)))
     return results
 
 
@@ -136,25 +136,15 @@ def _range(worst: int | None, usual: int | None) -> str:
     return "" if worst is None else str(usual) if worst == usual else f"{worst} ({usual})"
 
 
-def details(launch: Summary) -> list[tuple[str, str]]:
-    """All facts about one launched kernel, as pairs of label and text."""
-    found = launch.to_json()
-    loop, asked = found.pop("loop") or {}, found.pop("options")
-    said = {**found, **{f"hot loop: {name}": value for name, value in loop.items()}}
-    said |= {option["name"]: ("" if option["took_effect"] else "NO: ") + option["sentence"] for option in asked}
-    texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in said.items()}
-    return [(name.replace("_", " "), texts[name]) for name, value in said.items() if value not in (None, {}, [])]
-
-
 def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
     """All results in one line."""
     kernels = {result.target.registered.id for result in results}
     failed = sum(result.status == "COMPILE_ERROR" for result in results)
     spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
     findings = sum(len(launch.findings) for result in results for launch in result.launches)
-    kept = f", {store.hits} of them from before" if store and store.hits else ""
+    from_store = f", {store.hits} of them from before" if store and store.hits else ""
     return (
-        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{kept}; failed: {failed}; "
+        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{from_store}; failed: {failed}; "
         f"with spilled registers: {spilling}; options without effect: {findings}"
     )
 

@@ -63,7 +63,7 @@ class Summary:
     """CTAs in the last, partly filled wave."""
     wave_efficiency: float | None
     tensor_path: str
-    """The newest tensor-core instruction that the code uses: `tcgen05`, `wgmma`, `mma` or `none`."""
+    """The newest tensor-core instruction that the code uses: `wgmma`, `mma` or `none`."""
     counts: Mapping[str, int]
     """Number of instructions by family in the whole code."""
     loop: LoopSummary | None
@@ -199,15 +199,15 @@ def options(info: CompiledInfo, scheme: str) -> list[Option]:
 
 def dots(ir: str) -> list[Dot]:
     """The matrix products in Triton's or Gluon's IR of a kernel."""
-    found = []
+    products = []
     for line in ir.splitlines():
         match = _DOT.search(line)
         if match:
             precision = _DOT_PRECISION.search(line)
             # The IR prints every precision but its own default, ieee; it prints tl.dot's default, tf32.
             name = precision[1] if precision else "ieee"
-            found.append(Dot(int(match[1].split("x")[-2]), match[2], _PRECISIONS.get(name, name)))
-    return found
+            products.append(Dot(int(match[1].split("x")[-2]), match[2], _PRECISIONS.get(name, name)))
+    return products
 
 
 def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -219,15 +219,15 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     split = sorted({precision for precision in wide if "x" in precision})
     if split:
         products = sum(info.counts[family] for family in TENSOR_CORES)
-        found = f"the code has {rounded} TF32 and {products} tensor-core instructions in all"
-        yield Option(f"precision {split[0]}", products > 0, f"input_precision {split[0]} was asked for, and {found}")
+        evidence = f"the code has {rounded} TF32 and {products} tensor-core instructions in all"
+        yield Option(f"precision {split[0]}", products > 0, f"input_precision {split[0]} was asked for, and {evidence}")
     elif info.uses_tf32:
         asked = "tl.dot's default" if "tf32" in wide else "the kernel's own code"
-        found = f"fp32 operands are rounded to TF32 by {asked}: {rounded} TF32 instructions"
-        yield Option("precision fp32", False, found)
+        evidence = f"fp32 operands are rounded to TF32 by {asked}: {rounded} TF32 instructions"
+        yield Option("precision fp32", False, evidence)
     elif "ieee" in wide:
-        found = f"{info.counts['fma']} FMAs and no TF32"
-        yield Option("precision ieee", True, f"input_precision ieee was asked for: {found}")
+        evidence = f"{info.counts['fma']} FMAs and no TF32"
+        yield Option("precision ieee", True, f"input_precision ieee was asked for: {evidence}")
 
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -237,19 +237,19 @@ def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
         return
     there = info.counts["wgmma"]
     largest = max(tall, key=lambda dot: dot.rows)
-    wanted = f"a product of {largest.rows} rows in {largest.dtype} can be wgmma's"
+    product = f"a product of {largest.rows} rows in {largest.dtype} can be wgmma's"
     if there:
-        yield Option("wgmma", True, f"{wanted}: {there} wgmma instructions")
+        yield Option("wgmma", True, f"{product}: {there} wgmma instructions")
         return
     why = f"; num_warps={info.num_warps} is less than a warpgroup's {WARPGROUP}" if info.num_warps < WARPGROUP else ""
-    yield Option("wgmma", False, f"{wanted}, and the code has {info.counts['mma']} mma and no wgmma instruction{why}")
+    yield Option("wgmma", False, f"{product}, and the code has {info.counts['mma']} mma and no wgmma instruction{why}")
 
 
 def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """wgmma overlaps with the code after it, unless the assembler cannot prove that this is safe."""
-    said = [warning for warning in info.warnings if "serializ" in warning]
-    if said:
-        yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {said[0]}")
+    warnings = [warning for warning in info.warnings if "serializ" in warning]
+    if warnings:
+        yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {warnings[0]}")
 
 
 def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -288,9 +288,9 @@ def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Warp specialisation makes the block larger and moves registers between its warps."""
     if "tt.warp_specialize" not in info.ir and "ttg.warp_specialize" not in info.ir:
         return
-    own = 32 * info.num_warps
+    asked_threads = 32 * info.num_warps
     block = f"the block has {info.threads} threads at num_warps={info.num_warps}"
-    if info.threads > own:
+    if info.threads > asked_threads:
         moves = "registers move between warps" if info.uses_warp_specialization else "no register moves between warps"
         yield Option("warp specialization", True, f"warp specialization was asked for: {block}, and {moves}")
     else:

@@ -97,7 +97,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     Raises `ValueError` on a plan with a limit of requests on the client, on text, whose tokens only a server counts,
     and on a request that the KV cache cannot hold.
     """
-    if plan.max_concurrency is not None or plan.data.ids is None or plan.data.dataset is not None:
+    if plan.max_concurrency is not None or plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
     closed = plan.arrivals is None
     offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if closed else plan.offsets()

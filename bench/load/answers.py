@@ -42,8 +42,8 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
     data, failed = list[bytes](), False
     at = 3 if body.startswith(b"\xef\xbb\xbf") else 0
     while at < len(body):
-        found = LINE_END.search(body, at)
-        line, end = (body[at : found.start()], found.end()) if found else (body[at:], len(body))
+        line_end = LINE_END.search(body, at)
+        line, end = (body[at : line_end.start()], line_end.end()) if line_end else (body[at:], len(body))
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
         elif line.startswith(BARE):
@@ -51,7 +51,7 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
         elif line.startswith(b"event:"):
             failed = line[6:].strip() == b"error"
         if not line or end == len(body):
-            last = found.start() if found else end - 1
+            last = line_end.start() if line_end else end - 1
             if (whole := b"\n".join(data)).strip() or failed:
                 yield pieces[bisect_right(ends, last)][0], whole.decode(errors="replace"), failed
             data, failed = [], False
@@ -60,22 +60,22 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
 
 def read_answer(shot: Shot) -> Request:
     """The trace of one request.  It has failed if its `error` is not empty."""
-    known = _Known()
+    state = _AnswerState()
     error = shot.error
     if shot.status not in (0, 200):
         error = f"HTTP {shot.status}: {_message(b''.join(data for _, data in shot.pieces).decode(errors='replace'))}"
     elif not error or error == DROPPED:
         for time_s, text, failed in events(shot.pieces):
-            found = f"an error in the stream: {_message(text)}" if failed else known.take(time_s, text)
-            if found:
-                error = error or found
-            if found or known.done:  # what follows is no part of the answer
+            fault = f"an error in the stream: {_message(text)}" if failed else state.take(time_s, text)
+            if fault:
+                error = error or fault
+            if fault or state.done:  # what follows is no part of the answer
                 break
-        if error == DROPPED and known.done:  # all parts that its user waits for had come
+        if error == DROPPED and state.done:  # all parts that its user waits for had come
             error = ""
-        if not error and not known.done and not all(known.reasons.values() or [None]):
+        if not error and not state.done and not all(state.reasons.values() or [None]):
             error = "the stream ended with no finish_reason and no [DONE]"
-        if not error and (cut := [reason for reason in known.reasons.values() if reason in CUT]):
+        if not error and (cut := [reason for reason in state.reasons.values() if reason in CUT]):
             error = f"the server cut the answer: finish_reason {cut[0]!r}"
     request = Request(
         index=shot.index,
@@ -84,21 +84,21 @@ def read_answer(shot: Shot) -> Request:
         sent_s=shot.scheduled_s if shot.sent_s is None else shot.sent_s,
         first_byte_s=shot.pieces[0][0] if shot.pieces else None,
         end_s=shot.end_s,
-        chunks=known.counted(),
+        chunks=state.counted(),
         asked_prompt_tokens=shot.prompt_tokens,
         asked_output_tokens=shot.output_tokens,
-        prompt_tokens=known.prompt_tokens,
-        output_tokens=known.output_tokens,
-        finish_reason=next(filter(None, known.reasons.values()), None),
+        prompt_tokens=state.prompt_tokens,
+        output_tokens=state.output_tokens,
+        finish_reason=next(filter(None, state.reasons.values()), None),
         error=error,
     )
     if error or token_steps(request)[0]:
         return request
-    said = f", and its usage says {request.output_tokens}" if request.output_tokens else ""
-    return replace(request, error=f"the answer has no token{said}")
+    by_usage = f", and its usage says {request.output_tokens}" if request.output_tokens else ""
+    return replace(request, error=f"the answer has no token{by_usage}")
 
 
-class _Known:
+class _AnswerState:
     """The state of an answer after the events so far."""
 
     def __init__(self) -> None:
@@ -204,12 +204,12 @@ def _listed(choice: Mapping[str, Any]) -> int | None:
     return len(listed) if isinstance(listed, list) and listed else None
 
 
-def _message(found: Any) -> str:
+def _message(error_body: Any) -> str:
     """The message in an error of OpenAI's form, as text or parsed JSON; else the beginning of the error."""
     try:
-        value = json.loads(found) if isinstance(found, str) else found
+        value = json.loads(error_body) if isinstance(error_body, str) else error_body
         error = value.get("error", value)
-        found = error.get("message") or error if isinstance(error, dict) else error
+        error_body = error.get("message") or error if isinstance(error, dict) else error
     except (ValueError, AttributeError, RecursionError):
         pass
-    return " ".join(str(found).encode(errors="replace").decode().split())[:SHOWN] or "no reason given"
+    return " ".join(str(error_body).encode(errors="replace").decode().split())[:SHOWN] or "no reason given"

@@ -13,10 +13,10 @@ from rooflab.bench.load.trace import Trace
 
 LONG = 1.5
 """A gap is a spike if it is longer than this number times the median gap of its request."""
-KINDS = ("prefill", "preemption", "page fault", "another process", "unknown")
+KINDS = ("prefill", "preemption", "another process", "unknown")
 """The possible beginnings of a cause."""
 WAITED = 0.05
-"""The share of a step from which on its threads waited for a core; as in `bench/core/noise.py`."""
+"""If the threads of a step waited for a core during a larger share of it, another process is the cause."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def spikes(trace: Trace) -> list[Spike]:
     """The long gaps of all answered requests; no gaps if the server does not report its steps."""
     if trace.steps is None:
         return []
-    page_s, found = page_seconds(trace.steps), list[Spike]()
+    gaps_found = list[Spike]()
     for request in trace.counted:
         for answer in token_steps(request)[0] if times_of(request) else ():
             times = [time_s for time_s, _ in answer]
@@ -58,37 +58,23 @@ def spikes(trace: Trace) -> list[Spike]:
             usual = float(np.median(gaps)) if len(gaps) else 0.0
             for place in np.flatnonzero(gaps > LONG * usual):
                 begin, end = times[place], times[place + 1]
-                why = cause(begin, end, trace.steps, gaps[place] - usual, page_s)
-                found.append(Spike(request.index, begin, end, why))
-    return found
+                gaps_found.append(Spike(request.index, begin, end, cause(begin, end, trace.steps)))
+    return gaps_found
 
 
-def page_seconds(steps: Sequence[Mapping[str, Any]]) -> float:
-    """The seconds that giving away a page costs: the median, over steps that only decoded and gave pages away, of the
-    time beyond the median of steps that gave no pages, for each page."""
-    decodes = [step for step in steps if not step["prompt_tokens"] and not step["preempted"]]
-    usual = [step["end_s"] - step["begin_s"] for step in decodes if not step["evicted"]]
-    plain = float(np.median(usual)) if usual else 0.0
-    prices = [(step["end_s"] - step["begin_s"] - plain) / step["evicted"] for step in decodes if step["evicted"]]
-    return float(np.median(prices)) if prices else 0.0
-
-
-def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]], over_s: float, page_s: float) -> str:
+def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
     """The cause of a gap.  A preemption in the gap comes first: it may be of this request, which then computes its
-    prompt again; then the work of the steps, beginning with the step that fills most of the gap.  Pages that were given
-    away are the cause only if they cost, at `page_s` each, half of `over_s`, by which the gap is longer than usual."""
+    prompt again; then the work of the steps, beginning with the step that fills most of the gap."""
 
-    def inside(step: Mapping[str, Any]) -> float:
+    def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))
 
-    own = sorted((step for step in steps if inside(step) > 0), key=inside, reverse=True)
-    if any(step["preempted"] for step in own):
+    within = sorted((step for step in steps if overlap_s(step) > 0), key=overlap_s, reverse=True)
+    if any(step["preempted"] for step in within):
         return "preemption"
-    for step in own:
+    for step in within:
         if step["prompt_tokens"]:
             return f"prefill of {step['prompt_tokens']} tokens"
-        if step["evicted"] and step["evicted"] * page_s >= over_s / 2:
-            return f"page fault of the prefix cache, {step['evicted']} pages"
         if (step["waited"] or 0.0) > WAITED:
             return "another process"
     return "unknown"

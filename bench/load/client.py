@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.load.http import Connection
@@ -65,25 +64,20 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
             raise ValueError(f"url: expected http://HOST:PORT, got {self.url!r}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout: expected seconds above 0, got {self.timeout_s}")
         self.host, self.ssl = parts.hostname, parts.scheme == "https" or None
         self.port = parts.port or (443 if self.ssl else 80)
-        self.base, place = parts.path.rstrip("/").removesuffix("/v1"), parts.netloc.rpartition("@")[2]
-        self.address = f"{parts.scheme}://{place}{self.base}"
+        self.base = parts.path.rstrip("/").removesuffix("/v1")
+        self.address = f"{parts.scheme}://{parts.netloc}{self.base}"
         self.key = f"Bearer {self.api_key}" if self.api_key else ""
-        if parts.username is not None:
-            if self.api_key:
-                raise ValueError("api_key: expected none beside a url with a user, got both")
-            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self.key = f"Basic {b64encode(pair.encode()).decode()}"
         if not (self.key.isascii() and self.key.isprintable()):
             raise ValueError("api_key: expected printable characters of ASCII, got others")
         key = f"Authorization: {self.key}\r\n" if self.key else ""
         self.head = (
-            f"POST {self.base}{self.path} HTTP/1.1\r\nHost: {place}\r\n{key}Accept: text/event-stream\r\n"
+            f"POST {self.base}{self.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{key}Accept: text/event-stream\r\n"
             "Content-Type: application/json\r\nContent-Length: "
         ).encode()
 
@@ -108,13 +102,13 @@ class Endpoint:
         shot.end_s = clock()
         if connection is None:
             return
-        shot.status, found = connection.framing.status, connection.framing.content_type
+        shot.status, content_type = connection.framing.status, connection.framing.content_type
         if connection.open and not shot.error:
             self.idle.append(connection)
         else:
             connection.close()
-        if not shot.error and shot.status == 200 and found != "text/event-stream":
-            shot.error = f"expected an event stream, got {found or 'no content type'}"
+        if not shot.error and shot.status == 200 and content_type != "text/event-stream":
+            shot.error = f"expected an event stream, got {content_type or 'no content type'}"
 
     async def _connection(self) -> Connection:
         while self.idle:

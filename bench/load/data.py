@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,8 +15,6 @@ KINDS = ("random", "sharegpt", "prefix")
 SHAREGPT_MEANS = (161.31, 337.99)
 SHAREGPT_SIGMAS = (1.0, 0.8)
 SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
-CHARACTERS_PER_TOKEN = 4
-"""Used to estimate the answer's limit from the length of a text in a data set; the server counts the tokens."""
 # Short and frequent words: with a blank before it, each word is one token of most vocabularies.
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -51,8 +47,6 @@ class Data:
     """The number of prefixes; all prompts of a group share a prefix."""
     ids: tuple[int, int] | None = (100, 1000)
     """The range of random token ids, below most special tokens and within any vocabulary; None for text."""
-    dataset: Path | None = None
-    """A file in ShareGPT's format, used in place of random prompts."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -61,8 +55,6 @@ class Data:
             low, high = getattr(self, name) or (1, 1)
             if not (name == "ids" or low >= 1) or not 0 <= low <= high:
                 raise ValueError(f"{name}: expected N or LEAST:MOST, of at least 1, got {low}:{high}")
-        if self.dataset is not None and not self.dataset.is_file():
-            raise ValueError(f"dataset: expected a JSON file in ShareGPT's format, got {str(self.dataset)!r}")
         for name in ("prefix_len", "groups"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -70,11 +62,6 @@ class Data:
     def prompts(self, seed: int) -> Iterator[Prompt]:
         """Yields prompts without end."""
         random = np.random.default_rng(seed)
-        if self.dataset is not None:
-            return self._of_file(self.dataset, random)
-        return self._drawn(random)
-
-    def _drawn(self, random: np.random.Generator) -> Iterator[Prompt]:
         prefixes = [self._content(self.prefix_len, random) for _ in range(self.groups if self.kind == "prefix" else 0)]
         while True:
             tokens, answer = self._lengths(random)
@@ -89,7 +76,7 @@ class Data:
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
         """Random token ids, or indices of words in `WORDS`."""
         low, high = self.ids or (0, len(WORDS) - 1)
-        return [int(one) for one in random.integers(low, high + 1, size=tokens)]
+        return [int(token) for token in random.integers(low, high + 1, size=tokens)]
 
     def _lengths(self, random: np.random.Generator) -> tuple[int, int]:
         if self.kind != "sharegpt":
@@ -100,28 +87,5 @@ class Data:
                 int(random.lognormal(math.log(mean) - sigma**2 / 2, sigma))
                 for mean, sigma in zip(SHAREGPT_MEANS, SHAREGPT_SIGMAS, strict=True)
             )
-            if _usual(prompt, answer):
+            if min(prompt, answer) >= SHORTEST and prompt <= LONGEST_PROMPT and prompt + answer <= LONGEST:
                 return prompt, answer
-
-    def _of_file(self, path: Path, random: np.random.Generator) -> Iterator[Prompt]:
-        """Yields the first question of each conversation, and the tokens of its answer, estimated from characters."""
-        try:
-            talks = [talk["conversations"] for talk in json.loads(path.read_text(encoding="utf-8"))]
-            pairs = [(str(talk[0]["value"]), str(talk[1]["value"])) for talk in talks if len(talk) > 1]
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"dataset: expected a JSON file in ShareGPT's format, got {str(path)!r}: {error}"
-            ) from error
-        sized = (
-            (text, len(text) // CHARACTERS_PER_TOKEN, len(answer) // CHARACTERS_PER_TOKEN) for text, answer in pairs
-        )
-        fit = [Prompt(text, None, answer) for text, tokens, answer in sized if _usual(tokens, answer)]
-        if not fit:
-            raise ValueError(f"dataset: expected conversations of usual length in {str(path)!r}, got none")
-        while True:
-            yield from (fit[place] for place in random.permutation(len(fit)))
-
-
-def _usual(prompt: int, answer: int) -> bool:
-    """Whether vLLM's and SGLang's loaders keep a conversation of this many tokens."""
-    return min(prompt, answer) >= SHORTEST and prompt <= LONGEST_PROMPT and prompt + answer <= LONGEST

@@ -62,12 +62,12 @@ class Framing:
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
             raise ValueError(f"answer: expected HTTP/1.1, got {first[:40]!r}")
-        if 100 <= (found := int(status[:3])) < 200:
+        if 100 <= (code := int(status[:3])) < 200:
             return
         fields = {name.strip().lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
-        self._head, self.status = False, found
+        self._head, self.status = False, code
         self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
-        length = "0" if self._chunked or found in (204, 304) else fields.get("content-length")
+        length = "0" if self._chunked or code in (204, 304) else fields.get("content-length")
         self._endless = length is None
         self._left = 0 if length is None else _number("a content length", length, 10)
         self.content_type = fields.get("content-type", "").partition(";")[0].strip().lower()

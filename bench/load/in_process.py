@@ -1,4 +1,4 @@
-"""The same metrics for the engine in this process, without a server: the difference is the server's cost."""
+"""Measures the engine in this process by the metrics of a load; the difference is what the server costs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rooflab.bench.engine.runs import engine_record, run_batch, warm_up
 from rooflab.engine.llm import LLM, SamplingParams
 
 
-def measure(name: str, options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
-    """Runs requests that all arrive at once, `latency` as one batch, and writes a record to `out`.
+def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
+    """Runs one batch of requests that all arrive at once; writes a record to the folder `out`, if any.
 
     `sizes` has the tokens of a prompt and of an answer, and the number of requests, by the names of the options. Raises
     `ValueError` on sizes below 1, and on sizes that the model cannot serve.
@@ -23,7 +23,7 @@ def measure(name: str, options: Mapping[str, Any], sizes: Mapping[str, int], out
         if value < 1:
             raise ValueError(f"{option}: expected at least 1, got {value}")
     input_len, output_len, count = sizes.values()
-    llm = LLM(**{**options, **({"max_num_seqs": count} if name == "latency" else {})})
+    llm = LLM(**{**options, "max_num_seqs": count})
     # The measured prompts differ from those of the warm-up, because the prefix cache may hold the latter.
     warm_up(llm, input_len)
     draw = random.Random(options["seed"] + 1)
@@ -31,6 +31,6 @@ def measure(name: str, options: Mapping[str, Any], sizes: Mapping[str, int], out
     run = run_batch(llm, prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True))
     if out:
         writer = RunWriter(out)
-        writer.write(engine_record(llm, run, name, sizes, writer.run_id))
+        writer.write(engine_record(llm, run, "latency", sizes, writer.run_id))
     about = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
     return {**about, "status": run.status, "reason": run.reason, **asdict(run.summary)}

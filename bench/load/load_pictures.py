@@ -16,12 +16,12 @@ from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ, WRITTEN,
 from rooflab.roofline.plot import own_settings
 
 QUEUE, WAIT, STREAM = PALE, WRITTEN, READ
-SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#009e73", "#f0e442", INK), strict=True))
+SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
 """The colours of the causes of long gaps."""
 SHOWN = 40
 """The most requests of a waterfall."""
 CLOSEST = 600
-"""The least distance of two marked tokens, as a part of the width: closer marks would paint the bar white."""
+"""Tokens are marked if their median gap is at least the width divided by this: closer marks would whiten the bar."""
 Summary = Mapping[str, float]
 
 
@@ -32,13 +32,13 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
     figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
     title = "Throughput and latency" if frontier else "Latency against the offered rate"
     figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
-    xs = [next((own[name] for name in names if name in own), 0.0) if frontier else rate for rate, own in summaries]
+    xs = [next((row[name] for name in names if name in row), 0.0) if frontier else rate for rate, row in summaries]
     for axes, (name, title) in zip(
         figure.subplots(1, 2), (("ttft", "TTFT, from the scheduled arrival (ms)"), ("itl", "ITL (ms)")), strict=True
     ):
-        _lines(axes, xs, [own for _, own in summaries], name)
-        for index, ((rate, own), x) in enumerate(zip(summaries, xs, strict=True)):
-            if frontier and (y := own.get(f"{name}_p50_ms")) is not None:
+        _lines(axes, xs, [row for _, row in summaries], name)
+        for index, ((rate, row), x) in enumerate(zip(summaries, xs, strict=True)):
+            if frontier and (y := row.get(f"{name}_p50_ms")) is not None:
                 place = (-4, 6 if index % 2 else -12)  # below and above in turn, because points may nearly coincide
                 axes.annotate(f"{rate:g}/s", (x, y), place, textcoords="offset points", fontsize=8, color=INK)
         axes.set_title(title, fontsize=10, loc="left", weight="bold")
@@ -49,8 +49,8 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
 
 def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: str) -> None:
     for quantile, colour, style in ((50, READ, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
-        found = [(x, own.get(f"{name}_p{quantile}_ms")) for x, own in zip(xs, summaries, strict=True)]
-        points = [(x, y) for x, y in found if y is not None]
+        values = [(x, row.get(f"{name}_p{quantile}_ms")) for x, row in zip(xs, summaries, strict=True)]
+        points = [(x, y) for x, y in values if y is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=f"p{quantile}")
     axes.set_yscale("log")
@@ -74,13 +74,13 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     figure.suptitle("Requests: due, sent, token by token", fontsize=13, weight="bold", x=0.01, ha="left")
     axes = figure.subplots()
     zero = min((request.scheduled_s for request in requests), default=0.0)
-    own = [spike for spike in spikes(trace) if spike.request in rows]
+    shown_spikes = [spike for spike in spikes(trace) if spike.request in rows]
     width = max((request.end_s or zero for request in requests), default=zero) - zero
     gaps = [gap for request in requests if (times := times_of(request)) for gap in times.chunk_gap_ms]
     marks = bool(gaps) and float(np.median(gaps)) / 1e3 * CLOSEST > width
     for request in requests:
         _row(axes, rows[request.index], request, zero, marks)
-    for spike in own:
+    for spike in shown_spikes:
         place, left, long = rows[spike.request], spike.begin_s - zero, spike.end_s - spike.begin_s
         axes.barh(place, long, left=left, height=0.7, color=SPIKES[spike.kind], linewidth=0)
         if spike.kind == "prefill" and long > 0.025 * width:  # room for the tokens
@@ -93,8 +93,8 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
         (STREAM, f"tokens{', white: each' if marks else ''}"),
     )
     patches = [Patch(color=colour, label=label) for colour, label in labels]
-    found = [kind for kind in KINDS if any(spike.kind == kind for spike in own)]
-    patches += [Patch(color=SPIKES[kind], label=f"long gap: {kind}") for kind in found]
+    kinds = [kind for kind in KINDS if any(spike.kind == kind for spike in shown_spikes)]
+    patches += [Patch(color=SPIKES[kind], label=f"long gap: {kind}") for kind in kinds]
     axes.legend(handles=patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_ylim(max(8, len(requests)) - 0.5, -0.5)
     axes.set_yticks(range(0, len(requests), 5), [str(requests[place].index) for place in range(0, len(requests), 5)])

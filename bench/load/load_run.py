@@ -65,7 +65,7 @@ class Plan:
             raise ValueError(f"warmup_seconds: expected at least 0 and less than the duration, got {self.warmup_s}")
         if self.endpoint not in PATHS:
             raise ValueError(f"endpoint: expected one of {', '.join(PATHS)}, got {self.endpoint!r}")
-        if self.endpoint == "chat" and self.data.ids is not None and self.data.dataset is None:
+        if self.endpoint == "chat" and self.data.ids is not None:
             raise ValueError("endpoint: a chat takes no token ids; expected --text with it")
         if self.arrivals is None and self.max_concurrency is not None:
             raise ValueError("max_concurrency: expected a rate with it; in a closed loop --concurrency is the limit")
@@ -78,11 +78,8 @@ class Plan:
         random = np.random.default_rng(self.seed)
         if self.duration_s is None:
             return self.arrivals.offsets(self.num_prompts, random)
-        until = self.arrivals.ramp_to or self.arrivals.rate
-        expected = (self.arrivals.rate + until) / 2 * self.duration_s
-        # A ramp ends with its expected number of arrivals; other laws draw enough arrivals to fill the duration.
-        ramp = self.arrivals.ramp_to is not None
-        count = math.ceil(expected if ramp else expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)
+        expected = self.arrivals.rate * self.duration_s
+        count = math.ceil(expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)  # fills the duration
         return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
@@ -108,23 +105,21 @@ class Plan:
         """The settings of the run for a record, without the address."""
         data = self.data
         lengths = {name: ":".join(map(str, dict.fromkeys(getattr(data, name)))) for name in ("input_len", "output_len")}
-        kept: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
-        kept |= {"prompts": "text" if data.ids is None or data.dataset else "token ids", "ignore_eos": self.ignore_eos}
-        if data.dataset is not None:
-            kept["data"] = data.dataset.name
-        elif data.kind != "sharegpt":
-            kept |= lengths
+        case: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
+        case |= {"prompts": "text" if data.ids is None else "token ids", "ignore_eos": self.ignore_eos}
+        if data.kind != "sharegpt":
+            case |= lengths
         if data.kind == "prefix":
-            kept |= {"prefix_len": data.prefix_len, "groups": data.groups}
+            case |= {"prefix_len": data.prefix_len, "groups": data.groups}
         if self.arrivals is None:
-            kept |= {"arrivals": "closed", "concurrency": self.concurrency}
+            case |= {"arrivals": "closed", "concurrency": self.concurrency}
         else:
             rate = "inf" if math.isinf(self.arrivals.rate) else self.arrivals.rate
-            kept |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
-            kept |= {"ramp_to": self.arrivals.ramp_to, "max_concurrency": self.max_concurrency}
-        kept |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
+            case |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
+            case["max_concurrency"] = self.max_concurrency
+        case |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
         extra = {f"extra.{name}": body_of({"": value})[4:-1].decode() for name, value in self.extra.items()}
-        return {name: value for name, value in kept.items() if value is not None} | extra
+        return {name: value for name, value in case.items() if value is not None} | extra
 
 
 def first_model(target: Endpoint) -> str:
@@ -190,8 +185,8 @@ async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[
         while left > 0 and len(ready) < MOST_READY:
             ready.append(next(shots))
             left -= ready[-1].output_tokens
-        own = iter(ready) if plan.duration_s is None else chain(ready, shots)
-        begin, sent = await closed_loop(target, own, plan.concurrency, plan.duration_s)
+        to_send = iter(ready) if plan.duration_s is None else chain(ready, shots)
+        begin, sent = await closed_loop(target, to_send, plan.concurrency, plan.duration_s)
     else:
         offsets = plan.offsets()
         sent = ready = list(islice(shots, len(offsets)))

@@ -1,4 +1,4 @@
-"""This project's metrics of a trace; `definitions.py` has the metrics of other tools.
+"""The metrics of a trace.
 
 TTFT and E2E are taken twice: from the scheduled arrival and from the send.  If the client or its limit of concurrent
 requests held a request back, only the first value shows the delay (coordinated omission).  ITL is per token: the gap
@@ -45,9 +45,9 @@ class Times:
     def meets(self, limits: Mapping[str, float]) -> bool:
         """Whether every limit in ms holds, that of `itl` for each single gap.  A limit on a missing value does not
         hold: an answer in one chunk shows no gap, however long its user waited for it."""
-        own = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
-        own["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
-        return all((value := own[name]) is not None and value <= limit for name, limit in limits.items())
+        measured = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
+        measured["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
+        return all((value := measured[name]) is not None and value <= limit for name, limit in limits.items())
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
@@ -80,10 +80,10 @@ def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]
 
 
 def _by_answer(steps: Iterable[tuple[StreamEvent, float]]) -> list[list[tuple[float, float]]]:
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_answer: dict[int, list[tuple[float, float]]] = {}
     for chunk, tokens in steps:
-        found.setdefault(chunk.answer, []).append((chunk.time_s, tokens))
-    return list(found.values())
+        by_answer.setdefault(chunk.answer, []).append((chunk.time_s, tokens))
+    return list(by_answer.values())
 
 
 def times_of(request: Request) -> Times | None:
@@ -91,10 +91,10 @@ def times_of(request: Request) -> Times | None:
     steps, counted = token_steps(request)
     if request.error or not steps:
         return None
-    own = [np.array(answer).T for answer in steps]
-    gaps = np.concatenate([1e3 * np.diff(times_s) for times_s, _ in own])
-    behind = np.concatenate([tokens[1:] for _, tokens in own])
-    times_s, tokens = np.concatenate(own, axis=1)
+    arrays = [np.array(answer).T for answer in steps]
+    gaps = np.concatenate([1e3 * np.diff(times_s) for times_s, _ in arrays])
+    behind = np.concatenate([tokens[1:] for _, tokens in arrays])
+    times_s, tokens = np.concatenate(arrays, axis=1)
     first, last = times_s.min(), times_s.max()
     return Times(
         ttft_ms=1e3 * (first - request.scheduled_s),
@@ -131,18 +131,18 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     `steady_output_tokens_per_s` covers the time up to the last arrival, and counts tokens of requests from the warm-up
     too.  A run of which nearly all requests failed (`ANSWERED`) has no rates.
     """
-    requests, found = trace.counted, answers(trace)
-    numbers = {"requests": float(len(requests)), "failed": float(len(requests) - len(found))}
-    if not found:
+    requests, timed = trace.counted, answers(trace)
+    numbers = {"requests": float(len(requests)), "failed": float(len(requests) - len(timed))}
+    if not timed:
         return numbers
     late, queued = late_ms(requests), [1e3 * (request.free_s - request.scheduled_s) for request in requests]
     pooled: dict[str, Sequence[float] | np.ndarray] = {
-        name: [getattr(times, f"{name}_ms") for times in found] for name in ("ttft", "ttft_sent", "e2e", "e2e_sent")
+        name: [getattr(times, f"{name}_ms") for times in timed] for name in ("ttft", "ttft_sent", "e2e", "e2e_sent")
     }
     pooled["itl"], pooled["chunk_gap"] = (
-        np.concatenate([getattr(times, f"{name}_ms") for times in found]) for name in ("itl", "chunk_gap")
+        np.concatenate([getattr(times, f"{name}_ms") for times in timed]) for name in ("itl", "chunk_gap")
     )
-    pooled["tpot"] = [times.tpot_ms for times in found if times.tpot_ms is not None]
+    pooled["tpot"] = [times.tpot_ms for times in timed if times.tpot_ms is not None]
     pooled |= {"client_queue": queued, "client_late": late}
     for name, values in pooled.items():
         if len(values):
@@ -151,7 +151,7 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     answered = [request for request in requests if not request.error]
     asked = sum(request.asked_output_tokens or 0 for request in answered)
     begin = min(request.scheduled_s for request in requests)
-    span = max(times.token_times_s[-1] for times in found) - begin
+    span = max(times.token_times_s[-1] for times in timed) - begin
     steady = trace.last_arrival_s - begin
     tokens = sum(map(output_tokens, answered))
     numbers |= {
@@ -160,16 +160,16 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
         "seconds": float(span),
     }
     numbers |= {"asked_output_tokens": float(asked)} if asked else {}
-    if len(found) < ANSWERED * len(requests):
+    if len(timed) < ANSWERED * len(requests):
         return {name: float(value) for name, value in numbers.items()}
-    numbers |= {"requests_per_s": len(found) / span, "output_tokens_per_s": tokens / span}
+    numbers |= {"requests_per_s": len(timed) / span, "output_tokens_per_s": tokens / span}
     if steady >= 1.0:  # in less time, a few tokens would decide
-        came = np.concatenate([times.token_times_s for one in trace.requests if (times := times_of(one))])
+        came = np.concatenate([times.token_times_s for item in trace.requests if (times := times_of(item))])
         within = (begin <= came) & (came <= trace.last_arrival_s)
         numbers["steady_output_tokens_per_s"] = float(within.sum() / steady)
     numbers |= tokens_a_step(trace)
     if limits:
-        numbers["goodput_requests_per_s"] = sum(times.meets(limits) for times in found) / span
+        numbers["goodput_requests_per_s"] = sum(times.meets(limits) for times in timed) / span
     return {name: float(value) for name, value in numbers.items()}
 
 
@@ -204,25 +204,27 @@ def broken(trace: Trace) -> str:
 def remarks(trace: Trace) -> list[str]:
     """Sentences that a reader of the numbers should know about the answers."""
     requests = [request for request in trace.counted if times_of(request)]
-    found, of = answers(trace), f"of {len(requests)} answers"
+    timed, of = answers(trace), f"of {len(requests)} answers"
     lengths = [(request.asked_output_tokens, output_tokens(request)) for request in requests]
     other = [(asked, got) for asked, got in lengths if asked and asked != got]
-    said = []
+    notes = []
     if other:
         asked, got = (sum(numbers) for numbers in zip(*other, strict=True))
         why = "; the server does not keep ignore_eos" if trace.case.get("ignore_eos") and got < asked else ""
-        said += [f"{len(other)} {of} have another length than asked: {asked:,} tokens asked, {got:,} got{why}"]
-    if spread := sum(times.counted == "spread" and times.tpot_ms is not None for times in found):
-        said += [f"ITL and TPOT are spread evenly in {spread} {of}: no chunk says how many tokens it has"]
-    if uncounted := sum(times.counted == "chunks" for times in found):
-        said += [f"{uncounted} {of} have no usage: each chunk counts as one token"]
-    if single := sum(times.tpot_ms is None for times in found):
-        said += [f"{single} {of} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
+        notes += [f"{len(other)} {of} have another length than asked: {asked:,} tokens asked, {got:,} got{why}"]
+    if spread := sum(times.counted == "spread" and times.tpot_ms is not None for times in timed):
+        notes += [f"ITL and TPOT are spread evenly in {spread} {of}: no chunk says how many tokens it has"]
+    if uncounted := sum(times.counted == "chunks" for times in timed):
+        notes += [f"{uncounted} {of} have no usage: each chunk counts as one token"]
+    if single := sum(times.tpot_ms is None for times in timed):
+        notes += [f"{single} {of} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
     if trace.unready:
-        said += [f"{trace.unready} prompts were made while the load ran: answers came faster than in the warm-up"]
+        notes += [f"{trace.unready} prompts were made while the load ran: answers came faster than in the warm-up"]
     if trace.repeated:
-        said += [f"{trace.repeated} of {len(trace.requests)} requests repeat an earlier one: a prefix cache knows them"]
-    return said
+        notes += [
+            f"{trace.repeated} of {len(trace.requests)} requests repeat an earlier one: a prefix cache knows them"
+        ]
+    return notes
 
 
 def failures(trace: Trace) -> dict[str, int]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rooflab.bench.ab import ab_worker
-from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
+from rooflab.bench.ab.sides import Side, Subset, check_names, largest, two_kernels, two_trees
 from rooflab.bench.revisions.changes import touched_ops, users
 from rooflab.kernels.registry import get_op
 
@@ -45,7 +45,7 @@ def listed(**kernels):
 def test_the_baseline_decides_what_must_be_there():
     a = listed(naive=None, library=None, fused="UNSUPPORTED: needs a CUDA device", broken=None)
     b = listed(naive=None, fused="UNSUPPORTED: needs a CUDA device", fresh=None, broken="UNSUPPORTED: no longer")
-    comparison, notes = two_trees(*TREES, (a, b), Wanted())
+    comparison, notes = two_trees(*TREES, (a, b), Subset())
     assert comparison.keys == ("rope/naive T=512 fp32", "rope/library T=512 fp32", "rope/broken T=512 fp32")
     assert "removed or renamed" in comparison.missing("rope/library T=512 fp32")
     assert comparison.missing("rope/naive T=512 fp32") is None
@@ -58,24 +58,24 @@ def test_the_baseline_decides_what_must_be_there():
 
 def test_an_op_or_a_case_that_is_gone_is_missing():
     b = {"rope": {**listed(naive=None)["rope"], "cases": ["T=1"]}}
-    comparison, _ = two_trees(*TREES, (listed(naive=None), b), Wanted(suite="smollm2_135m"))
+    comparison, _ = two_trees(*TREES, (listed(naive=None), b), Subset(suite="smollm2_135m"))
     assert [comparison.missing(key) is None for key in comparison.keys] == [True, False, False]
-    gone, _ = two_trees(*TREES, (listed(naive=None), {}), Wanted())
+    gone, _ = two_trees(*TREES, (listed(naive=None), {}), Subset())
     assert "removed or renamed" in gone.missing(gone.keys[0])
 
 
 def test_a_name_that_neither_revision_has_is_refused():
     for wanted, sentence in (
-        (Wanted(ops=("rop",)), "op: expected one of rope, got 'rop'"),
-        (Wanted(kernels=("naive", "fsued")), "kernel: expected one of library, naive, got 'fsued'"),
-        (Wanted(schemes=("fp8",)), "scheme: expected one of bf16, fp32, got 'fp8'"),
-        (Wanted(ops=("rope",), suite="lama"), "suite: expected one that rope has, got 'lama'"),
+        (Subset(ops=("rop",)), "op: expected one of rope, got 'rop'"),
+        (Subset(kernels=("naive", "fsued")), "kernel: expected one of library, naive, got 'fsued'"),
+        (Subset(schemes=("fp8",)), "scheme: expected one of bf16, fp32, got 'fp8'"),
+        (Subset(ops=("rope",), suite="lama"), "suite: expected one that rope has, got 'lama'"),
     ):
         none = {"rope": {**listed(naive=None)["rope"], **({"cases": [], "largest": []} if wanted.suite else {})}}
         other = {"rope": {**none["rope"], "kernels": {"library": None}}}
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
             check_names((none, other), wanted)
-    check_names((listed(naive=None), none), Wanted(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
+    check_names((listed(naive=None), none), Subset(("rope",), ("naive",), (), "smollm2_135m", ("fp32",)))
 
 
 def test_an_op_without_the_named_case_is_left_out_and_a_case_of_no_op_is_refused():
@@ -83,7 +83,7 @@ def test_an_op_without_the_named_case_is_left_out_and_a_case_of_no_op_is_refused
     job = {"ops": ("rmsnorm", "softmax", "rope"), "suite": "smoke", "cases": (case, "T=1,H=576")}
     found = ab_worker.listing(job, torch.device("cpu"))
     assert {op: found[op]["taken"] for op in found} == {"rmsnorm": [case], "softmax": ["T=1,H=576"], "rope": []}
-    wanted = Wanted(cases=(case,))
+    wanted = Subset(cases=(case,))
     found["softmax"]["taken"] = []
     comparison, notes = two_trees(*TREES, (found, found), wanted)
     assert {target.op for target in comparison.a.targets.values()} == {"rmsnorm"}
@@ -102,21 +102,21 @@ def test_the_largest_cases_are_those_of_most_flops_and_of_most_bytes():
     assert [case.split(",layout")[0] for case in ids("gemm")] == ["M=2048,N=28672,K=4096", "M=16,N=128256,K=4096"]
     assert ids("embedding") == ["T=2048,V=128256,H=4096"], "it has no FLOPs to tell its cases by"
     assert len(ids("rmsnorm")) == 1 and "top_p=0.95" in ids("sample")[0]
-    comparison = two_kernels(Wanted(("gemm",), ("naive", "library")))
+    comparison = two_kernels(Subset(("gemm",), ("naive", "library")))
     assert [target.case_id for target in comparison.a.targets.values()] == ids("gemm", "smollm2_135m")
 
 
 def test_names_that_are_not_there_are_refused():
     for wanted, named in (
-        (Wanted((), ("naive", "library")), "kernel: expected one op and two kernels"),
-        (Wanted(("rmsnorm",), ("naive", "nothing")), "kernel: rmsnorm has"),
-        (Wanted(("rmsnorm",), ("naive", "library"), suite="none"), "suite: rmsnorm has"),
-        (Wanted(("rmsnorm",), ("naive", "library"), schemes=("fp8",)), "scheme: rmsnorm has"),
-        (Wanted(("rmsnorm",), ("naive", "library"), cases=("K=1",)), "case: rmsnorm takes"),
+        (Subset((), ("naive", "library")), "kernel: expected one op and two kernels"),
+        (Subset(("rmsnorm",), ("naive", "nothing")), "kernel: rmsnorm has"),
+        (Subset(("rmsnorm",), ("naive", "library"), suite="none"), "suite: rmsnorm has"),
+        (Subset(("rmsnorm",), ("naive", "library"), schemes=("fp8",)), "scheme: rmsnorm has"),
+        (Subset(("rmsnorm",), ("naive", "library"), cases=("K=1",)), "case: rmsnorm takes"),
     ):
         with pytest.raises(ValueError, match=named):
             two_kernels(wanted)
-    comparison = two_kernels(Wanted(ops=("gemm_fp8",), kernels=("naive", "library"), suite="smoke"))
+    comparison = two_kernels(Subset(ops=("gemm_fp8",), kernels=("naive", "library"), suite="smoke"))
     assert comparison.keys and all(key.endswith("fp8_e4m3") for key in comparison.keys), "where no scheme is named"
 
 

@@ -79,7 +79,7 @@ def test_the_table(file):
     figures = dict(zip(head.split(), row.replace("halve x2", "halvex2").split(), strict=False))
     assert figures["kernel"] == "silu_and_mul/test_halve" and figures["launch"] == "halvex2"
     assert (figures["threads"], figures["cta/sm"], figures["by"]) == ("128", "16", "warps")
-    assert (figures["spill"], figures["tensor"]) == ("0", "none"), "also without --details"
+    assert (figures["spill"], figures["tensor"]) == ("0", "none")
     assert float(figures["waves"]) == pytest.approx(128 / (16 * 132), abs=1e-3) and figures["tail"] == "128"
     assert "num_stages=2 was asked for, and the code has no loop to pipeline" in text
     assert "UNSUPPORTED: silu_and_mul/test_refuses" in text and "needs sm100, found sm90" in text

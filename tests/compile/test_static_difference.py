@@ -42,7 +42,6 @@ BROKEN, REFUSED = CompileFailure("it broke"), CompileFailure("not for this", ref
         ([WGMMA], [MMA], "LOST TENSOR CORES"),
         ([MMA], [replace(MMA, tensor_path="none", code_hash="g")], "LOST TENSOR CORES"),
         ([MMA], [WGMMA], "CHANGED"),
-        ([replace(WGMMA, tensor_path="tcgen05", code_hash="g")], [WGMMA], "LOST TENSOR CORES"),
         ([WGMMA], [replace(MMA, stack_bytes=8)], "LOST TENSOR CORES"),
         # In another order, or another number: split in two, joined to one.
         ([WGMMA, PLAIN], [PLAIN, WGMMA], "SAME"),

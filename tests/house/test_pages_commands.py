@@ -36,7 +36,6 @@ HERE = (
     "rooflab import pytest-benchmark",
     "rooflab ab --records",
     "rooflab import csv",
-    "rooflab bisect",
 )
 LONGER = ("rooflab roofline --gpu",)
 """As `HERE`, of 1 to 3 s: in `make test-more`."""

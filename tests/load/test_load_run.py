@@ -33,18 +33,9 @@ def test_the_laws_of_arrivals():
         assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
 
 
-@pytest.mark.parametrize("rate, ramp_to, first_half", [(10.0, 30.0, 7500), (30.0, 10.0, 12_500), (20.0, 20.0, 10_000)])
-def test_a_ramps_rate_is_a_straight_line(rate, ramp_to, first_half):
-    """At 20 a second on average, 20,000 requests take 1,000 s."""
-    found = offsets(rate=rate, ramp_to=ramp_to)
-    assert found[-1] == pytest.approx(1000, rel=0.03) and (found < 500).sum() == pytest.approx(first_half, rel=0.03)
-    assert (np.diff(found) > 0).all()
-
-
-@pytest.mark.parametrize("law, count", [({"rate": 200.0}, 2000), ({"rate": 100.0, "ramp_to": 300.0}, 2000)], ids=str)
-def test_arrivals_end_with_the_duration_at_the_rate(law, count):
-    found = Plan(arrivals=Arrivals(**law), duration_s=10.0).offsets()
-    assert len(found) == pytest.approx(count, rel=0.08) and 9 < found[-1] <= 10
+def test_arrivals_end_with_the_duration_at_the_rate():
+    found = Plan(arrivals=Arrivals(200.0), duration_s=10.0).offsets()
+    assert len(found) == pytest.approx(2000, rel=0.08) and 9 < found[-1] <= 10
 
 
 def drawn(count=400, seed=5, **options):
@@ -69,19 +60,6 @@ def test_sharegpt_has_its_mean_lengths():
     lengths = np.array([(len(prompt.content.split()), prompt.output_tokens) for prompt in found])
     assert lengths.mean(0) == pytest.approx((161, 338), rel=0.08)
     assert lengths.min() >= 4 and lengths[:, 0].max() <= 1024 and lengths.sum(1).max() <= 2048
-
-
-def test_a_file_in_sharegpts_format(tmp_path):
-    file, talks = tmp_path / "talks.json", [["why is this so? " * 2, "because " * 10, "more"], ["alone"], ["hi", "ho"]]
-    file.write_text(
-        json.dumps([{"conversations": [{"from": "human", "value": text} for text in one]} for one in talks])
-    )
-    (first, again) = drawn(2, dataset=file)
-    assert first == again and first.content.startswith("why") and (first.tokens, first.output_tokens) == (None, 20)
-    for wrong in ("[]", "{", '[{"a": 1}]'):
-        file.write_text(wrong)
-        with pytest.raises(ValueError, match="dataset: expected"):
-            drawn(1, dataset=file)
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +112,9 @@ def test_a_preemption_of_our_own_server_is_seen(tmp_path):
 
 
 @pytest.mark.more
-def test_load_leaves_records_traces_figures_and_vllms_file(rooflab, stub, tmp_path):
+def test_load_leaves_records_traces_and_figures(rooflab, stub, tmp_path):
     words = f"load --url {stub} --input-len 4 --output-len 8 --num-prompts 10 --seed 3 --json".split()
-    asked = ("--rate", "100", "--out", "one", "--vllm-json", "v.json", "--xray", "--goodput", "ttft:9999")
+    asked = ("--rate", "100", "--out", "one", "--goodput", "ttft:9999")
     status, out, _ = rooflab(*words, "--extra-body", '{"stub": {"stall_at": 3, "stall_ms": 20}}', *asked)
     found, (record,) = json.loads(out), read(tmp_path / "one")
     # The machine of the tests may be too busy to send in time, which is NOISY and no failure.
@@ -145,12 +123,9 @@ def test_load_leaves_records_traces_figures_and_vllms_file(rooflab, stub, tmp_pa
     assert record.case["rate_requests_per_s"] == 100 and record.case["goodput_ttft_ms"] == 9999
     assert record.metrics["requests"] == 10 and record.metrics["goodput_requests_per_s"] > 0
     assert not any("127.0.0.1" in str(value) for value in record.case.values())
-    assert found["xray"][0][0]["tool"] == "rooflab" and found["failures"] == [{}]
-    assert json.loads((tmp_path / "v.json").read_text())["completed"] == 10
+    assert found["failures"] == [{}]
     assert (tmp_path / "one" / "waterfall.png").stat().st_size > 10_000
     assert len(load_trace(tmp_path / "one" / "trace.ndjson").steps) >= 10
-    status, text, _ = rooflab("xray", "one/trace.ndjson")
-    assert status == 0 and "GuideLLM" in text and "has the TTFT in it" in text
 
 
 @pytest.mark.more
@@ -164,7 +139,7 @@ def test_a_sweep_has_a_record_and_a_seed_for_each_rate(rooflab, stub, tmp_path):
     ("--url ftp://x", "url: expected http://HOST:PORT"), ("--url http://127.0.0.1:9", "url: expected a server at"),
     ("--rate 0", "rate: expected"), ("--rate 1 --sweep 1,2", "sweep: expected one of"),
     ("--sweep 1,x", "sweep: expected"),
-    ("--sweep 1,1", "sweep: expected finite rates, each once"), ("--ramp 3", "ramp: expected"),
+    ("--sweep 1,1", "sweep: expected finite rates, each once"), ("--ramp 3", "ramp: removed; "),
     ("--rate 1 --arrivals weibull", "arrivals: expected one of"), ("--arrivals constant", "arrivals: expected a rate"),
     ("--rate 1 --burstiness 2", "burstiness: expected --arrivals gamma"), ("--warmup 0", "warmup: expected"),
     ("--max-concurrency 3", "--max-concurrency: expected a rate"), ("--rate inf --duration 3", "duration: expected"),
@@ -172,19 +147,19 @@ def test_a_sweep_has_a_record_and_a_seed_for_each_rate(rooflab, stub, tmp_path):
     ("--input-len 9:3", "--input-len: expected"), ("--input-len few", "--input-len: expected"),
     ("--data sonnet", "data: expected one of"), ("--endpoint embeddings", "endpoint: expected one of"),
     ("--extra-body []", "--extra-body: expected"), ("--goodput ttft", "goodput: expected"),
-    ("--timeout 0", "timeout: expected"), ("--sweep 1,2 --vllm-json v", "--vllm-json: expected one rate"),
+    ("--timeout 0", "timeout: expected"),
+    ("--vllm-json v", "vllm-json: removed; "), ("--xray", "xray: removed; "),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence(rooflab, words, message):
     status, out, err = rooflab("load", *words.split())
     assert (status, out) == (2, "") and "Traceback" not in err and message in err
 
 
-@pytest.mark.parametrize("command, count", [("latency", "--batch-size"), ("throughput", "--num-prompts")])
-def test_the_same_ruler_in_process(rooflab, tmp_path, command, count):
+def test_the_same_ruler_in_process(rooflab, tmp_path):
     config = write_config(tmp_path)
-    words = f"{command} --model {config} --dummy --device cpu --input-len 9 --output-len 5 {count} 3 --out r --json"
+    words = f"latency --model {config} --dummy --device cpu --input-len 9 --output-len 5 --batch-size 3 --out r --json"
     status, out, _ = rooflab(*words.split())
     found, (record,) = json.loads(out), read(tmp_path / "r")
     assert status == 0 and (found["num_requests"], found["num_output_tokens"]) == (3, 15)
-    assert record.case_id == command and record.metrics["itl_p50_ms"] == found["itl_p50_ms"] > 0
-    assert rooflab(command, "--model", config, "--dummy", count, "0")[0] == 2
+    assert record.case_id == "latency" and record.metrics["itl_p50_ms"] == found["itl_p50_ms"] > 0
+    assert rooflab("latency", "--model", config, "--dummy", "--batch-size", "0")[0] == 2

@@ -134,8 +134,8 @@ def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path,
     good, bad = commits[1][:10], commits[2][:10]
     assert (step.before, step.after) == (good, bad + "+" * dirty)
     (row,) = summary(points, [trend])["trends"]
-    wanted = f"rooflab bisect gemm packed --good {good} --bad {bad} --case M=64 --scheme bf16"
-    assert row["steps"][0]["next"] == ("" if dirty else wanted), "of a dirty tree no commit can be bisected"
+    wanted = f"rooflab ab gemm --kernel packed --base {good} --head {bad} --case M=64 --scheme bf16"
+    assert row["steps"][0]["next"] == ("" if dirty else wanted), "a dirty tree is no revision"
     assert [round(level[2], 1) for level in row["levels_ms"]] == [1.0, 1.1]
 
 

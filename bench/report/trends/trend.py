@@ -120,13 +120,13 @@ class Trend:
         }
 
     def next(self, step: LevelStep) -> str:
-        """The command that finds the commit behind a regression; empty if no command can find it."""
+        """The command that compares the two sides of a regression; empty if no command can."""
         committed = self.by_commit and "+" not in step.before + step.after and step.before != step.after
         if step.effect < 0 or step.cause or not committed:
             return ""
         scheme = f" --scheme {self.key['scheme']}" if self.key["scheme"] else ""
-        name = f"{self.key['op']} {self.key['kernel']}"
-        return f"rooflab bisect {name} --good {step.before} --bad {step.after} --case {self.key['case']}{scheme}"
+        name = f"{self.key['op']} --kernel {self.key['kernel']}"
+        return f"rooflab ab {name} --base {step.before} --head {step.after} --case {self.key['case']}{scheme}"
 
 
 def find_trends(
