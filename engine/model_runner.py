@@ -101,17 +101,13 @@ class ModelRunner:
         positions = batch.seq_lens[: len(batch)].astype(np.int64)
         if len(sequences) > len(batch):
             positions = np.append(positions, [len(sequence) for sequence in sequences[len(batch) :]])
-        draw = self.draw(step, sequences, self.settings(step, sequences), logits, positions)
-        batch.advance()
-        return draw
-
-    def settings(self, step: Step, sequences: list[Sequence]) -> SamplingTensors:
-        """The sampling settings of these sequences, those of the batch first."""
-        if self._sampling is None or step.chunks:
+        sampling = self._sampling
+        if sampling is None or step.chunks:
             sampling = SamplingTensors(sequences, self.device)
             self._sampling = None if step.chunks else sampling
-            return sampling
-        return self._sampling
+        draw = self.draw(step, sequences, sampling, logits, positions)
+        batch.advance()
+        return draw
 
     def draw(
         self, step: Step, sequences: list[Sequence], sampling: SamplingTensors, logits: torch.Tensor, at: np.ndarray
@@ -145,7 +141,7 @@ class ModelRunner:
         pages = np.zeros(self.batch.block_table.shape[1], np.int32)
         spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
         inputs = step_input(self.batch, slice(0), spans, self.drawn)
-        drawn, nowhere = self.on_device(np.arange(num_drawn)), torch.full_like(inputs.slot_mapping, -1)
+        drawn, nowhere = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
         ops = self.ops.step(0, num_tokens)
         logits = self.model.forward(replace(inputs, slot_mapping=nowhere, drawn=drawn), self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
@@ -163,7 +159,3 @@ class ModelRunner:
         if sequence.row >= 0:
             self.batch.remove(sequence)
             self._sampling = None
-
-    def on_device(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the runner's device (`on_device`)."""
-        return on_device(array, self.device)

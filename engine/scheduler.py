@@ -9,9 +9,6 @@ from typing import NamedTuple
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.sequence import Sequence
 
-PATIENCE_S = 10.0
-"""Aging: a request passes an older one, of a priority greater by 1, only if it comes within this time after it."""
-
 
 class Chunk(NamedTuple):
     """Tokens of a prompt that one step computes."""
@@ -54,11 +51,9 @@ class Step:
 class Scheduler:
     """One budget of tokens per step: first a token of every decoding sequence, then prompts, in chunks that fit.
 
-    Prompts come in the order of their arrival, where a step of priority counts as `PATIENCE_S` seconds, so that a later
-    one with a smaller priority overtakes, but not for ever; and none overtakes the first of that order, which is
-    admitted when all its pages are there.  If the pages run out, the last sequence of that order loses its pages, and
-    its prompt and output are computed again later (recomputation, as in vLLM).  `check` refuses a sequence that does
-    not fit the whole pool, so the first always ends.
+    Prompts are admitted in the order of their arrival, each when all its pages are free.  If the pages run out, the
+    sequence that arrived last loses its pages, and its prompt and output are computed again later (recomputation, as in
+    vLLM).  `check` refuses a sequence that does not fit the whole pool, so the first always ends.
 
     `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole, and one that is
     longer than what the budget leaves runs as the only prompt.  Without `continuous` no prompt is admitted before all
@@ -218,4 +213,4 @@ class Scheduler:
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:
-    return sequence.arrival_s + PATIENCE_S * sequence.priority, sequence.request_id
+    return sequence.arrival_s, sequence.request_id

@@ -55,7 +55,7 @@ class SamplingParams:
     top_k: int | None = None
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float | None = None
-    """Keep the likeliest tokens up to and including the one whose cumulative probability reaches p."""
+    """Keep the likeliest tokens up to and including the one whose cumulative probability reaches p; 0 keeps one."""
     min_p: float | None = None
     """Keep tokens whose probability is at least this fraction of the likeliest token's."""
     seed: int | None = None
@@ -98,8 +98,6 @@ class SamplingParams:
             if not (right and least <= value <= most) and not (value is None and name in _MAY_BE_NONE):
                 kind = "an integer" if name in _WHOLE else "a number"
                 raise ValueError(f"{name}: expected {kind} in [{least}, {most}], got {value!r}")
-        if self.top_p == 0:
-            raise ValueError(f"top_p: expected a number above 0, got {self.top_p}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
         if self.min_tokens > self.max_tokens:
@@ -139,8 +137,6 @@ class Sequence:
     """The largest number of tokens, prompt included."""
     arrival_s: float
     """When the request was due, on the `perf_counter` clock."""
-    priority: int = 0
-    """Smaller comes first."""
     num_computed: int = 0
     """How many of its tokens have keys and values in its pages; once it decodes, all but the last, uncounted."""
     unread: int = 0

@@ -92,6 +92,22 @@ def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return rows.reshape(num_heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def read_safetensors(
+    file: Path, names: set[str] | None = None, option: str = "model"
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file with these names, or all.  Raises `ValueError` that begins with `option` if the file is
+    damaged or has no tensor of a name."""
+    try:
+        with safe_open(file, framework="pt") as handle:
+            stored = set(handle.keys())
+            if missing := sorted((names or set()) - stored):
+                raise ValueError(f"{option}: {file.name} lacks {missing[0]!r}, which the index looks for there")
+            for name in sorted(stored if names is None else names):
+                yield name, handle.get_tensor(name)
+    except SafetensorError as error:
+        raise ValueError(f"{option}: {file.name} is not a whole safetensors file: {error}") from error
+
+
 class SafetensorsCheckpoint:
     """A Hugging Face folder: config.json and one or more safetensors files."""
 
@@ -140,17 +156,10 @@ class SafetensorsCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by its name, in its stored dtype, but for the frequencies that early Llama 2 stored: they follow
         from config.json."""
-        for file, wanted in self._files.items():
-            try:
-                with safe_open(file, framework="pt") as handle:
-                    names = set(handle.keys())
-                    if lost := sorted((wanted or set()) - names):
-                        raise ValueError(f"model: {file.name} lacks {lost[0]!r}, which the index looks for there")
-                    for name in sorted(names if wanted is None else wanted):
-                        if not name.endswith("rotary_emb.inv_freq"):
-                            yield name, handle.get_tensor(name)
-            except SafetensorError as error:
-                raise ValueError(f"model: {file.name} is not a whole safetensors file: {error}") from error
+        for file, names in self._files.items():
+            for name, tensor in read_safetensors(file, names):
+                if not name.endswith("rotary_emb.inv_freq"):
+                    yield name, tensor
 
 
 Checkpoint = GGUFCheckpoint | SafetensorsCheckpoint

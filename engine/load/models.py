@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rooflab.engine.load.checkpoints import open_checkpoint
 from rooflab.engine.load.generation import Generation, read_generation
-from rooflab.engine.load.model_files import DEFAULT_MODEL, fetch
-from rooflab.engine.load.tokenizer import Tokenizer
+from rooflab.engine.load.model_files import path_of
+from rooflab.engine.load.tokenizer import Numbers, Texts, Tokenizer
 from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 
 def open_model(
     model: str, dummy: bool, seed: int, device: torch.device
-) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int], Generation]:
+) -> tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], frozenset[int], Generation]:
     """The architecture, tokenizer, tensors, end tokens and own settings of a model; a tensor is read when it is taken.
 
     Raises `ValueError` if an engine cannot serve what one of its files says.
     """
     if dummy:
         arch = get_architecture(model)
-        return arch, None, dummy_tensors(arch, seed, device), frozenset(), Generation()
-    checkpoint = open_checkpoint(fetch() if model == DEFAULT_MODEL else Path(model))
+        return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), Generation()
+    checkpoint = open_checkpoint(path_of(model))
     vocab_size = checkpoint.architecture.vocab_size
     ends = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
     tokenizer = Tokenizer(checkpoint.path)

@@ -113,6 +113,42 @@ class Tokenizer:
         return TextStream(self.pieces, self.pieces.leading)
 
 
+class Numbers:
+    """Stands for a tokenizer where weights are random: a text's bytes are its ids, and a token's text is its id."""
+
+    longest = 1
+    special: Mapping[str, int] = {}
+    has_chat_template = False
+
+    def __init__(self, vocab_size: int):
+        self._vocab_size = vocab_size
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """As `Tokenizer`; of chat messages the texts are joined."""
+        if is_chat(prompt):
+            messages = cast(Sequence[ChatMessage], prompt)
+            prompt = "\n".join(str(_of_text(message).get("content", "")) for message in messages)
+        if not isinstance(prompt, str):
+            return some(as_token_ids(prompt))
+        check_text(prompt)
+        return some([byte % self._vocab_size for byte in prompt.encode()])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """As `Tokenizer`: each id behind a space."""
+        return "".join(f" {token}" for token in token_ids)
+
+    def named(self, token_id: int) -> tuple[str, bytes]:
+        """As `Tokenizer`."""
+        return f" {token_id}", f" {token_id}".encode()
+
+    def stream(self) -> TextStream:
+        """As `Tokenizer`."""
+        return TextStream(lambda token: self.named(token)[1])
+
+
+Texts = Tokenizer | Numbers
+
+
 def _of_folder(path: Path) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer  # the import takes a second; dummy models do not need it

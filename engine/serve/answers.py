@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rooflab.engine.load.tokenizer import Texts
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.serve.client import Call
-from rooflab.engine.serve.texts import Texts
 from rooflab.engine.serve.wire import Token
 from rooflab.engine.stopping import StopText
 
@@ -157,15 +157,11 @@ class Answer:
         """What `token` adds."""
         self.count += 1
         last = token.finish_reason is not None
-        if not self._stopping.stopped:
-            self._stopping.push(token.token_id)
-        if last:
-            self._stopping.end()
-        piece = self._stopping.take(last)
+        text = self._stopping.piece(token.token_id, last)
         shown = None
         if token.logprobs is not None:
             shown = self._format.shown(self._stream.begin, token.token_id, token.logprobs, self._n)
-        return AnswerPiece(self.index, piece, token.finish_reason, shown)
+        return AnswerPiece(self.index, text, token.finish_reason, shown)
 
     def cut(self) -> AnswerPiece:
         """The end of an answer that was broken off."""

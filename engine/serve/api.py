@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from rooflab.engine.load.tokenizer import Prompt, is_chat
+from rooflab.engine.load.tokenizer import Prompt, Texts, is_chat
 from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.counters import Counters
@@ -29,7 +29,6 @@ from rooflab.engine.serve.errors import TIMED_OUT, ApiError, ErrorReply, of_vali
 from rooflab.engine.serve.limits import Guard, Limits
 from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest, TokenizeRequest
 from rooflab.engine.serve.streams import EventStream, while_there
-from rooflab.engine.serve.texts import Texts
 from rooflab.engine.serve.work import RequestWork
 
 LIVE_S = 0.1
@@ -159,7 +158,7 @@ class Service:
                     params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
                 finally:
                     self._opening -= answers  # from here on they are the engine's, or there are none
-                await work.open(ids, params, arrival_s, body.priority or 0, parent)
+                await work.open(ids, params, arrival_s, parent)
 
         try:
             await while_there(request.receive, begin())

@@ -186,7 +186,6 @@ class Engine:
         params: SamplingParams,
         inbox: Inbox,
         arrival_s: float | None = None,
-        priority: int = 0,
         trace_parent: str | None = None,
     ) -> list[Call]:
         """Queues the prompts of a request, all between the same two steps; their tokens come to `inbox`.
@@ -205,7 +204,7 @@ class Engine:
             call.token_times_s = [[] for _ in range(params.n)]
             self.calls[call.key] = call
         named = {call.key: list(ids) for call, ids in zip(calls, prompts, strict=True)}
-        self._say(Submit(named, params, arrival_s, priority))
+        self._say(Submit(named, params, arrival_s))
         try:
             await accepted
         except ValueError:

@@ -1,8 +1,8 @@
 """What a user may ask, field by field: OpenAI's fields, and those that vLLM adds to them.
 
-A field that OpenAI has and this server has not may only have the value that means off, be null or be empty.  The
-names, types and ranges are those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`stop_token_ids`, `ignore_eos` and `priority` are vLLM's.
+A field that OpenAI has and this server has not may only be null, false or empty.  The names, types and ranges are
+those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos`
+are vLLM's.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ MOST_MESSAGES = 2048
 MOST_PARTS = 128
 MOST_IDS = 2**17
 """Tokens of a prompt that is given by ids, whatever the model: they are checked on the event loop, in 7 ms."""
-MOST_PAIRS = 16
-"""OpenAI's limit of `metadata`."""
 
 
 def _at_most(most: int) -> BeforeValidator:
@@ -53,8 +51,6 @@ Ids = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Biases = Annotated[
     dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=MOST_BIASES), _at_most(MOST_BIASES)
 ]
-Pairs = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=MOST_PAIRS), _at_most(MOST_PAIRS)]
-Off = Literal[False] | None
 
 
 class Strict(BaseModel):
@@ -65,14 +61,14 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Leaves out unknown fields that say nothing, of which `model_dump()` in OpenAI's client makes many.  Of a
-        million others one is an error, and not each."""
+        """Leaves out unknown fields that ask for nothing, of which `model_dump()` in OpenAI's client makes many.  Of a
+        million others only the first is an error."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
-        said = (name for name, value in data.items() if name not in fields and value not in (None, "", [], {}))
-        one = next(said, None)
-        return {name: value for name, value in data.items() if name in fields or name == one}
+        off = (None, False, "", [], {})
+        unknown = next((name for name, value in data.items() if name not in fields and value not in off), None)
+        return {name: value for name, value in data.items() if name in fields or name == unknown}
 
 
 class Asked(NamedTuple):
@@ -96,8 +92,6 @@ class StreamOptions(Strict):
     """A last event with the counts of tokens."""
     continuous_usage_stats: bool = False
     """vLLM's: the counts so far in every event."""
-    include_obfuscation: bool = False
-    """Accepted, and without effect."""
 
 
 class Sampling(Strict):
@@ -124,7 +118,6 @@ class Sampling(Strict):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Sampling:
@@ -139,13 +132,11 @@ class Sampling(Strict):
 
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's form.  Raises `ValueError` on a combination that it cannot serve."""
-        top_k = None if self.top_k is None else max(self.top_k, 0)
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
-            # The likeliest token is kept, whatever top_p is, and the engine's top_p is above 0.
-            top_k=1 if self.top_p == 0 else top_k,
-            top_p=1.0 if self.top_p == 0 else self.top_p,
+            top_k=None if self.top_k is None else max(self.top_k, 0),
+            top_p=self.top_p,
             min_p=self.min_p,
             seed=None if self.seed is None else self.seed % 2**63,
             ignore_eos=bool(self.ignore_eos),
@@ -172,7 +163,6 @@ class CompletionRequest(Sampling):
     )
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Literal[1] | None = None
-    echo: Off = None
 
     def asked(self) -> Asked:
         """What both kinds of requests have."""
@@ -214,12 +204,6 @@ class Message(Strict):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 
 
-class TextFormat(Strict):
-    """The one form of an answer."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(Sampling):
     """The body of `POST /v1/chat/completions`."""
 
@@ -227,15 +211,6 @@ class ChatRequest(Sampling):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    metadata: Pairs | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Off = None
-    parallel_tool_calls: bool | None = None
-    tool_choice: Literal["none", "auto"] | None = None
 
     def asked(self) -> Asked:
         """As `CompletionRequest`."""

@@ -20,12 +20,13 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rooflab.engine.load.model_files import path_of
+from rooflab.engine.load.tokenizer import Numbers, Texts, Tokenizer
 from rooflab.engine.serve.api import Service, make_app
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.errors import ApiError
 from rooflab.engine.serve.extras.tracing import exporter
 from rooflab.engine.serve.limits import Limits
-from rooflab.engine.serve.texts import texts_of
 from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -161,8 +162,8 @@ async def service_of(engine: Engine, options: Mapping[str, Any], name: str | Non
     Raises `ValueError` if the model cannot be loaded.
     """
     await engine.start()
-    model = str(options["model"])
-    texts = await asyncio.to_thread(texts_of, model, bool(options.get("dummy")), engine.info.vocab_size)
+    model, dummy = str(options["model"]), options.get("dummy")
+    texts: Texts = Numbers(engine.info.vocab_size) if dummy else await asyncio.to_thread(Tokenizer, path_of(model))
     return Service(engine, texts, name or Path(model).name, limits)
 
 

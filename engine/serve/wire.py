@@ -18,7 +18,6 @@ class Submit:
     params: SamplingParams
     arrival_s: float
     """When the server got it, on the `perf_counter` clock, which is one for all processes of a Linux host."""
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class Worker:
         first = min(message.prompts)
         try:
             for key, ids in message.prompts.items():
-                answers = self.llm.submit(ids, message.params, message.arrival_s, message.priority)
+                answers = self.llm.submit(ids, message.params, message.arrival_s)
                 self._answers[key] = answers
                 for number, sequence in enumerate(answers):
                     self._name[sequence] = key, number, 0

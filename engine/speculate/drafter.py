@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -14,29 +13,21 @@ from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.lengths import Lengths
 
-KINDS = ("ngram", "draft", "medusa", "eagle")
-DRAFTS = {
-    "draft": "a model, or a number of the model's first layers",
-    "medusa": "a folder of heads",
-    "eagle": "a folder of a head",
-}
-"""What `draft` names."""
+DRAFTS = {"ngram": "nothing", "draft": "a model", "eagle": "a folder of a head"}
+"""The kinds of drafts, each with what `draft` must name."""
 MOST_TOKENS = 16
-"""Of a draft."""
-
-
-Reads = Literal["tokens", "hidden states", "all hidden states"]
-"""What a drafter sees of the model's steps: the hidden states of the rows whose next token is drawn, or of all."""
+"""The most tokens of a draft."""
 
 
 class Drafter:
-    """Proposes tokens; this one, none."""
+    """The interface of drafters; this class proposes no tokens."""
 
-    reads: Reads = "tokens"
+    reads_hidden = False
+    """Whether the drafter needs the hidden states of the model's steps."""
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Which of the decoding sequences would draft, and how many tokens: every one for which a draft pays."""
-        return [(one, length) for one in rows if (length := lengths.of(one))]
+        """The decoding sequences for which a draft pays, each with the number of tokens to draft."""
+        return [(sequence, length) for sequence in rows if (length := lengths.of(sequence))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """A draft for each of these sequences that `wants` named: at least one token, at most the length asked for."""
@@ -48,12 +39,12 @@ class Drafter:
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Sees the tensors of each step behind the model's forward: those of the `decoding` sequences in this order,
-        those with a draft last, then those of chunks; and the hidden states that it reads."""
+        """Gets the tensors of each step after the model's forward: the rows of the `decoding` sequences in this order,
+        those with a draft last, then the rows of chunks; and with `reads_hidden` the hidden states of all rows."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Sees how many tokens each sequence gets of a step, before it has them, and the hidden states (sequences, H)
-        from which their last ones were drawn."""
+        """Gets, before the tokens of a step are appended, how many each sequence gets, and the hidden states
+        (sequences, H) from which the last of them were drawn; called with `reads_hidden` alone."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +53,15 @@ class Speculation:
 
     kind: str
     num_tokens: int = 4
-    draft: str | Path | int | None = None
+    draft: str | Path | None = None
     sized: bool = False
-    """Whether heads are asked for by their sizes alone, without their files."""
+    """Whether a head is asked for by its sizes alone, without its files."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"speculate: expected {', '.join(KINDS)}, got {self.kind!r}")
-        if (self.draft is None) != (self.kind == "ngram" or (self.sized and self.kind in ("medusa", "eagle"))):
-            wanted = "nothing" if self.kind == "ngram" else DRAFTS[self.kind]
+        if self.kind not in DRAFTS:
+            raise ValueError(f"speculate: expected {', '.join(DRAFTS)}, got {self.kind!r}")
+        if (self.draft is None) != (self.kind == "ngram" or (self.sized and self.kind == "eagle")):
+            wanted = DRAFTS[self.kind]
             raise ValueError(f"draft: expected {wanted} with speculate={self.kind}, got {self.draft!r}")
         if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int):
             raise ValueError(f"num_speculative_tokens: expected an integer, got {self.num_tokens!r}")
@@ -86,7 +77,7 @@ class Speculation:
 
 
 def speculation(
-    kind: str | None, num_tokens: int, draft: str | Path | int | None, kv_cache: bool, overlap: bool | None
+    kind: str | None, num_tokens: int, draft: str | Path | None, kv_cache: bool, overlap: bool | None
 ) -> Speculation | None:
     """The speculation that an engine is asked for.  Raises `ValueError` as `Speculation`, and on options beside it."""
     if kind is None:

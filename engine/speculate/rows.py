@@ -23,10 +23,11 @@ class DraftRows:
         self.plain = np.delete(np.arange(len(batch)), rows)
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch in the order of their rows."""
-        self.index = np.concatenate([self.plain, np.repeat(rows, counts)])
-        """For each row that of the batch."""
-        self.ahead = np.concatenate([np.zeros_like(self.plain), ramp(counts)])
-        """For each row how many tokens of the draft come before its logits' token."""
+        widths = np.append(np.ones_like(self.plain), counts)
+        self.drawing = [one for one, width in zip(self.sequences, widths.tolist(), strict=True) for _ in range(width)]
+        """The sequence of each row."""
+        self.ahead = ramp(widths)
+        """For each row, how many tokens of the draft come before the token that the row draws."""
         self.spans = [
             TokenSpan([one.token_ids[-1], *draft], len(one.token_ids) - 1, batch.block_table[one.row], len(draft) + 1)
             for one, draft in drafts.items()

@@ -97,6 +97,10 @@ def test_no_end_before_the_least_length(llm, greedy):
     assert len(longer) >= 5 and wanted[0] not in longer[:5]
 
 
+def test_a_top_p_of_0_keeps_the_likeliest_token(llm, greedy):
+    assert tokens(llm.generate(prompts(), replace(GREEDY, temperature=2.0, top_p=0))) == tokens(greedy)
+
+
 def test_a_penalty_counts_the_prompt_or_the_answer_alone(llm):
     own = lambda **asked: llm.generate([[5, 6, 7]], replace(GREEDY, **asked))[0]["token_ids"]
     assert own(logit_bias={5: 110.0, 8: 90.0})[0] == 5, "no penalty"
@@ -189,7 +193,7 @@ def test_a_special_token_is_a_stop_text_by_its_name(tmp_path):
 
 @pytest.mark.parametrize("name, values", [
     ("max_tokens", [0]), ("min_tokens", [-1, 13, 0.5]), ("n", [0, 2, 2.5]), ("logprobs", [-1, 21, 1.5]),
-    ("temperature", [-0.1, math.nan, "x", 1e39]), ("top_k", [-1, 2**31]), ("top_p", [0.0, 1.1]), ("min_p", [-0.5]),
+    ("temperature", [-0.1, math.nan, "x", 1e39]), ("top_k", [-1, 2**31]), ("top_p", [-0.1, 1.1]), ("min_p", [-0.5]),
     ("stop", ["word", ("",), (1,)]), ("stop_token_ids", [5, (1.5,)]), ("seed", [-1, 1.5]),
     ("repetition_penalty", [0.0, math.inf, 5e-324]), ("presence_penalty", [2.1]), ("frequency_penalty", [math.nan]),
     ("logit_bias", [{1: math.nan}, {7: -1e39}, {"a": 1}, [1]]),
