@@ -49,14 +49,11 @@ class DecodeBatch:
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence; the last row moves to its place."""
-        row, last = sequence.row, len(self.rows) - 1
-        if row != last:
-            moved = self.rows[last]
+        row, moved = sequence.row, self.rows.pop()
+        if moved is not sequence:
             for array in (self.source, self.positions, self.block_table, self.num_blocks):
-                array[row] = array[last]
-            self.rows[row] = moved
-            moved.row = row
-        self.rows.pop()
+                array[row] = array[len(self.rows)]
+            self.rows[row], moved.row = moved, row
         sequence.row = -1
 
     def prepare(self) -> None:

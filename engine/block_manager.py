@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from rooflab.engine.sequence import Sequence
 
@@ -107,12 +106,11 @@ class BlockManager:
         """Takes from `sequence` the pages behind those of its first `num_tokens` tokens: a draft took them, so that no
         other sequence holds them, and no content of them is published.  What did not fit before
         the draft does not fit now."""
-        kept = -(-num_tokens // self.block_size)
-        if len(sequence.block_ids) > kept:
-            for block in reversed(sequence.block_ids[kept:]):
-                self._holders[block] = 0
-                self._free.append(block)
-            del sequence.block_ids[kept:]
+        first = self.blocks_for(num_tokens)
+        for block in reversed(sequence.block_ids[first:]):
+            self._holders[block] = 0
+            self._free.append(block)
+        del sequence.block_ids[first:]
 
     def release(self, sequence: Sequence) -> None:
         """Takes all pages from `sequence`; those that no other sequence holds are cached or free."""
@@ -127,15 +125,3 @@ class BlockManager:
                 self._free.append(block)
         sequence.block_ids, sequence.contents, sequence.num_computed = [], [], 0
         self.released += 1
-
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Raises `AssertionError` unless free, cached and held pages are all pages, and are held by `sequences`."""
-        held = [0] * self.num_blocks
-        for sequence in sequences:
-            for block in sequence.block_ids:
-                held[block] += 1
-        assert held == self._holders, "pages are held by sequences that are not there, or not held by those that are"
-        assert self.num_shared == sum(holders > 1 for holders in held), "the number of shared pages is wrong"
-        unheld = [block for block, holders in enumerate(held) if not holders]
-        assert sorted([*self._free, *self._cached]) == unheld, "a page is lost, or free and held"
-        assert set(self._cached) <= self._key_of.keys() and len(self._published) == len(self._key_of)

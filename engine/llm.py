@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +124,7 @@ class LLM:
             blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and study.kv_cache),
-            *(max_num_seqs, max_num_batched_tokens, prefill_chunk, chunked, study.continuous_batching),
+            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or longest, chunked, study.continuous_batching),
         )
         overlap = self.device.type == "cuda" and speculator is None if overlap is None else overlap
         core = Core if study.kv_cache else RecomputingCore
@@ -133,12 +133,9 @@ class LLM:
 
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
-        rehearsals: list[Callable[[], object]] = [
-            partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
-        ]
         graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
-        if graphs:
-            rehearsals.append(graphs.step)
+        rehearse = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
+        rehearsals = [rehearse, graphs.step] if graphs else [rehearse]
         blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if graphs:
@@ -168,10 +165,8 @@ class LLM:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         params = self._own.of(params)
         ids = self.tokenizer.encode(prompt)
-        if len(ids) >= self.max_model_len:
-            raise ValueError(
-                f"prompt: expected fewer tokens than max_model_len, which is {self.max_model_len}, got {len(ids)}"
-            )
+        if len(ids) >= (most := self.max_model_len):
+            raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {most}, got {len(ids)}")
         named = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
         for name, tokens in named.items():
             if tokens and not 0 <= min(tokens) <= max(tokens) < (size := self.arch.vocab_size):
@@ -187,11 +182,8 @@ class LLM:
         self.scheduler.check(sequence)
         self._next_id += 1
         if params.stop:
-            sequence.stopping = self._stop_text(params)
+            sequence.stopping = StopText(params.stop, self.tokenizer.stream(), params.min_tokens)
         return sequence
-
-    def _stop_text(self, params: SamplingParams) -> StopText:
-        return StopText(params.stop, self.tokenizer.stream(), params.min_tokens)
 
     def _answers(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
         """`params.n` sequences of one prompt; the first has the others as siblings."""
@@ -212,8 +204,9 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yields the tokens of one prompt as they come, each with the text that it completes."""
-        (sequence,) = self.submit(prompt, _one(params))
-        text, times = self._stop_text(sequence.params), list[float]()
+        params = _one(params)
+        (sequence,) = self.submit(prompt, params)
+        text, times = StopText(params.stop, self.tokenizer.stream(), params.min_tokens), list[float]()
         try:
             # A step of another stream may have made tokens for this request too; each token is delivered once.
             while sequence.finish_reason is None or len(times) < len(sequence.output_ids):
@@ -283,10 +276,7 @@ def _one(params: SamplingParams | None) -> SamplingParams:
 
 
 def _as_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str) or is_chat(prompts):
-        return [prompts]
-    if isinstance(prompts, Sequence) and prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]
     if not isinstance(prompts, Sequence) or not prompts:
         raise ValueError(f"prompts: expected a prompt or a list of prompts, got {prompts!r}")
-    return list(prompts)
+    single = isinstance(prompts, str) or is_chat(prompts) or all(isinstance(item, int) for item in prompts)
+    return [prompts] if single else list(prompts)

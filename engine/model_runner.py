@@ -41,8 +41,6 @@ class Draw:
             self.ready.synchronize()
         if self.seen:
             shown = [sequence for sequence in self.sequences if sequence.params.logprobs is not None]
-            for sequence in shown:  # a step that broke off after the draw is run again
-                del sequence.logprobs[len(sequence.token_ids) - sequence.num_prompt_tokens :]
             for sequence, ids, values in zip(shown, *(seen.tolist() for seen in self.seen), strict=True):
                 n = 1 + (sequence.params.logprobs or 0)
                 sequence.logprobs.append(dict(zip(ids[:n], values[:n], strict=True)))
@@ -114,13 +112,12 @@ class ModelRunner:
     ) -> Draw:
         """Draws a token from each row of `logits` (num_drawn, vocab_size); `at` (num_drawn,) int64 has the indices of
         the new tokens in their sequences."""
-        drawn, *seen = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
-        self.drawn = drawn
-        special = bool(sampling.special)
-        if self.device.type == "cpu":
-            return Draw(sequences, drawn, None, tuple(seen), special)
-        ids, *seen = (found.to("cpu", non_blocking=True) for found in (drawn, *seen))
-        return Draw(sequences, ids, torch.cuda.current_stream(self.device).record_event(), tuple(seen), special)
+        self.drawn, *seen = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
+        ids, ready = self.drawn, None
+        if self.device.type != "cpu":
+            ids, *seen = (tensor.to("cpu", non_blocking=True) for tensor in (ids, *seen))
+            ready = torch.cuda.current_stream(self.device).record_event()
+        return Draw(sequences, ids, ready, tuple(seen), bool(sampling.special))
 
     def logits(self, step: Step) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""

@@ -103,7 +103,6 @@ class SamplingTensors:
             return {}
         columns = (np.array(ids, np.int32), np.array(counts, np.int32), np.array(bias, np.float32).view(np.int32))
         packed = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
-        parts = torch.split(packed, [len(lengths), *[len(ids)] * 3])
         names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-        edits = dict(zip(names, parts, strict=True))
+        edits = dict(zip(names, torch.split(packed, [len(lengths), *[len(ids)] * 3]), strict=True))
         return self._factors | edits | {"edit_bias": edits["edit_bias"].view(torch.float32)}

@@ -48,6 +48,7 @@ class Step:
         return [chunk.sequence for chunk in self.chunks if chunk.last]
 
 
+@dataclass(eq=False)
 class Scheduler:
     """One budget of tokens per step: first a token of every decoding sequence, then prompts, in chunks that fit.
 
@@ -60,28 +61,20 @@ class Scheduler:
     running sequences have ended (static batches).
     """
 
-    def __init__(
-        self,
-        blocks: BlockManager,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        prefill_chunk: int | None = None,
-        chunked: bool = True,
-        continuous: bool = True,
-    ):
-        self.blocks = blocks
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.prefill_chunk = prefill_chunk or max_num_batched_tokens
-        self.chunked = chunked
-        self.continuous = continuous
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        """In the order of their admission."""
-        self.prefilling: list[Sequence] = []
-        """Those of `running` whose prompt is not computed yet."""
-        self._too_large: tuple[Sequence, int] | None = None
-        """The first waiting prompt and the number of releases at which it did not fit: it is tried after the next."""
+    blocks: BlockManager
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int = 2**31
+    chunked: bool = True
+    continuous: bool = True
+    waiting: list[Sequence] = field(default_factory=list)
+    """In the order of their arrival."""
+    running: list[Sequence] = field(default_factory=list)
+    """In the order of their admission."""
+    prefilling: list[Sequence] = field(default_factory=list)
+    """Those of `running` whose prompt is not computed yet."""
+    _too_large: tuple[Sequence, int] | None = None
+    """The first waiting prompt and the number of releases at which it did not fit: it is tried after the next."""
 
     @property
     def has_work(self) -> bool:
@@ -130,15 +123,10 @@ class Scheduler:
         if chunk.last:
             self.prefilling.remove(sequence)
 
-    def requeue(self) -> None:
-        """After a step that failed: frees all pages; the sequences that have not ended wait again, in order."""
-        while self.running:
-            sequence = self.running[-1]
-            if sequence.finish_reason is None:
-                self._preempt(sequence)
-            else:
-                self.finish([sequence])
-        self.waiting = [sequence for sequence in self.waiting if sequence.finish_reason is None]
+    def restart(self, sequences: list[Sequence]) -> None:
+        """Frees all pages; then these sequences alone wait, to be computed from their first tokens."""
+        self.finish(self.running)
+        self.waiting = sorted(sequences, key=_order)
 
     def abort(self, sequence: Sequence) -> None:
         """Removes a sequence whose result is no longer needed, whether it waits or runs."""
@@ -187,7 +175,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Moves the first waiting sequence to the running ones, if the pages of all its tokens are there."""
-        if self._too_large is not None and self._too_large == (sequence, self.blocks.released):
+        if self._too_large == (sequence, self.blocks.released):
             return False
         self.blocks.reuse(sequence)
         # One page more than the tokens need, so that the next step does not preempt the sequence again.
@@ -205,10 +193,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Takes the pages from a sequence and lets it wait again."""
-        self.running.remove(sequence)
-        if sequence in self.prefilling:
-            self.prefilling.remove(sequence)
-        self.blocks.release(sequence)
+        self.finish([sequence])
         self.submit(sequence)
 
 

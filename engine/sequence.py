@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import UnionType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -93,10 +94,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            right = _is_integer(value) if name in _WHOLE else _is_number(value)
-            if not (right and least <= value <= most) and not (value is None and name in _MAY_BE_NONE):
-                kind = "an integer" if name in _WHOLE else "a number"
+            value, whole = getattr(self, name), name in _WHOLE
+            right = _is(int if whole else int | float, value) and least <= value <= most
+            if not right and not (value is None and name in _MAY_BE_NONE):
+                kind = "an integer" if whole else "a number"
                 raise ValueError(f"{name}: expected {kind} in [{least}, {most}], got {value!r}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
@@ -104,22 +105,17 @@ class SamplingParams:
             raise ValueError(f"min_tokens: expected 0 to max_tokens, which is {self.max_tokens}, got {self.min_tokens}")
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n: expected 1 at temperature 0, where all answers are the same, got {self.n}")
-        ids = self.stop_token_ids
-        if isinstance(ids, str) or not isinstance(ids, Collection) or not all(map(_is_integer, ids)):
-            raise ValueError(f"stop_token_ids: expected token ids, got {ids!r}")
+        if not isinstance(self.stop_token_ids, Collection) or not all(_is(int, token) for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids: expected token ids, got {self.stop_token_ids!r}")
         bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping) or not all(
-            _is_integer(token) and _is_number(value) and abs(value) <= LARGEST for token, value in bias.items()
+            _is(int, token) and _is(int | float, value) and abs(value) <= LARGEST for token, value in bias.items()
         ):
             raise ValueError(f"logit_bias: expected finite numbers by token id, got {bias!r}")
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is(kind: type | UnionType, value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

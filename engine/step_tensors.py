@@ -29,16 +29,15 @@ class TokenSpan(NamedTuple):
 def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
     """Chunks of prompts as spans; a prompt's last chunk draws its next token."""
     return [
-        TokenSpan(one.sequence.token_ids[one.start : one.end], one.start, one.sequence.block_ids, int(one.last))
-        for one in chunks
+        TokenSpan(sequence.token_ids[start:end], start, sequence.block_ids, int(end == len(sequence)))
+        for sequence, start, end in chunks
     ]
 
 
 def ramp(counts: np.ndarray) -> np.ndarray:
     """0 to count - 1 for each count, one after another, int64."""
     begins = np.cumsum(counts) - counts
-    found: np.ndarray = np.arange(counts.sum()) - np.repeat(begins, counts)
-    return found
+    return np.arange(counts.sum()) - np.repeat(begins, counts)
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:

@@ -142,7 +142,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     asked = list(islice(prompts, count))
     blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
     scheduler = Scheduler(
-        blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk,
+        blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31,
         settings.chunked_prefill, settings.continuous_batching,
     )  # fmt: skip
     runner, most = _Runner(model, settings.acceptance, plan.seed), settings.num_speculative_tokens

@@ -19,22 +19,11 @@ _TYPES = {
 }
 _TOKEN_TYPES = {"a text": "content", "true or false": "single_word lstrip rstrip normalized special"}
 _UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
+_OF_TEMPLATES = (*_UNREADABLE, ArithmeticError, AssertionError, MemoryError, NameError, RuntimeError)
+"""What Python's expressions raise: a template is made of them."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
-_OF_TEMPLATES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What Python's expressions raise: a template is made of them."""
 
 
 class Tokenizer:

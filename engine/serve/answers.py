@@ -12,7 +12,6 @@ from typing import Any
 
 from rooflab.engine.load.tokenizer import Texts
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.serve.client import Call
 from rooflab.engine.serve.wire import Token
 from rooflab.engine.stopping import StopText
 
@@ -59,9 +58,11 @@ class BodyFormat(ABC):
         """The log-probabilities of the drawn `token` and of the `n` likeliest; it begins at `offset` of the answer's
         text, of which a stop text that ends it would be a part."""
 
-    @abstractmethod
-    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Those of an answer's tokens."""
+    @staticmethod
+    def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The log-probabilities of an answer from those of its tokens: lists are joined."""
+        lists = (name for name, value in parts[0].items() if isinstance(value, list))
+        return parts[0] | {name: [value for part in parts for value in part[name]] for name in lists}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """What comes before an answer's tokens."""
@@ -101,11 +102,6 @@ class CompletionBody(BodyFormat):
             "text_offset": [offset],
         }
 
-    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """As `BodyFormat`."""
-        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        return {name: [value for part in parts for value in part[name]] for name in names}
-
 
 class Chat(BodyFormat):
     """`POST /v1/chat/completions`."""
@@ -135,10 +131,6 @@ class Chat(BodyFormat):
     def _one(self, token: int, value: float) -> dict[str, Any]:
         name, own = self.texts.named(token)
         return {"token": name, "logprob": value, "bytes": list(own)}
-
-    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """As `BodyFormat`."""
-        return {"content": [each for part in parts for each in part["content"]], "refusal": None}
 
 
 class Answer:
@@ -171,14 +163,3 @@ class Answer:
 
 def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-
-
-def usage_of(calls: Sequence[Call], completion_tokens: int) -> dict[str, Any]:
-    """The counts of tokens, as OpenAI names them; prompts that were answered several times count once."""
-    prompt = sum(call.prompt_tokens for call in calls)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(call.cached_tokens for call in calls)},
-    }

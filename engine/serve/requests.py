@@ -44,6 +44,8 @@ def _at_most(most: int) -> BeforeValidator:
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+_SAME = "temperature top_p min_p n min_tokens ignore_eos repetition_penalty presence_penalty frequency_penalty".split()
+"""Fields that `SamplingParams` has with the same meaning; null means its default."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 Label = Annotated[str, Field(max_length=512)]
@@ -132,22 +134,15 @@ class Sampling(Strict):
 
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's form.  Raises `ValueError` on a combination that it cannot serve."""
+        same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         return SamplingParams(
+            **{"temperature": None, **same},
             max_tokens=max_tokens,
-            temperature=self.temperature,
             top_k=None if self.top_k is None else max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
             seed=None if self.seed is None else self.seed % 2**63,
-            ignore_eos=bool(self.ignore_eos),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop=self.stops,
-            min_tokens=self.min_tokens or 0,
-            n=self.n or 1,
             logit_bias={int(token): value for token, value in self.logit_bias.items()} if self.logit_bias else None,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             logprobs=logprobs,
         )
 

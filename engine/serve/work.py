@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat, usage_of
+from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
 from rooflab.engine.serve.errors import TIMED_OUT, ApiError
 
@@ -40,8 +40,15 @@ class RequestWork:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The tokens so far."""
-        return usage_of(self.calls, sum(answer.count for answer in self._answers.values()))
+        """The tokens so far, as OpenAI names them; a prompt that is answered several times counts once."""
+        prompt = sum(call.prompt_tokens for call in self.calls)
+        completion = sum(answer.count for answer in self._answers.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(call.cached_tokens for call in self.calls)},
+        }
 
     async def pieces(self) -> AsyncGenerator[list[AnswerPiece], None]:
         """What comes, until every answer has ended; at the deadline, or when the server ends, others are cut.  Nothing

@@ -61,8 +61,9 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
         socket.send(pickle.dumps(ModelNotLoaded(str(error))))
         socket.close()
         return
-    worker = Worker(llm, socket)
-    worker.say(ready(llm))
+    worker, blocks, batch = Worker(llm, socket), llm.scheduler.blocks, llm.scheduler.max_num_seqs
+    sizes = (llm.arch.vocab_size, llm.max_model_len, batch, blocks.num_blocks, blocks.block_size)
+    worker.say(Ready(llm.arch.name, str(llm.device), llm.dtype_name, *sizes, llm.ops.describe()))
     worker.run()
     socket.close()
 
@@ -74,22 +75,6 @@ def _end_with_server(address: str) -> None:
         server.join()
         shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
         os._exit(1)
-
-
-def ready(llm: LLM) -> Ready:
-    """What a server must know of the model."""
-    blocks = llm.scheduler.blocks
-    return Ready(
-        llm.arch.name,
-        str(llm.device),
-        llm.dtype_name,
-        llm.arch.vocab_size,
-        llm.max_model_len,
-        llm.scheduler.max_num_seqs,
-        blocks.num_blocks,
-        blocks.block_size,
-        llm.ops.describe(),
-    )
 
 
 def drafts_of(found: Speculated | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tiny_model import check_pages
 
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.scheduler import Scheduler, pairs_of
@@ -63,7 +64,7 @@ class Engine(RuleBasedStateMachine):
     all = ()
 
     @initialize(
-        chunk=st.sampled_from([None, 1, 3, 7]), caching=st.booleans(), chunked=st.booleans(), continuous=st.booleans()
+        chunk=st.sampled_from([BUDGET, 1, 3, 7]), caching=st.booleans(), chunked=st.booleans(), continuous=st.booleans()
     )
     def start(self, chunk, caching, chunked, continuous):
         blocks = BlockManager(BLOCKS, BLOCK_SIZE, caching)
@@ -110,7 +111,7 @@ class Engine(RuleBasedStateMachine):
     def every_page_and_every_request_is_in_one_place(self):
         if self.all:
             waiting, running = self.scheduler.waiting, self.scheduler.running
-            self.scheduler.blocks.check(self.all)
+            check_pages(self.scheduler.blocks, self.all)
             left = [one.request_id for one in self.all if one.finish_reason is None]
             places = sorted(sequence.request_id for sequence in (*waiting, *running))
             assert places == [number for number in left if number not in self.aborted]
