@@ -15,6 +15,7 @@ from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.engine.core import Core
 from rooflab.engine.graphs import record_graph
+from rooflab.engine.load.generation import with_settings
 from rooflab.engine.load.model_files import DEFAULT_MODEL
 from rooflab.engine.load.models import open_model
 from rooflab.engine.load.tokenizer import Prompt, is_chat
@@ -100,7 +101,7 @@ class LLM:
         self.dtype = dtype_of(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
         """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
-        self.arch, self.tokenizer, tensors, self._stop_ids, self._own = open_model(str(model), dummy, seed, self.device)
+        self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
         self.max_model_len = most = max_model_len or self.arch.max_position
         if most > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -163,7 +164,7 @@ class LLM:
 
     def _sequence(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> EngineSequence:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
-        params = self._own.of(params)
+        params = with_settings(params, self._set)
         ids = self.tokenizer.encode(prompt)
         if len(ids) >= (most := self.max_model_len):
             raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {most}, got {len(ids)}")

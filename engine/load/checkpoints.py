@@ -44,7 +44,7 @@ _GGUF_TOP = {
 
 
 class GGUFCheckpoint:
-    """A GGUF file, or the first of the files into which one was split; every tensor is dequantised to fp32."""
+    """A GGUF file; every tensor is dequantised to fp32."""
 
     def __init__(self, path: Path):
         self.path = path

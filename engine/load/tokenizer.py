@@ -8,16 +8,8 @@ from typing import Any, cast
 
 from rooflab.engine.load.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.load.pieces import Pieces, TextStream
-from rooflab.roofline.architecture import check_types, read_json
+from rooflab.roofline.architecture import read_json
 
-_TYPES = {
-    "a text": "tokenizer_class",
-    "a number": "model_max_length",
-    "a text or a list": "chat_template",
-    "true or false": "add_bos_token add_eos_token add_prefix_space clean_up_tokenization_spaces",
-    "a text or an object": "bos_token eos_token unk_token pad_token",
-}
-_TOKEN_TYPES = {"a text": "content", "true or false": "single_word lstrip rstrip normalized special"}
 _UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 _OF_TEMPLATES = (*_UNREADABLE, ArithmeticError, AssertionError, MemoryError, NameError, RuntimeError)
 """What Python's expressions raise: a template is made of them."""
@@ -142,14 +134,6 @@ def _of_folder(path: Path) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer  # the import takes a second; dummy models do not need it
 
-    file = path / "tokenizer_config.json"
-    if file.is_file():
-        check_types(file.name, found := read_json(file), _TYPES)
-        check_types(file.name, found, {"an object": "added_tokens_decoder"}, null=False)
-        for number, token in found.get("added_tokens_decoder", {}).items():
-            where = f"added_tokens_decoder[{number!r}] of {file.name}"
-            check_types(where, {"token": token}, {"an object": "token"}, null=False)
-            check_types(where, token, _TOKEN_TYPES, null=False)
     try:
         # Of config.json only what names a class: transformers refuses a hidden size that is no multiple of the heads.
         own = read_json(path / "config.json")

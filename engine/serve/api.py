@@ -11,9 +11,9 @@ from dataclasses import asdict
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
@@ -42,7 +42,6 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
 }
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
-TraceParent = Annotated[str | None, Header()]
 
 
 class ServedModel(BaseModel):
@@ -226,11 +225,11 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
 
 def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=_STREAM)
-    async def completions(body: CompletionRequest, request: Request, traceparent: TraceParent = None) -> Response:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         return await service.answer(request, body, CompletionBody(service.texts, service.model))
 
     @app.post("/v1/chat/completions", responses=_STREAM)
-    async def chat(body: ChatRequest, request: Request, traceparent: TraceParent = None) -> Response:
+    async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.answer(request, body, Chat(service.texts, service.model))
 
     def own() -> ServedModel:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,13 +149,8 @@ class Engine:
         if isinstance(message, ModelNotLoaded):
             raise ValueError(message.reason)
         self.info = message
-        self._receiver = self.keep(self._receive(), "receive")
-
-    def keep(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Runs a task that others wait for.  If it ends with an error, the engine counts as dead, and they go on."""
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._task_ended)
-        return task
+        self._receiver = asyncio.create_task(self._receive(), name="receive")
+        self._receiver.add_done_callback(self._task_ended)  # else callers would wait for ever behind an error in it
 
     def check(self) -> None:
         """Raises `EngineDied` if it has ended, or says nothing while it has work."""

@@ -7,10 +7,10 @@ are vLLM's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rooflab.engine.load.tokenizer import Prompt
 from rooflab.engine.sequence import MOST_LOGPROBS, PENALTIES, SamplingParams
@@ -30,17 +30,6 @@ MOST_IDS = 2**17
 """Tokens of a prompt that is given by ids, whatever the model: they are checked on the event loop, in 7 ms."""
 
 
-def _at_most(most: int) -> BeforeValidator:
-    """Refuses what has more items, before these are looked at: each wrong one would be an error of its own."""
-
-    def check(value: object) -> object:
-        if isinstance(value, Sized) and not isinstance(value, str) and len(value) > most:
-            raise ValueError(f"expected at most {most} items, got {len(value)}")
-        return value
-
-    return BeforeValidator(check)
-
-
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -51,7 +40,7 @@ Text = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 Label = Annotated[str, Field(max_length=512)]
 Ids = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Biases = Annotated[
-    dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=MOST_BIASES), _at_most(MOST_BIASES)
+    dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=MOST_BIASES, fail_fast=True)
 ]
 
 

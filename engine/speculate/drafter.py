@@ -61,12 +61,9 @@ class Speculation:
         if self.kind not in DRAFTS:
             raise ValueError(f"speculate: expected {', '.join(DRAFTS)}, got {self.kind!r}")
         if (self.draft is None) != (self.kind == "ngram" or (self.sized and self.kind == "eagle")):
-            wanted = DRAFTS[self.kind]
-            raise ValueError(f"draft: expected {wanted} with speculate={self.kind}, got {self.draft!r}")
-        if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int):
-            raise ValueError(f"num_speculative_tokens: expected an integer, got {self.num_tokens!r}")
-        if not 1 <= self.num_tokens <= MOST_TOKENS:
-            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens}")
+            raise ValueError(f"draft: expected {DRAFTS[self.kind]} with speculate={self.kind}, got {self.draft!r}")
+        if type(self.num_tokens) is not int or not 1 <= self.num_tokens <= MOST_TOKENS:
+            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
         """Most rows of a sequence in a step.  Raises `ValueError` if no sequence has room for a draft."""
