@@ -32,16 +32,12 @@ def break_even(ratio: float, drafted: int) -> float | None:
 class SpeculativeSteps:
     """A model of steps with the time of the drafts that they verify.
 
-    The draft of an n-gram takes none; a model's take a step of it for each token, and one that computes what the model
-    computes; the model's own layers and an EAGLE layer take a step of so many layers; Medusa's heads a product each.
+    The draft of an n-gram takes no time.  A draft model takes a step for each token of a draft, and one more that
+    computes what the model computes; so does an EAGLE head, whose step has one layer.
     """
 
     steps: StepModel
     draft: KernelTimes | None = None
-    heads: bool = False
-    """Whether only the output heads of `draft` are computed."""
-    follows: bool = False
-    """Whether the drafter computes each step's tokens too."""
 
     @property
     def basis(self) -> str:
@@ -57,10 +53,8 @@ class SpeculativeSteps:
         if self.draft is None:
             return 0.0
         places = -(-work.drafted // work.decodes) if work.decodes else 0
-        if self.heads:
-            return places * self.draft.head_s(work.decodes)
         own = places * self.draft.seconds(StepWork(work.decodes, work.keys, (), work.decodes)) if places else 0.0
-        return own + (self.draft.seconds(replace(work, drawn=0)) if self.follows else 0.0)
+        return own + self.draft.seconds(replace(work, drawn=0))
 
 
 def speculative(asked: Speculation, steps: StepModel) -> SpeculativeSteps:
@@ -71,16 +65,12 @@ def speculative(asked: Speculation, steps: StepModel) -> SpeculativeSteps:
     if not isinstance(steps, KernelTimes):
         raise ValueError(f"speculate: expected ngram with measured steps, got {asked.kind}")
     beside = replace(steps, host_ms=0.0)
-    if asked.kind == "draft" and not str(asked.draft).isdigit():
+    if asked.kind == "draft":
         arch = get_architecture(str(asked.draft))
         if arch.vocab_size != steps.arch.vocab_size:
             raise ValueError(f"draft: expected {steps.arch.vocab_size} tokens, got {arch.vocab_size} ({arch.name})")
-        return SpeculativeSteps(steps, replace(beside, arch=arch), follows=True)
-    layers = int(str(asked.draft)) if asked.kind == "draft" else 1
-    if not 0 < layers < steps.arch.num_layers:
-        raise ValueError(f"draft: expected 1 to {steps.arch.num_layers - 1} of the model's layers, got {layers}")
-    own, kind = replace(steps.arch, num_layers=layers), asked.kind
-    return SpeculativeSteps(steps, replace(beside, arch=own), kind == "medusa", kind == "eagle")
+        return SpeculativeSteps(steps, replace(beside, arch=arch))
+    return SpeculativeSteps(steps, replace(beside, arch=replace(steps.arch, num_layers=1)))
 
 
 def priced(model: SpeculativeSteps, batch: int, context: int, drafted: int) -> dict[str, float | None]:

@@ -187,10 +187,6 @@ class KernelTimes:
     def _sum(self, ops: Iterable[OpTime], sites: Sequence[str], inside: bool) -> float:
         return sum(one.ms for one in ops if (one.site in sites) == inside)
 
-    def head_s(self, rows: int) -> float:
-        """Seconds of the output head and the draw of `rows` rows."""
-        return 1e-3 * self._head(rows)
-
     def seconds(self, work: StepWork) -> float:
         """Seconds of a step."""
         ms = self.host_ms + self._rest(work.decodes + work.drafted + work.prompt_tokens) + self._head(work.drawn)
