@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,7 @@ class LLM:
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, most)
         read = partial(open_model, dummy=dummy, seed=seed, device=self.device)
-        source = opened(self.speculation, self.arch, self.tokenizer, (most, self.dtype, self.device), read)
+        source = opened(self.speculation, self.arch, self.tokenizer, most, self.dtype, self.device, read)
         drawn = min(max_num_seqs * source.rows, longest)
         sizes = (block_size, most, longest, min(max_num_seqs, longest), drawn, dtype == INT8)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
@@ -136,7 +136,7 @@ class LLM:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
         graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
         rehearse = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
-        rehearsals = [rehearse, graphs.step] if graphs else [rehearse]
+        rehearsals: list[Callable[[], object]] = [rehearse, graphs.step] if graphs else [rehearse]
         blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if graphs:

@@ -37,7 +37,7 @@ def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
 def ramp(counts: np.ndarray) -> np.ndarray:
     """0 to count - 1 for each count, one after another, int64."""
     begins = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) - np.repeat(begins, counts)
+    return np.asarray(np.arange(counts.sum()) - np.repeat(begins, counts))
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:

@@ -57,7 +57,7 @@ class Strict(BaseModel):
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
-        off = (None, False, "", [], {})
+        off: tuple[Any, ...] = (None, False, "", [], {})
         unknown = next((name for name, value in data.items() if name not in fields and value not in off), None)
         return {name: value for name, value in data.items() if name in fields or name == unknown}
 

@@ -42,17 +42,17 @@ def opened(
     asked: Speculation | None,
     arch: Architecture,
     tokenizer: Texts,
-    limits: tuple[int, torch.dtype, torch.device],
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
     open_model: Callable[[str], Opened],
 ) -> DraftSource:
-    """Checks what `asked` names beside the model of `arch`, and opens it.  `limits` are `max_model_len`, the dtype and
-    the device.
+    """Checks what `asked` names beside the model of `arch`, and opens it; a head is read in `dtype` on `device`.
 
     Raises `ValueError` on files that are no draft, a draft of another vocabulary, and one for shorter texts.
     """
     if asked is None:
         return DraftSource()
-    max_model_len, *place = limits
     rows = asked.rows(max_model_len)
     if asked.kind == "ngram":
         return DraftSource(rows)
@@ -64,7 +64,7 @@ def opened(
         own = Architecture.from_config(folder, name=folder.name)
         sizes |= {"hidden_size": arch.hidden_size, "num_layers": 1}
     else:
-        own, own_tokenizer, tensors, *_ = open_model(str(asked.draft))
+        own, theirs, tensors, *_ = open_model(str(asked.draft))
     for name, size in sizes.items():
         if getattr(own, name) != size:
             raise ValueError(f"draft: expected {name} {size}, got {getattr(own, name)} ({own.name})")
@@ -72,8 +72,8 @@ def opened(
         most = f"{max_model_len} tokens, which is max_model_len"
         raise ValueError(f"draft: expected a model for {most}, got one for {own.max_position} ({own.name})")
     if asked.kind == "eagle":
-        return DraftSource(rows, own, read_head(files, own, *place).items())
-    if isinstance(tokenizer, Tokenizer) and (other := tokenizer.other_token(own_tokenizer)):
+        return DraftSource(rows, own, read_head(files, own, dtype, device).items())
+    if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (other := tokenizer.other_token(theirs)):
         raise ValueError(f"draft: expected the model's vocabulary, got one in which {other[0]!r} is token {other[1]}")
     return DraftSource(rows, own, tensors)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,21 +49,22 @@ class Chain(Drafter, ABC):
         sequences, counts = [sequence for sequence, _ in drafting], np.array([count for _, count in drafting])
         batch, size, device = self.runner.batch, self.runner.block_size, self.runner.device
         rows = np.array([sequence.row for sequence in sequences])
-        tokens = on_device(np.array([sequence.token_ids[-1] for sequence in sequences]), device)
+        place = partial(on_device, device=device)
+        tokens = place(np.array([sequence.token_ids[-1] for sequence in sequences]))
         sampling, state = SamplingTensors(sequences, device, edits=False), self.begin(sequences)
         drawn: list[torch.Tensor] = []
-        for place in range(int(counts[0])):
-            n = int((counts > place).sum())
+        for index in range(int(counts[0])):
+            n = int((counts > index).sum())
             if n < len(tokens):
                 sampling = SamplingTensors(sequences[:n], device, edits=False)
-            positions = batch.positions[rows[:n]] + place
+            positions = batch.positions[rows[:n]] + index
             table = batch.block_table[rows[:n], : int(batch.num_blocks[rows[:n]].max())]
             slots = table[np.arange(n), positions // size].astype(np.int64) * size + positions % size
-            places = (positions, slots, table, (positions + 1).astype(np.int32))
-            inputs = StepInput(tokens[:n], *(on_device(array, device) for array in places))
+            lens = (positions + 1).astype(np.int32)
+            inputs = StepInput(tokens[:n], place(positions), place(slots), place(table), place(lens))
             ops = self.ops.step(n)
             logits, state = self.forward(inputs, ops, state[:n])
-            tokens = sampling.sample(ops.sample, logits, on_device(positions + 1, device))[0]
+            tokens = sampling.sample(ops.sample, logits, place(positions + 1))[0]
             drawn.append(tokens)
         drafts: dict[EngineSequence, list[int]] = {sequence: [] for sequence in sequences}
         for tokens in drawn:  # read at the end, so that the device does not wait for the host after each token
