@@ -43,8 +43,8 @@ class DecodeBatch:
 
     def set_blocks(self, sequence: Sequence) -> None:
         """Copies a sequence's new pages to its row."""
-        row, known, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
-        self.block_table[row, known : len(blocks)] = blocks[known:]
+        row, filled, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
+        self.block_table[row, filled : len(blocks)] = blocks[filled:]
         self.num_blocks[row] = len(blocks)
 
     def remove(self, sequence: Sequence) -> None:

@@ -59,10 +59,10 @@ class BlockManager:
             return
         size, content = self.block_size, 0
         for start in range(0, (len(sequence) - 1) // size * size, size):
-            found = self._published.get((content, tuple(sequence.token_ids[start : start + size])))
-            if found is None:
+            cached = self._published.get((content, tuple(sequence.token_ids[start : start + size])))
+            if cached is None:
                 break
-            content, block = found
+            content, block = cached
             self._cached.pop(block, None)
             self._holders[block] += 1
             self.num_shared += self._holders[block] == 2
@@ -95,12 +95,12 @@ class BlockManager:
         for index in range(len(contents), num_computed // size):
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
             key = (contents[-1] if contents else 0, tokens)
-            found = self._published.get(key)
-            if found is None:
+            published = self._published.get(key)
+            if published is None:
                 self._contents += 1
-                found = self._published[key] = (self._contents, sequence.block_ids[index])
-                self._key_of[found[1]] = key
-            contents.append(found[0])
+                published = self._published[key] = (self._contents, sequence.block_ids[index])
+                self._key_of[published[1]] = key
+            contents.append(published[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Takes from `sequence` the pages behind those of its first `num_tokens` tokens: a draft took them, so that no

@@ -27,7 +27,7 @@ class Core:
     overlap: bool = False
     speculator: Speculator | None = None
     last: Step | None = None
-    """What the last call of `step` ran; None if it only read tokens."""
+    """The step that the last call of `step` ran; None if the call only read tokens."""
     _unread: Draw | None = None
 
     @property

@@ -158,9 +158,9 @@ class LLM:
 
     def abort(self, request_id: int) -> bool:
         """Drops a request, whether it waits, is being computed or draws its tokens; False if it has ended."""
-        found = [sequence for sequence in self.core.unfinished() if sequence.request_id == request_id]
-        self.core.abort(found)
-        return bool(found)
+        sequences = [sequence for sequence in self.core.unfinished() if sequence.request_id == request_id]
+        self.core.abort(sequences)
+        return bool(sequences)
 
     def _sequence(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> EngineSequence:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
@@ -235,7 +235,7 @@ class LLM:
         if len(each) != len(many):
             raise ValueError(f"params: expected one or {len(many)}, got {len(each)}")
         # All sequences are made before any is queued, so that a bad prompt queues nothing.
-        answers = [self._answers(prompt, one) for prompt, one in zip(many, each, strict=True)]
+        answers = [self._answers(prompt, settings) for prompt, settings in zip(many, each, strict=True)]
         for first, *_ in answers:
             self.scheduler.submit(first)
         sequences = [sequence for several in answers for sequence in several]

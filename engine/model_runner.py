@@ -24,7 +24,7 @@ class Draw:
     """The tokens that a step drew; the device may still be at work on them."""
 
     sequences: list[Sequence]
-    """Of each row."""
+    """The sequence of each row."""
     ids: torch.Tensor
     """(num_drawn,) int64 on a CPU; valid after `ready`."""
     ready: torch.cuda.Event | None

@@ -68,11 +68,11 @@ class Scheduler:
     chunked: bool = True
     continuous: bool = True
     waiting: list[Sequence] = field(default_factory=list)
-    """In the order of their arrival."""
+    """The sequences that wait, in the order of their arrival."""
     running: list[Sequence] = field(default_factory=list)
-    """In the order of their admission."""
+    """The sequences that run, in the order of their admission."""
     prefilling: list[Sequence] = field(default_factory=list)
-    """Those of `running` whose prompt is not computed yet."""
+    """The sequences of `running` whose prompt is not computed yet."""
     _too_large: tuple[Sequence, int] | None = None
     """The first waiting prompt and the number of releases at which it did not fit: it is tried after the next."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort"]
 MOST_LOGPROBS = 20
-"""OpenAI's limit."""
+"""OpenAI's limit of `top_logprobs`."""
 LARGEST = float(np.finfo(np.float32).max)
 """Kernels take these numbers in fp32."""
 OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -136,7 +136,7 @@ class Sequence:
     num_computed: int = 0
     """How many of its tokens have keys and values in its pages; once it decodes, all but the last, uncounted."""
     unread: int = 0
-    """1 while its newest token is known to the device alone, else 0."""
+    """1 while the host has not read its newest token from the device, else 0."""
     block_ids: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     """The numbers of the contents of its first pages, as `BlockManager` publishes them."""

@@ -13,11 +13,11 @@ class StudyOptions:
     """The parts that an engine has; a study turns one off: `LLM(study=StudyOptions(kv_cache=False))`."""
 
     kv_cache: bool = True
-    """Without it every step computes every token again, so that there are neither chunks nor a prefix cache."""
+    """False lets every step compute every token again, so that there are neither chunks nor a prefix cache."""
     contiguous_kv: bool = False
     """Whether each sequence has one page of `max_model_len` tokens."""
     continuous_batching: bool = True
-    """Without it a batch ends before the next begins."""
+    """False lets a batch end before the next begins (static batches)."""
 
 
 class RecomputingCore(Core):

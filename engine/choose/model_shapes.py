@@ -43,7 +43,7 @@ class LargestSizes:
     block_size: int
     max_model_len: int
     max_rows: int
-    """Of a step, those of prompts included."""
+    """Most rows of a step, those of prompts included."""
     sequences: int
     """Most sequences of a step."""
     max_drawn: int

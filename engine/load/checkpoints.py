@@ -59,8 +59,10 @@ class GGUFCheckpoint:
     def generation(self) -> tuple[str, Mapping[str, Any]]:
         """Where the header says how to draw tokens, and its fields there by transformers' names."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-        own = ((name.removeprefix(_SAMPLING), value) for name, value in self._model.fields.items() if _SAMPLING in name)
-        return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): value for name, value in own}
+        fields = {
+            name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
+        }
+        return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): fields[name] for name in fields}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in fp32, with its Hugging Face name."""
@@ -137,11 +139,11 @@ class SafetensorsCheckpoint:
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
             raise ValueError(f"model: expected a weight_map of tensors to files in {index.name}")
-        found: dict[Path, set[str] | None]
-        found = {self.path / file: {name for name in places if places[name] == file} for file in places.values()}
-        if missing := [file.name for file in found if not file.is_file()]:
+        by_file: dict[Path, set[str] | None]
+        by_file = {self.path / file: {name for name in places if places[name] == file} for file in places.values()}
+        if missing := [file.name for file in by_file if not file.is_file()]:
             raise ValueError(f"model: {index.name} names {', '.join(missing)}, which is missing")
-        return found
+        return by_file
 
     def ends(self) -> Mapping[str, Any]:
         """Those of config.json and generation_config.json: by file an id, a list of ids or None."""

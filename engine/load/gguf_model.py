@@ -36,8 +36,8 @@ class GGUFModel:
         self.fields, self.tensors = file.fields, file.tensors
         self.kind = self.fields.get("general.architecture")
         if self.kind not in GGUF_ARCHITECTURES:
-            known = ", ".join(GGUF_ARCHITECTURES)
-            raise ValueError(f"model: expected general.architecture to be one of {known}, got {self.kind!r}")
+            names = ", ".join(GGUF_ARCHITECTURES)
+            raise ValueError(f"model: expected general.architecture to be one of {names}, got {self.kind!r}")
         if (count := self._whole("split.count", 1)) > 1:
             merge = "join them by `llama-gguf-split --merge`"
             raise ValueError(f"model: expected one file, got {path.name}, one of split.count {count}; {merge}")
@@ -68,34 +68,34 @@ class GGUFModel:
 
     def _config(self) -> dict[str, Any]:
         """The same model as a config.json says it."""
-        own = f"{self.kind}."
-        hidden, heads = self._whole(f"{own}embedding_length"), self._whole(f"{own}attention.head_count")
+        key = f"{self.kind}."
+        hidden, heads = self._whole(f"{key}embedding_length"), self._whole(f"{key}attention.head_count")
         embedding, factors = self.tensors.get("token_embd.weight"), self.tensors.get(FACTORS)
         if not heads or embedding is None or len(embedding.shape) != 2:
-            raise ValueError(f"model: {self.path.name} has no {own}attention.head_count or no matrix token_embd.weight")
-        head_dim = self._whole(f"{own}attention.key_length", hidden // heads)
-        window = self._whole(f"{own}attention.sliding_window", 0)
+            raise ValueError(f"model: {self.path.name} has no {key}attention.head_count or no matrix token_embd.weight")
+        head_dim = self._whole(f"{key}attention.key_length", hidden // heads)
+        window = self._whole(f"{key}attention.sliding_window", 0)
         expected = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "attention.causal": True}
         if self.kind != "llama":
             expected["attention.sliding_window"] = 0
         for name, needed in expected.items():
-            if (found := self.fields.get(own + name, needed)) != needed:
-                raise ValueError(f"model: {self.path.name}: {own}{name} {found!r} is not modelled yet")
+            if (value := self.fields.get(key + name, needed)) != needed:
+                raise ValueError(f"model: {self.path.name}: {key}{name} {value!r} is not modelled yet")
         return {
             "model_type": "mistral" if window else self.kind,
             "sliding_window": window or None,
             "rope_scaling": factors and {"rope_type": "factors", "factors": factors.values().tolist()},
             "hidden_size": hidden,
-            "intermediate_size": self._whole(f"{own}feed_forward_length"),
-            "num_hidden_layers": self._whole(f"{own}block_count"),
+            "intermediate_size": self._whole(f"{key}feed_forward_length"),
+            "num_hidden_layers": self._whole(f"{key}block_count"),
             "num_attention_heads": heads,
-            "num_key_value_heads": self._whole(f"{own}attention.head_count_kv", heads),
+            "num_key_value_heads": self._whole(f"{key}attention.head_count_kv", heads),
             "head_dim": head_dim,
             "vocab_size": embedding.shape[0],
-            "max_position_embeddings": self._whole(f"{own}context_length"),
-            "rope_theta": self._number(f"{own}rope.freq_base", 10000.0),
+            "max_position_embeddings": self._whole(f"{key}context_length"),
+            "rope_theta": self._number(f"{key}rope.freq_base", 10000.0),
             # It is stored as fp32, which reads 9.99e-06.
-            "rms_norm_eps": round(self._number(f"{own}attention.layer_norm_rms_epsilon"), 12),
+            "rms_norm_eps": round(self._number(f"{key}attention.layer_norm_rms_epsilon"), 12),
             "tie_word_embeddings": "output.weight" not in self.tensors,
             "attention_bias": "blk.0.attn_q.bias" in self.tensors,
         }

@@ -41,7 +41,7 @@ _TYPES = (
     ("bos_token_id eos_token_id unknown_token_id", int, False),
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
 )
-"""Of the keys: the type, and whether it is a list of it."""
+"""Names of keys, the type of their values, and whether a value is a list of that type."""
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """With these a word that is a token is not cut, whatever the merges say; and a text begins with BOS."""
 

@@ -39,10 +39,10 @@ def open_model(
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
     """All end tokens that the sources name.  Raises `ValueError` if one of them can be no token."""
-    found = set[int]()
+    tokens = set[int]()
     for source, named in sources.items():
         ids = [] if named is None else named if isinstance(named, list) else [named]
         if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
             raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {named!r}")
-        found.update(ids)
-    return frozenset(found)
+        tokens.update(ids)
+    return frozenset(tokens)

@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import read_json
 
 _UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 _OF_TEMPLATES = (*_UNREADABLE, ArithmeticError, AssertionError, MemoryError, NameError, RuntimeError)
-"""What Python's expressions raise: a template is made of them."""
+"""The errors that a template's expressions, which are Python's, may raise."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
@@ -74,20 +74,20 @@ class Tokenizer:
 
     def named(self, token_id: int) -> tuple[str, bytes]:
         """A token's name in answers, and its bytes, which may be a part of a character (`bytes:\\xd2`)."""
-        own = self.pieces(token_id)
-        if not own:  # a special token: its own text
+        piece = self.pieces(token_id)
+        if not piece:  # a special token: its own text
             name = str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
             return name, name.encode()
         try:
-            return own.decode(), own
+            return piece.decode(), piece
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own), own
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece), piece
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
         """A token that has another number in `other`, and that number; None if there is none."""
         numbers = other._tokenizer.get_vocab()
-        own = self._tokenizer.get_vocab().items()
-        return next(((token, numbers.get(token)) for token, number in own if numbers.get(token) != number), None)
+        vocabulary = self._tokenizer.get_vocab().items()
+        return next(((token, numbers.get(token)) for token, number in vocabulary if numbers.get(token) != number), None)
 
     def stream(self) -> TextStream:
         """A new incremental decoder."""
@@ -105,7 +105,7 @@ class Numbers:
         self._vocab_size = vocab_size
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """As `Tokenizer`; of chat messages the texts are joined."""
+        """Token ids, as `Tokenizer.encode`; the texts of chat messages are joined by line ends."""
         if is_chat(prompt):
             messages = cast(Sequence[ChatMessage], prompt)
             prompt = "\n".join(str(_of_text(message).get("content", "")) for message in messages)
@@ -115,7 +115,7 @@ class Numbers:
         return some([byte % self._vocab_size for byte in prompt.encode()])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """As `Tokenizer`: each id behind a space."""
+        """The text of `token_ids`: a space and the id, for each token."""
         return "".join(f" {token}" for token in token_ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
@@ -136,8 +136,8 @@ def _of_folder(path: Path) -> Any:
 
     try:
         # Of config.json only what names a class: transformers refuses a hidden size that is no multiple of the heads.
-        own = read_json(path / "config.json")
-        config = AutoConfig.for_model(own["model_type"].lower(), tokenizer_class=own.get("tokenizer_class"))
+        fields = read_json(path / "config.json")
+        config = AutoConfig.for_model(fields["model_type"].lower(), tokenizer_class=fields.get("tokenizer_class"))
         tokenizer = AutoTokenizer.from_pretrained(path, config=config, local_files_only=True)
         tokenizer("a")  # a post-processor's unknown token is found only now
         return tokenizer

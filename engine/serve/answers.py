@@ -18,7 +18,7 @@ from rooflab.engine.stopping import StopText
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """What a token adds to an answer."""
+    """The text and the log-probabilities that a token adds to an answer."""
 
     index: int
     """The answer's `index`."""
@@ -65,7 +65,7 @@ class BodyFormat(ABC):
         return parts[0] | {name: [value for part in parts for value in part[name]] for name in lists}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """What comes before an answer's tokens."""
+        """The choice of the event before an answer's first token; None if there is no such event."""
         return None
 
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
@@ -109,7 +109,7 @@ class Chat(BodyFormat):
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """As `BodyFormat`: the role."""
+        """The choice with the role, which comes before the first token."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -125,12 +125,12 @@ class Chat(BodyFormat):
         """As `BodyFormat`."""
         drawn, *others = (self._one(each, value) for each, value in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
-        top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda one: -one["logprob"])
+        top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda entry: -entry["logprob"])
         return {"content": [{**drawn, "top_logprobs": top}], "refusal": None}
 
     def _one(self, token: int, value: float) -> dict[str, Any]:
-        name, own = self.texts.named(token)
-        return {"token": name, "logprob": value, "bytes": list(own)}
+        name, piece = self.texts.named(token)
+        return {"token": name, "logprob": value, "bytes": list(piece)}
 
 
 class Answer:
@@ -146,7 +146,7 @@ class Answer:
         self._n = params.logprobs or 0
 
     def push(self, token: Token) -> AnswerPiece:
-        """What `token` adds."""
+        """Adds `token`, and returns the piece that is new with it."""
         self.count += 1
         last = token.finish_reason is not None
         text = self._stopping.piece(token.token_id, last)

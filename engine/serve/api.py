@@ -89,9 +89,9 @@ class Service:
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
         """Token ids, made beside the event loop.  Raises `ApiError` with `param` on a prompt that has none, or is too
         long whatever its tokens are."""
-        given: Any = prompt
-        least = sum(len(one["content"]) for one in given) if is_chat(given) else len(given)
-        if isinstance(given, str) or is_chat(given):
+        content: Any = prompt
+        least = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
+        if isinstance(content, str) or is_chat(content):
             least //= self.texts.longest
         if least >= self.context:
             raise self._too_long(param, f"at least {least}")
@@ -232,18 +232,18 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.answer(request, body, Chat(service.texts, service.model))
 
-    def own() -> ServedModel:
+    def served() -> ServedModel:
         return ServedModel(id=service.model, created=service.created, max_model_len=service.engine.info.max_model_len)
 
     @app.get("/v1/models")
     async def models() -> Models:
-        return Models(data=[own()])
+        return Models(data=[served()])
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> ServedModel:
         if model != service.model:
             raise ApiError(404, f"The model `{model}` does not exist", "model", "model_not_found")
-        return own()
+        return served()
 
 
 def _add_own(app: FastAPI, service: Service) -> None:
@@ -298,8 +298,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         if isinstance(error.body, bytes):  # it was not taken for JSON
-            given = repr(request.headers.get("content-type"))[:80]
-            return ApiError(415, f"content-type: expected 'application/json', got {given}").reply()
+            kind = repr(request.headers.get("content-type"))[:80]
+            return ApiError(415, f"content-type: expected 'application/json', got {kind}").reply()
         return of_validation(error.errors()).reply()
 
     @app.exception_handler(HTTPException)

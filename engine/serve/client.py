@@ -59,7 +59,7 @@ class Call:
     arrival_s: float
     params: SamplingParams
     inbox: Inbox
-    """Where its tokens come."""
+    """The inbox that gets its tokens."""
     accepted: asyncio.Future[None]
     trace_parent: str | None
     """The caller's span, as W3C's `traceparent` header."""
@@ -70,7 +70,7 @@ class Call:
     token_times_s: list[list[float]] = field(default_factory=list)
     """For each answer, when its tokens came to the server."""
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
-    """By answer."""
+    """The reason for the end of each answer that has ended, by the answer's number."""
 
     @property
     def ended(self) -> bool:
@@ -88,18 +88,18 @@ class Inbox:
 
     async def get(self) -> list[tuple[Call, Token]]:
         """Some of the tokens that are there, at least one.  Raises what `put` got in place of one if none can come."""
-        found: list[tuple[Call, Token]] = []
+        arrived: list[tuple[Call, Token]] = []
         if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
-        while len(found) < TOKENS_AT_ONCE and not (found and self._come.empty()):
-            one = await self._come.get()
-            if isinstance(one, Exception):
-                self.put(one)
-                if not found:
-                    raise one
+        while len(arrived) < TOKENS_AT_ONCE and not (arrived and self._come.empty()):
+            item = await self._come.get()
+            if isinstance(item, Exception):
+                self.put(item)
+                if not arrived:
+                    raise item
                 break
-            found.append(one)
-        return found
+            arrived.append(item)
+        return arrived
 
 
 class Engine:
@@ -120,7 +120,7 @@ class Engine:
         self.why, self._heard_s = "", 0.0
         """How it ended; when it last said something, or got its first work."""
         self.calls: dict[int, Call] = {}
-        """Those that have not ended."""
+        """The calls that have not ended, by key."""
         self._keys = itertools.count()
         self._watchers = 0
         self._folder = Path(tempfile.mkdtemp(prefix="rooflab-"))  # for this user alone
@@ -216,8 +216,8 @@ class Engine:
         left = [call for call in calls if self.calls.pop(call.key, None)]
         if left and not self.died.is_set():
             self._say(Abort(tuple(call.key for call in left)))
-        for call, told in itertools.product(left, self.ended):
-            told(call)
+        for call, observer in itertools.product(left, self.ended):
+            observer(call)
 
     def watch(self, on: bool) -> None:
         """One more watcher, or one less: while there is one, steps on a CPU tell the time of each op."""
@@ -260,8 +260,8 @@ class Engine:
             call.inbox.put((call, token))
             if call.ended:
                 del self.calls[call.key]
-                for told in self.ended:
-                    told(call)
+                for observer in self.ended:
+                    observer(call)
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)

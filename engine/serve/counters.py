@@ -80,7 +80,7 @@ class Counters:
         reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
         for reason in reasons:
             self._success.labels(*self._labels, reason).inc()
-        times = [own for own in call.token_times_s if own]
+        times = [answer_times for answer_times in call.token_times_s if answer_times]
         if call.started_s is not None:
             self._queries.inc(call.prompt_tokens)
             self._hits.inc(call.cached_tokens)
@@ -88,14 +88,14 @@ class Counters:
             self._queue.observe(call.started_s - call.arrival_s)
         if not times or call.started_s is None:
             return
-        first = min(own[0] for own in times)
+        first = min(answer_times[0] for answer_times in times)
         self._ttft.observe(first - call.arrival_s)
         self._prefill.observe(first - call.started_s)
         if call.ended:
-            last = max(own[-1] for own in times)
+            last = max(answer_times[-1] for answer_times in times)
             self._e2e.observe(last - call.arrival_s)
             self._decode.observe(last - first)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -63,7 +63,7 @@ class Strict(BaseModel):
 
 
 class Asked(NamedTuple):
-    """What a request asks for, whichever its kind."""
+    """The fields that a completion and a chat have under different names."""
 
     field: str
     prompts: Sequence[Prompt]
@@ -72,12 +72,12 @@ class Asked(NamedTuple):
     most: int | None
     """Tokens of an answer, the value of `most_field`."""
     default: int | None
-    """As many if nothing is said; None: what the context holds."""
+    """The number of tokens where `most` is None; None stands for all that the context holds."""
     logprobs: int | None
 
 
 class StreamOptions(Strict):
-    """What a stream carries beside the tokens."""
+    """Options that say what a stream carries beside the tokens."""
 
     include_usage: bool = False
     """A last event with the counts of tokens."""
@@ -149,9 +149,9 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
-        """What both kinds of requests have."""
-        one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
-        prompts: Any = [self.prompt] if one else self.prompt
+        """The fields that both kinds of requests have."""
+        single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        prompts: Any = [self.prompt] if single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
 
 
@@ -167,10 +167,10 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None
-    """None only of an assistant."""
+    """None is allowed for an assistant alone."""
     name: Label | None = None
     id: Label | int | None = None
-    """Without effect: clients send back the messages that they keep."""
+    """A field without effect: clients send back the messages that they keep."""
 
     @model_validator(mode="after")
     def _some_content(self) -> Message:
@@ -179,7 +179,7 @@ class Message(Strict):
         return self
 
     def plain(self) -> dict[str, str]:
-        """As chat templates take it."""
+        """The message in the form that chat templates take."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -197,7 +197,7 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     def asked(self) -> Asked:
-        """As `CompletionRequest`."""
+        """The fields that both kinds of requests have."""
         name, most = "max_completion_tokens", self.max_completion_tokens
         if most is None:
             name, most = "max_tokens", self.max_tokens

@@ -14,7 +14,7 @@ class Submit:
     """The prompts of a request, to be answered."""
 
     prompts: dict[int, list[int]]
-    """By the server's name of each."""
+    """The token ids of each prompt, by the server's key."""
     params: SamplingParams
     arrival_s: float
     """When the server got it, on the `perf_counter` clock, which is one for all processes of a Linux host."""
@@ -22,21 +22,21 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """These prompts' answers are no longer wanted."""
+    """Drops the answers to these prompts."""
 
     keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """From now on the time of each op is taken, or no longer."""
+    """Turns the timing of each op on or off."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The engine's process ends."""
+    """Ends the engine's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Ready:
     """The model is loaded."""
 
     model: str
-    """Its architecture's name."""
+    """The name of the model's architecture."""
     device: str
     dtype: str
     vocab_size: int
@@ -68,7 +68,7 @@ class Queued:
     """The engine has queued the prompts of a request, or none."""
 
     key: int
-    """Of the first."""
+    """The key of the first prompt."""
     refusal: str = ""
     """Why it cannot serve one of them: `argument: what was wanted, what came`."""
 
@@ -78,10 +78,10 @@ class Token(NamedTuple):
 
     key: int
     answer: int
-    """Which of the prompt's answers."""
+    """The number of the answer among those to the prompt."""
     token_id: int
     finish_reason: FinishReason | None
-    """With the last token."""
+    """The reason for the answer's end, with its last token; else None."""
     logprobs: Mapping[int, float] | None
     """The log-probabilities that were asked for, by token, the drawn one first."""
 
@@ -104,14 +104,14 @@ class State:
     waiting: int = 0
     pages_held: int = 0
     pages_shared: int = 0
-    """Of those held, by several sequences."""
+    """Pages that several sequences hold."""
     pages_cached: int = 0
-    """Held by none, with a content that may be used again."""
+    """Pages that no sequence holds, and whose content may be used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """What one step did."""
+    """The work of one step, and its times."""
 
     number: int
     begin_s: float
@@ -119,7 +119,7 @@ class StepLine:
     num_decodes: int
     """Sequences that got a token each without a prompt."""
     decode_keys: int
-    """Keys that these attended to, together."""
+    """Keys that these sequences attended to, summed over them."""
     prompt_tokens: int
     """Tokens of prompts that were computed."""
     prompt_pairs: int
@@ -153,7 +153,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """After a step, or after requests were dropped without one."""
+    """The message after a step, or after requests were dropped between steps."""
 
     state: State
     step: StepLine | None = None

@@ -23,7 +23,7 @@ class RequestWork:
         self.calls: list[Call] = []
         self._engine = engine
         self._deadline_s = deadline_s
-        """On the event loop's clock."""
+        """The end of the request's time, on the event loop's clock."""
         self._inbox = Inbox()
         self._answers: dict[tuple[int, int], Answer] = {}
 
@@ -105,7 +105,7 @@ class RequestWork:
         async for pieces in self.pieces():
             for piece in pieces:
                 texts.setdefault(piece.index, []).append(piece)
-        if not self._engine.ending and any(own[-1].finish_reason == "abort" for own in texts.values()):
+        if not self._engine.ending and any(answer[-1].finish_reason == "abort" for answer in texts.values()):
             raise ApiError(*TIMED_OUT)
         return await asyncio.to_thread(self._body, texts)
 

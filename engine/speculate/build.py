@@ -28,7 +28,7 @@ Opened = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any
 
 @dataclass(frozen=True)
 class DraftSource:
-    """What a drafter is made of."""
+    """The files of a drafter, checked and opened."""
 
     rows: int = 1
     """Most rows of a sequence in a step."""
@@ -61,21 +61,21 @@ def opened(
         files = sorted((folder := Path(str(asked.draft))).glob("*.safetensors"))
         if not files:
             raise ValueError(f"draft: expected a folder with *.safetensors, got {str(folder)!r}")
-        own = Architecture.from_config(folder, name=folder.name)
+        draft_arch = Architecture.from_config(folder, name=folder.name)
         sizes |= {"hidden_size": arch.hidden_size, "num_layers": 1}
     else:
-        own, theirs, tensors, *_ = open_model(str(asked.draft))
+        draft_arch, theirs, tensors, *_ = open_model(str(asked.draft))
     for name, size in sizes.items():
-        if getattr(own, name) != size:
-            raise ValueError(f"draft: expected {name} {size}, got {getattr(own, name)} ({own.name})")
-    if own.max_position < max_model_len:
-        most = f"{max_model_len} tokens, which is max_model_len"
-        raise ValueError(f"draft: expected a model for {most}, got one for {own.max_position} ({own.name})")
+        if getattr(draft_arch, name) != size:
+            raise ValueError(f"draft: expected {name} {size}, got {getattr(draft_arch, name)} ({draft_arch.name})")
+    if draft_arch.max_position < max_model_len:
+        got = f"one for {draft_arch.max_position} ({draft_arch.name})"
+        raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {got}")
     if asked.kind == "eagle":
-        return DraftSource(rows, own, read_head(files, own, dtype, device).items())
+        return DraftSource(rows, draft_arch, read_head(files, draft_arch, dtype, device).items())
     if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (other := tokenizer.other_token(theirs)):
         raise ValueError(f"draft: expected the model's vocabulary, got one in which {other[0]!r} is token {other[1]}")
-    return DraftSource(rows, own, tensors)
+    return DraftSource(rows, draft_arch, tensors)
 
 
 def build(

@@ -85,7 +85,7 @@ class ModelDrafter(Chain):
     """A model of the same vocabulary, which also computes what the model computes, to have its keys and values."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """As `Chain`."""
+        """Logits (rows, vocab_size) of the next tokens, as `Chain.forward`; there is no state."""
         return self.model.forward(inputs, self.cache, ops), state
 
     def follow(

@@ -82,21 +82,21 @@ def speculation(
             raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")
         return None
     if overlap or not kv_cache:
-        given = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
-        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {given}")
+        got = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
+        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {got}")
     return Speculation(kind, num_tokens, draft)
 
 
 @dataclass(slots=True)
 class Speculated:
-    """What a step drafted, and where its time went."""
+    """The drafts of a step, and the times of its parts in seconds."""
 
     accepted_at: list[int]
-    """For each place of a draft how many tokens were accepted there."""
+    """The number of tokens that were accepted at each place of a draft."""
     draft_s: float = 0.0
-    """The choice of requests and the drafts."""
+    """Seconds for the choice of sequences and their drafts."""
     verify_s: float = 0.0
-    """The model's run and its draw."""
+    """Seconds for the model's run and its draw."""
     accept_s: float = 0.0
     drafts: int = 0
     drafted: int = 0

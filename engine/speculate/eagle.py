@@ -104,8 +104,8 @@ class EagleDrafter(Chain):
         """The model's hidden states (rows, H) before the tokens at `positions`; 0 where a state is not known."""
         embedding = self.runner.model.embedding
         zeros = embedding.new_zeros(embedding.shape[1])
-        kept = (self._hidden.get(sequence, (0, zeros)) for sequence in sequences)
-        states = [state if at == place else zeros for (at, state), place in zip(kept, positions, strict=True)]
+        pairs = (self._hidden.get(sequence, (0, zeros)) for sequence in sequences)
+        states = [state if at == place else zeros for (at, state), place in zip(pairs, positions, strict=True)]
         return torch.stack(states) if states else zeros[None, :][:0]
 
     def _next_states(self, inputs: StepInput, ops: Any, before: torch.Tensor) -> torch.Tensor:

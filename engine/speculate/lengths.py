@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 from rooflab.engine.sequence import Sequence
 
 KEPT = 15
-"""Times of steps that are kept, for each number of sequences: four in each doubling."""
+"""Times of steps that are kept for each class of batch sizes; each doubling of the size has four classes."""
 RENEWED = 64
 """After as many steps with drafts one runs without, so that its time is known as it is now."""
 LEAST_PRICE, HIGHEST_PRICE = 0.01, 0.99
 WEIGHT = 0.9
-"""Of what was seen before, at each draft."""
+"""The weight of the earlier counts in `Odds`, at each draft."""
 PAUSE, LONGEST_PAUSE = 16, 256
 """Tokens until a sequence drafts again, at first, and after each try that failed twice as many, up to the longest."""
 

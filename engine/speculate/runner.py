@@ -32,7 +32,7 @@ class SpeculativeRunner(ModelRunner):
         super().__init__(*about)
 
     def allocate(self, num_blocks: int) -> None:
-        """As `ModelRunner`, and the drafter's pages."""
+        """Makes the KV caches of the model and the drafter again, with this number of pages."""
         super().allocate(num_blocks)
         self.drafter.allocate(num_blocks)
 
@@ -50,23 +50,23 @@ class SpeculativeRunner(ModelRunner):
         sequences = rows.drawing + step.ending
         ahead = np.append(rows.ahead, np.zeros(len(step.ending), np.int64))
         sampling = SamplingTensors(sequences, self.device, lambda row: drafts.get(sequences[row], [])[: ahead[row]])
-        return self.draw(step, sequences, sampling, logits, np.array([len(one) for one in sequences]) + ahead)
+        return self.draw(step, sequences, sampling, logits, np.array([len(sequence) for sequence in sequences]) + ahead)
 
     def accept(self, tokens: Mapping[Sequence, list[int]]) -> None:
         """Takes what each sequence gets of the last draw: the next step computes the last of them."""
         counts = np.array([len(new) for new in tokens.values()], np.int64)
         if self.drafter.reads_hidden:
-            widths = np.array([len(self.drafts.get(one, ())) + 1 for one in tokens], np.int64)
+            widths = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
             rows = on_device(np.cumsum(widths) - widths + counts - 1, self.device)
             self.drafter.accepted(list(tokens), counts.tolist(), self._hidden[rows])
         if self._rows is not None:
-            order = np.array([one.row for one in self._rows.sequences])
+            order = np.array([sequence.row for sequence in self._rows.sequences])
             self.batch.source[order] = np.arange(len(order))
             self.batch.positions[order] += counts[: len(order)]
             self.drawn = on_device(np.array([new[-1] for new in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:
-        """As `ModelRunner`; the drafter then sees what it reads."""
+        """Logits (num_drawn, vocab_size), as `ModelRunner.logits`; the drafter then gets the tensors of the step."""
         batch, rows, drafter, hidden = self.batch, self._rows, self.drafter, None
         plain, drafted = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, plain, [*drafted, *spans_of(step.chunks)], self.drawn)
@@ -83,5 +83,5 @@ class SpeculativeRunner(ModelRunner):
         return logits
 
     def step_ops(self, step: Step) -> SimpleNamespace:
-        """As `ModelRunner`."""
+        """The kernels of `step`, with the rows of the drafts."""
         return self.ops.step(step.num_decodes, step.num_prompt_tokens, sum(map(len, self.drafts.values())))

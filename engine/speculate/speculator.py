@@ -25,7 +25,7 @@ class Speculator:
     runner: SpeculativeRunner
     lengths: Lengths
     last: Speculated | None = None
-    """What the last step drafted; None if nothing."""
+    """The drafts of the last step; None if it had none."""
 
     def step(self, scheduler: Scheduler, step: Step, computed: Callable[[Step], None]) -> list[Sequence]:
         """Drafts for the sequences of the batch for which a draft pays, runs the step, and gives each sequence its
