@@ -18,7 +18,7 @@ class DecodeBatch:
         self.block_size = block_size
         self.rows: list[Sequence] = []
         self.source = np.zeros(max_num_seqs, np.int64)
-        """Where the token that the step computes is among those that the step before drew, on the device."""
+        """The place of the row's token among the tokens that the last step drew, which are on the device."""
         self.positions = np.zeros(max_num_seqs, np.int64)
         """Position of the token that the step computes."""
         self.seq_lens = np.zeros(max_num_seqs, np.int32)
@@ -68,7 +68,7 @@ class DecodeBatch:
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
-        """Appends to every row the token that the step draws for it; the rows are the first of the draw."""
+        """Moves every row on by the token that the step draws for it; the batch's rows come first in the draw."""
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

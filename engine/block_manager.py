@@ -7,7 +7,7 @@ from collections import OrderedDict
 from rooflab.engine.sequence import Sequence
 
 Key = tuple[int, tuple[int, ...]]
-"""A full page by what it holds: the content before it, and its tokens.  A dictionary compares both whole."""
+"""The key of a full page: the number of the content before it, and its tokens.  A dictionary compares both whole."""
 
 
 class BlockManager:
@@ -25,7 +25,7 @@ class BlockManager:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.released = 0
-        """How often pages were released; while it stays, what did not fit does not fit."""
+        """How often pages were released; until the next release, a sequence that did not fit does not fit."""
         self.evicted = 0
         """How many cached pages were given away with their content."""
         self.num_shared = 0
@@ -34,7 +34,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
         self._published: dict[Key, tuple[int, int]] = {}
-        """The number of a content, and the page that has it."""
+        """The number of each published content, and the page that holds it."""
         self._key_of: dict[int, Key] = {}
         self._contents = 0
 
@@ -45,7 +45,7 @@ class BlockManager:
 
     @property
     def num_cached(self) -> int:
-        """How many of them have a content that may be used again."""
+        """How many free pages have a content that may be used again."""
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:

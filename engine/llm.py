@@ -100,7 +100,7 @@ class LLM:
         pin_matmul_precision()
         self.dtype = dtype_of(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
-        """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
+        """The option `dtype`; with int8, `self.dtype` is the dtype of all but the products' weights."""
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
         self.max_model_len = most = max_model_len or self.arch.max_position
         if most > self.arch.max_position:

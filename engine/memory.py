@@ -1,4 +1,4 @@
-"""How many pages the KV cache has."""
+"""The number of pages of the KV cache, from the memory that is free."""
 
 from __future__ import annotations
 

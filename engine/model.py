@@ -83,7 +83,7 @@ class Model:
         return logits
 
     def hidden(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Hidden states (num_drawn, H) of those tokens, behind the last norm."""
+        """Hidden states (num_drawn, H), behind the last norm, of the tokens whose next token is drawn."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:

@@ -70,7 +70,7 @@ class ModelRunner:
         self.cache = self.new_cache(self.model.arch, num_blocks)
 
     def new_cache(self, arch: Architecture, num_blocks: int) -> KVCache:
-        """Pages for a model that runs beside this one, or for this one."""
+        """A KV cache with `num_blocks` pages for a model of `arch`: this runner's, or one beside it."""
         shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
 
         def pages() -> list[torch.Tensor]:

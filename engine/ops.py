@@ -69,7 +69,7 @@ class OpSet:
         return tuple((packed(way, weight.mT),) for way in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
-        """One row per op and kernel, with its buckets; printed with every run."""
+        """Rows with an op, its kernel and the buckets, which every run prints."""
         rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
             rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
@@ -186,5 +186,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`gemm` with that form of the weight, and what is beside it, which its bucket takes."""
+    """Calls `gemm` with the form of the weight that its bucket takes, and the tensors beside it."""
     return gemm(a, *b[form], bias)

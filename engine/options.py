@@ -6,7 +6,7 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INT8 = "int8"
-"""On a CPU: int8 codes for the products' weights, a scale for each output channel, and bfloat16 for the rest."""
+"""The dtype for CPUs with int8 codes for the products' weights, a scale per output, and bfloat16 for the rest."""
 
 
 def check_sizes(**sizes: int | None) -> None:

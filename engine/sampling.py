@@ -1,4 +1,4 @@
-"""How a step draws: each request's settings as tensors, and the edits of its logits."""
+"""The arguments of a step's draw: each request's settings as tensors, and the edits of its logits."""
 
 from __future__ import annotations
 

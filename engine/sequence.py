@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "abort"]
 MOST_LOGPROBS = 20
 """OpenAI's limit of `top_logprobs`."""
 LARGEST = float(np.finfo(np.float32).max)
-"""Kernels take these numbers in fp32."""
+"""The largest temperature and bias: kernels take them in fp32."""
 OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings for which a model may have values of its own, with the values that draw from the logits as they are."""
 PENALTIES = (1e-6, 1e6)
@@ -68,28 +68,28 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the answer, and are left out of it."""
     min_tokens: int = 0
-    """No token of `stop_token_ids` and no end-of-sequence token comes before as many tokens."""
+    """The least number of tokens before a token of `stop_token_ids`, a stop text or an end-of-sequence token."""
     n: int = 1
     """How many answers to draw."""
     logit_bias: Mapping[int, float] | None = None
-    """Added to the logits of these tokens."""
+    """Numbers that are added to the logits of tokens, by token id."""
     repetition_penalty: float | None = None
     """Divides the logits of tokens of prompt and answer (multiplies them below 0)."""
     presence_penalty: float = 0.0
-    """Taken from the logits of tokens that the answer has."""
+    """Subtracted from the logits of tokens that the answer has."""
     frequency_penalty: float = 0.0
-    """Taken from them once for each time that the answer has them."""
+    """Subtracted from the logits of a token once for each time that the answer has it."""
     logprobs: int | None = None
     """How many of the likeliest tokens' log-probabilities to return beside the drawn one's; None returns none."""
 
     @cached_property
     def penalised(self) -> bool:
-        """Whether tokens that were there count; asked for each token of each sequence, so worked out once."""
+        """Whether earlier tokens change the logits; cached, because it is asked for each token of each sequence."""
         return (self.repetition_penalty or 1, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether a token is drawn from the logits as they are, and nothing else is asked of them."""
+        """Whether a token is drawn from the logits as they are, and none of them are shown."""
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Sequence:
 
     request_id: int
     token_ids: list[int]
-    """Prompt, then output."""
+    """The tokens of the prompt, then those of the answer."""
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
@@ -143,7 +143,7 @@ class Sequence:
     row: int = -1
     """Its row in the decode batch; -1 if it is not in the batch."""
     stopping: StopText | None = None
-    """Looks for its stop texts."""
+    """The search for its stop texts; None if it has none."""
     siblings: list[Sequence] = field(default_factory=list)
     """Other answers to its prompt: they are queued when the prompt is computed, and share its full pages."""
     counts: dict[int, int] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class TokenSpan(NamedTuple):
 
 
 def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
-    """Chunks of prompts as spans; a prompt's last chunk draws its next token."""
+    """The chunks of prompts as spans; the last chunk of a prompt draws the next token."""
     return [
         TokenSpan(sequence.token_ids[start:end], start, sequence.block_ids, int(end == len(sequence)))
         for sequence, start, end in chunks

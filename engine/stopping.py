@@ -23,7 +23,7 @@ class StopText:
         self.stopped = False
 
     def push(self, token_id: int) -> bool:
-        """Adds a token; whether a stop text is complete."""
+        """Adds a token, and returns whether a stop text is complete."""
         self._left -= 1
         return self._add(self._stream.push(token_id))
 

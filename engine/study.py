@@ -10,7 +10,7 @@ from rooflab.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """The parts that an engine has; a study turns one off: `LLM(study=StudyOptions(kv_cache=False))`."""
+    """Switches of an engine's parts; a study changes one: `LLM(study=StudyOptions(kv_cache=False))`."""
 
     kv_cache: bool = True
     """False lets every step compute every token again, so that there are neither chunks nor a prefix cache."""

@@ -42,9 +42,9 @@ LIMIT_S = 10.0
 """Seconds of timing at a start, compilers aside.  Without a limit it took 87 and 128 on 2 cores that had other work."""
 PROVISIONAL = "provisional: not timed on a quiet machine"
 SAMPLE_S = 5e-4
-"""A sample repeats the call for at least as long."""
+"""The shortest time of a sample, in seconds; a sample repeats the call."""
 COLD_BYTES = 64 * 2**20
-"""Weights of the timed products, in copies: more than a cache holds, as in a model."""
+"""Bytes of the timed products' weights, in copies: more than a cache holds, as in a model."""
 
 Times = dict[str, dict[str, dict[str, float]]]
 """Microseconds by op, bucket and kernel."""
@@ -63,7 +63,7 @@ class Choice:
 def choose_kernels(
     able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[tuple[str, str], int], limits: LargestSizes
 ) -> dict[tuple[str, str], list[Choice]]:
-    """The choices with the fastest first."""
+    """The choices of each op and bucket, the fastest first."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -107,7 +107,7 @@ def _ways(
     sets = [set(some) for count in ((1, 2) if fit else (1,)) for some in itertools.combinations(forms, count)]
 
     def losses(ways: set[Any]) -> list[float]:
-        """The least time of each bucket with these ways, over its least of all."""
+        """The least time of each bucket with these ways, over its least time with any way."""
         ratios = []
         for bucket, choices in products.items():
             of_all = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
@@ -182,7 +182,7 @@ class KeptTimes:
         stored = json.loads(self._path.read_text()) if self._path.is_file() else {}
         self.times: Times = stored.get("times_us", {})
         self.provisional = {(op, bucket) for op, bucket in stored.get("provisional", ())}
-        """Buckets without times, or timed while the machine was busy."""
+        """Ops and buckets without times, or with times from a busy machine."""
         self._taken: set[tuple[str, str]] = set()
         with ThreadPoolExecutor() as compilers:  # so that the compiler's time is no kernel's
             list(compilers.map(library, (source for source in sources if source.suffix == ".cpp")))
@@ -204,7 +204,7 @@ class KeptTimes:
         return (waiting_since(self._began) or 0.0) > WAITING
 
     def keep(self) -> None:
-        """Writes what was timed since it was read; on a busy machine as provisional."""
+        """Writes the new times to the cache; those from a busy machine are provisional."""
         if self._taken:
             self.provisional = self.provisional | self._taken if self._busy() else self.provisional - self._taken
             record = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
@@ -246,6 +246,6 @@ def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:
 
 
 def known() -> Iterator[dict[str, Any]]:
-    """The kept times, the newest first."""
+    """Yields the records of times in the cache folder, the newest first."""
     for path in sorted(folder().glob("*.json"), key=lambda path: -path.stat().st_mtime):
         yield json.loads(path.read_text())

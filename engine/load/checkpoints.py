@@ -146,7 +146,7 @@ class SafetensorsCheckpoint:
         return by_file
 
     def ends(self) -> Mapping[str, Any]:
-        """Those of config.json and generation_config.json: by file an id, a list of ids or None."""
+        """The end tokens of config.json and generation_config.json: by file an id, a list of ids or None."""
         name, fields = self.generation()
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 

@@ -43,6 +43,6 @@ def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def with_settings(params: SamplingParams, settings: Mapping[str, float]) -> SamplingParams:
-    """`params` with the model's `settings` where they say nothing."""
+    """`params` with the model's `settings` in place of None."""
     changes: dict[str, Any] = {name: value for name, value in settings.items() if getattr(params, name) is None}
     return replace(params, **changes) if changes else params

@@ -30,7 +30,7 @@ class GGUFTensor:
     start: int
     """The offset of the first byte in the file."""
     size: int
-    """Bytes."""
+    """The number of bytes."""
 
     def values(self) -> np.ndarray:
         """The numbers in fp32, on memory of their own.  Raises `ValueError` if this quantisation is not known."""
@@ -46,7 +46,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What a file says: every key with its value, and every tensor by its name."""
+    """The header of a file: every key with its value, and every tensor by its name."""
 
     path: Path
     fields: dict[str, Any]

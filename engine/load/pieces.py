@@ -87,7 +87,7 @@ class TextStream:
     def __init__(self, piece: Callable[[int], bytes], leading: int = 0):
         self._piece, self._leading, self._length = piece, leading, 0
         self.begin = 0
-        """Where the last token begins in the text; inside a character, the character's place."""
+        """The place in the text where the last token begins; inside a character, the character's place."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
@@ -100,7 +100,7 @@ class TextStream:
         return self._without_leading(first + self._decoder.decode(piece[1:]))
 
     def flush(self) -> str:
-        """The text that was held back, as a replacement character."""
+        """The text that was held back: a replacement character for an incomplete one."""
         return self._without_leading(self._decoder.decode(b"", final=True))
 
     def _without_leading(self, text: str) -> str:

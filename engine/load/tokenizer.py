@@ -25,7 +25,7 @@ class Tokenizer:
         self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
         self.pieces = Pieces(self._tokenizer)
         self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
-        """Token ids are below it."""
+        """The number above every token id."""
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
         """Most characters of a token: a vocabulary has a character for each byte, or for each character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
@@ -171,7 +171,7 @@ def check_text(prompt: str) -> None:
 
 
 def some(ids: list[int]) -> list[int]:
-    """`ids`.  Raises `ValueError` if there are none."""
+    """Returns `ids`.  Raises `ValueError` if there are none."""
     if not ids:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     return ids

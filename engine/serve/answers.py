@@ -1,4 +1,4 @@
-"""From tokens to the bodies of completions and chats, whole or in events of a stream."""
+"""The bodies of completions and chats, made from tokens: whole, or in events of a stream."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CompletionBody(BodyFormat):
     delta = choice
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """As `BodyFormat`; among the likeliest is always the drawn one, so that there may be one more."""
+        """As `BodyFormat.shown`; the drawn token is always among the likeliest, so that there may be `n` + 1."""
         top: dict[str, float] = {}
         for each, value in logprobs.items() if n else ():
             name = self.texts.named(each)[0]
@@ -139,7 +139,7 @@ class Answer:
     def __init__(self, format: BodyFormat, params: SamplingParams, index: int):
         self.index = index
         self.count = 0
-        """Tokens so far."""
+        """The number of tokens so far."""
         self._format = format
         self._stream = format.texts.stream()
         self._stopping = StopText(params.stop, self._stream, params.min_tokens)

@@ -32,7 +32,7 @@ from rooflab.engine.serve.streams import EventStream, while_there
 from rooflab.engine.serve.work import RequestWork
 
 LIVE_S = 0.1
-"""How often the page hears of the engine."""
+"""Seconds between two events for the page."""
 STEPS_AT_ONCE = 200
 """Lines of steps that an event holds: they are written in one turn of the event loop, in 2 ms."""
 TOO_LONG = "context_length_exceeded"
@@ -55,7 +55,7 @@ class ServedModel(BaseModel):
 
 
 class Models(BaseModel):
-    """All models that are served: one."""
+    """The list of the models that are served, which is one model."""
 
     object: str = "list"
     data: list[ServedModel]
@@ -124,7 +124,7 @@ class Service:
         return ApiError(400, sentence, param, TOO_LONG)
 
     def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
-        """The limit of an answer.  Raises `ApiError` if more was asked for than can be."""
+        """The most tokens of an answer.  Raises `ApiError` if the request asks for more than can be."""
         room = self.context - longest_prompt
         most = room if self.limits.max_tokens is None else min(room, self.limits.max_tokens)
         if room < 1:
@@ -179,7 +179,7 @@ class Service:
         return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
-        """The engine for the page, ten times a second: its state and the steps since the last event."""
+        """Yields events for the page, ten a second: the engine's state, and the steps since the last event."""
         engine, info = self.engine, self.engine.info
         seen = engine.steps[-1].number if engine.steps else 0
         engine.watch(True)

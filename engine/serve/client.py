@@ -41,7 +41,7 @@ KEPT_STEPS = 20_000
 TOKENS_AT_ONCE = 256
 """Tokens that one reader takes in one turn of the event loop: 8 ms."""
 END_S = 10.0
-"""How long an engine may take to end its last step."""
+"""Seconds that an engine may take to end its last step."""
 STALLED_S = 60.0
 """How long an engine with work may say nothing.  It speaks after each step; 2,048 tokens of a prompt are one."""
 
@@ -64,17 +64,17 @@ class Call:
     trace_parent: str | None
     """The caller's span, as W3C's `traceparent` header."""
     started_s: float | None = None
-    """When the first step with tokens of its prompt began."""
+    """The time at which the first step with tokens of its prompt began."""
     cached_tokens: int = 0
     """Tokens of the prompt that were in the KV cache."""
     token_times_s: list[list[float]] = field(default_factory=list)
-    """For each answer, when its tokens came to the server."""
+    """For each answer, the times at which its tokens came to the server."""
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
     """The reason for the end of each answer that has ended, by the answer's number."""
 
     @property
     def ended(self) -> bool:
-        """Whether all its answers have."""
+        """Whether all its answers have ended."""
         return len(self.finish_reasons) == self.params.n
 
 
@@ -84,7 +84,7 @@ class Inbox:
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
         self.put = self._come.put_nowait
-        """Adds a call with a token, or why no token comes any more."""
+        """Adds a call with a token, or the error after which no token comes."""
 
     async def get(self) -> list[tuple[Call, Token]]:
         """Some of the tokens that are there, at least one.  Raises what `put` got in place of one if none can come."""
@@ -118,7 +118,7 @@ class Engine:
         self.ended: list[Callable[[Call], None]] = []
         self.died, self.ending = asyncio.Event(), False
         self.why, self._heard_s = "", 0.0
-        """How it ended; when it last said something, or got its first work."""
+        """The reason for the engine's end; the time of its last message, or of its first work."""
         self.calls: dict[int, Call] = {}
         """The calls that have not ended, by key."""
         self._keys = itertools.count()
@@ -220,7 +220,7 @@ class Engine:
             observer(call)
 
     def watch(self, on: bool) -> None:
-        """One more watcher, or one less: while there is one, steps on a CPU tell the time of each op."""
+        """Adds or removes a watcher.  While there is one, steps on a CPU tell the time of each op."""
         before, self._watchers = self._watchers, self._watchers + (1 if on else -1)
         if bool(before) != bool(self._watchers) and not self.died.is_set():
             self._say(Watch(on))

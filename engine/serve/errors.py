@@ -26,7 +26,7 @@ _NOT_YET = {
 }
 
 _OF_UNION = re.compile(r"str|(list|dict|constrained|literal)\W.*")
-"""What pydantic adds to a place where a field has one of several types."""
+"""The names that pydantic adds to the place of a field that has one of several types."""
 
 
 class ErrorBody(BaseModel):

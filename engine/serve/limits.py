@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rooflab.engine.serve.errors import ApiError
 
 OPEN_PATHS = ("/", "/health")
-"""For these no key is asked: the page has no data of its own, and a probe has no key."""
+"""Paths that ask for no key: the page has no data of its own, and a probe has no key."""
 
 
 @dataclass(frozen=True)

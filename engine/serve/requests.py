@@ -80,9 +80,9 @@ class StreamOptions(Strict):
     """Options that say what a stream carries beside the tokens."""
 
     include_usage: bool = False
-    """A last event with the counts of tokens."""
+    """Whether a last event has the counts of tokens."""
     continuous_usage_stats: bool = False
-    """vLLM's: the counts so far in every event."""
+    """Whether every event has the counts so far, as in vLLM."""
 
 
 class Sampling(Strict):
@@ -122,7 +122,7 @@ class Sampling(Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The engine's form.  Raises `ValueError` on a combination that it cannot serve."""
+        """The request's settings for the engine.  Raises `ValueError` on a combination that it cannot serve."""
         same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         return SamplingParams(
             **{"temperature": None, **same},

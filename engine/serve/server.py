@@ -31,9 +31,9 @@ from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LAST_S = 4.0
-"""How long a reader may take for what was written when the server ends."""
+"""Seconds that a reader may take for what was written, when the server ends."""
 SLOW_READER_S = 60.0
-"""How long a reader may take nothing while there is more for it than a connection holds."""
+"""Seconds that a reader may take nothing while there is more for it than a connection holds."""
 
 
 class ClientConnection(H11Protocol):
@@ -173,7 +173,7 @@ def hosts_of(host: str) -> list[str] | None:
 
 
 def config_of(service: Service, host: str) -> uvicorn.Config:
-    """How uvicorn serves at `host`."""
+    """The configuration of uvicorn for a server at `host`."""
     limits = service.limits
     return uvicorn.Config(
         make_app(service, hosts_of(host)),

@@ -1,4 +1,4 @@
-"""What the server's process and the engine's process say to each other, pickled, over a socket of ZeroMQ."""
+"""The messages between the server's process and the engine's, which are pickled and sent by ZeroMQ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.engine.sequence import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """The prompts of a request, to be answered."""
+    """Queues the prompts of a request."""
 
     prompts: dict[int, list[int]]
     """The token ids of each prompt, by the server's key."""
@@ -41,7 +41,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded."""
+    """The model is loaded: its sizes, and the kernels that serve."""
 
     model: str
     """The name of the model's architecture."""
@@ -53,12 +53,12 @@ class Ready:
     num_blocks: int
     block_size: int
     kernels: list[dict[str, str]]
-    """What serves, as `OpSet.describe`."""
+    """The kernels that serve, as `OpSet.describe` has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNotLoaded:
-    """The model cannot be loaded."""
+    """The model cannot be loaded, for this reason."""
 
     reason: str
 
@@ -87,7 +87,7 @@ class Token(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A prompt was computed for the first time."""
+    """The first step with tokens of a prompt."""
 
     key: int
     time_s: float
@@ -98,7 +98,7 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The engine between two steps."""
+    """The numbers of sequences and pages between two steps."""
 
     running: int = 0
     waiting: int = 0
@@ -125,7 +125,7 @@ class StepLine:
     prompt_pairs: int
     """Query-key pairs of these tokens, each with itself and all before it."""
     tokens: int
-    """Tokens of answers that came out of it."""
+    """Tokens of answers that came out of the step."""
     preempted: int
     """Sequences that lost their pages."""
     evicted: int
@@ -133,7 +133,7 @@ class StepLine:
     running: int
     """Answers in the batch behind the step."""
     waiting: int
-    """Answers that wait for it."""
+    """Answers that wait for the batch behind the step."""
     waited: float | None
     """The time that the engine's threads waited for a core, over the time that they ran; None on a GPU."""
     ops_s: Mapping[str, float] = field(default_factory=dict)

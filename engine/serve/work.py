@@ -76,7 +76,7 @@ class RequestWork:
             yield pieces
 
     async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
-        """The events of a stream.  One carries one token; what begins an answer comes with its first token."""
+        """Yields the events of a stream.  An event carries one token; a chat's role comes with the first token."""
         begun: set[int] = set()
         usage: dict[str, Any] = {"usage": None} if include_usage else {}
         try:
@@ -97,7 +97,7 @@ class RequestWork:
             yield ApiError(500, str(error)).event()
 
     async def whole(self) -> bytes:
-        """The body of a reply, made beside the event loop.
+        """The body of a whole reply, made beside the event loop.
 
         Raises `EngineDied`, and `ApiError` with 408 if the time is up.
         """

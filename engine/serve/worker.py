@@ -1,4 +1,4 @@
-"""The engine's process: takes requests between steps, and says after each step what it did."""
+"""The engine's process: it takes requests between steps, and describes each step behind it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Worker:
         self._watching = ExitStack()
 
     def run(self) -> None:
-        """Steps until the server says `Stop`."""
+        """Runs steps until the server says `Stop`."""
         while True:
             if not self.llm.has_work:
                 self._socket.poll()

@@ -1,4 +1,4 @@
-"""What a kind of speculation is, how it is asked for, and what a step drafted."""
+"""The interface of drafters, the options of speculation, and the drafts of a step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Drafter:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculation as it is asked for.  Raises `ValueError` on a kind or a number that cannot be."""
+    """The options of speculation.  Raises `ValueError` on a kind or a number that cannot be."""
 
     kind: str
     num_tokens: int = 4
@@ -76,7 +76,7 @@ class Speculation:
 def speculation(
     kind: str | None, num_tokens: int, draft: str | Path | None, kv_cache: bool, overlap: bool | None
 ) -> Speculation | None:
-    """The speculation that an engine is asked for.  Raises `ValueError` as `Speculation`, and on options beside it."""
+    """The options of speculation, or None.  Raises `ValueError` as `Speculation`, and on options that exclude it."""
     if kind is None:
         if draft is not None:
             raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")

@@ -11,11 +11,11 @@ from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 
 CONTEXT, TRIED = 8, 16
-"""Tokens before the pair that are compared, and places where it is looked for."""
+"""Tokens before the pair that are compared, and earlier places of the pair that are tried."""
 
 
 class Places:
-    """Where each pair of successive tokens of a sequence was last followed by another token."""
+    """The last place of each pair of successive tokens of a sequence, but for a pair at the end."""
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, int], int] = {}
@@ -42,7 +42,7 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds the pairs of several new tokens, but for the last."""
+    """Adds the pairs of new tokens, but for the last pair."""
     for place in range(places.known + 1, end):
         pair = (tokens[place - 2], tokens[place - 1])
         if pair in places.behind:

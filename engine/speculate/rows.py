@@ -1,4 +1,4 @@
-"""The rows of a step that verifies drafts, and what is accepted of a draft."""
+"""The rows of a step that verifies drafts, and the tokens of a draft that are accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Drafts = Mapping[EngineSequence, list[int]]
 
 
 class DraftRows:
-    """First the rows of the batch without a draft; then for each draft the token before it, and its own tokens."""
+    """The rows of the batch without a draft; then for each draft a row for the token before it and for each token."""
 
     def __init__(self, batch: DecodeBatch, drafts: Drafts):
         rows = np.array([sequence.row for sequence in drafts])

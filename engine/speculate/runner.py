@@ -21,14 +21,14 @@ from rooflab.engine.step_tensors import spans_of, step_input
 
 
 class SpeculativeRunner(ModelRunner):
-    """Holds the drafter too, and the drafts that a step verifies."""
+    """A `ModelRunner` with a drafter, and with the drafts that a step verifies."""
 
     def __init__(self, *about: Any):
         self.drafter = Drafter()
         self.drafts: Drafts = {}
         self._rows: DraftRows | None = None
         self._hidden = torch.empty(0)
-        """The hidden states (num_drawn, H) of the last step, where the drafter reads them."""
+        """The hidden states (num_drawn, H) of the last step, if the drafter reads them."""
         super().__init__(*about)
 
     def allocate(self, num_blocks: int) -> None:
