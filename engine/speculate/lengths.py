@@ -51,7 +51,7 @@ class Lengths:
         self._added: dict[int, deque[float]] = {}
         self._since: dict[int, int] = {}
         self._idle: dict[int, int] = {}
-        """By class: `_since` counts steps with drafts since the last without, `_idle` those without since the last with."""
+        """By class: `_since` counts steps with drafts since the last without, `_idle` the other way round."""
         self._drafts = True
         self.price = LEAST_PRICE
 
