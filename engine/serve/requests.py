@@ -29,7 +29,6 @@ MOST_PARTS = 128
 MOST_IDS = 2**17
 """Tokens of a prompt that is given by ids, whatever the model: they are checked on the event loop, in 7 ms."""
 
-
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]

@@ -60,7 +60,8 @@ class Speculation:
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:
             raise ValueError(f"speculate: expected {', '.join(DRAFTS)}, got {self.kind!r}")
-        if (self.draft is None) != (self.kind == "ngram" or (self.sized and self.kind == "eagle")):
+        unnamed = self.kind == "ngram" or (self.sized and self.kind == "eagle")
+        if (self.draft is None) != unnamed or str(self.draft).isdigit():  # a number meant the model's first layers
             raise ValueError(f"draft: expected {DRAFTS[self.kind]} with speculate={self.kind}, got {self.draft!r}")
         if type(self.num_tokens) is not int or not 1 <= self.num_tokens <= MOST_TOKENS:
             raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
