@@ -119,11 +119,11 @@ class Numbers:
         return "".join(f" {token}" for token in token_ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """As `Tokenizer`."""
+        """A token's name in answers, which is its text, and its bytes."""
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:
-        """As `Tokenizer`."""
+        """A new incremental decoder."""
         return TextStream(lambda token: self.named(token)[1])
 
 

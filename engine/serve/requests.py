@@ -115,11 +115,6 @@ class Sampling(Strict):
             raise ValueError("stream_options: expected only with stream=true")
         return self
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop texts."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The request's settings for the engine.  Raises `ValueError` on a combination that it cannot serve."""
         same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
@@ -129,7 +124,7 @@ class Sampling(Strict):
             top_k=None if self.top_k is None else max(self.top_k, 0),
             seed=None if self.seed is None else self.seed % 2**63,
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            stop=self.stops,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             logit_bias={int(token): value for token, value in self.logit_bias.items()} if self.logit_bias else None,
             logprobs=logprobs,
         )
