@@ -18,7 +18,7 @@ class DecodeBatch:
         self.block_size = block_size
         self.rows: list[Sequence] = []
         self.source = np.zeros(max_num_seqs, np.int64)
-        """Where the token that the step computes is among those that the step before drew, on the device."""
+        """The place of the row's token among the tokens that the last step drew, which are on the device."""
         self.positions = np.zeros(max_num_seqs, np.int64)
         """Position of the token that the step computes."""
         self.seq_lens = np.zeros(max_num_seqs, np.int32)
@@ -43,20 +43,17 @@ class DecodeBatch:
 
     def set_blocks(self, sequence: Sequence) -> None:
         """Copies a sequence's new pages to its row."""
-        row, known, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
-        self.block_table[row, known : len(blocks)] = blocks[known:]
+        row, filled, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
+        self.block_table[row, filled : len(blocks)] = blocks[filled:]
         self.num_blocks[row] = len(blocks)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence; the last row moves to its place."""
-        row, last = sequence.row, len(self.rows) - 1
-        if row != last:
-            moved = self.rows[last]
+        row, moved = sequence.row, self.rows.pop()
+        if moved is not sequence:
             for array in (self.source, self.positions, self.block_table, self.num_blocks):
-                array[row] = array[last]
-            self.rows[row] = moved
-            moved.row = row
-        self.rows.pop()
+                array[row] = array[len(self.rows)]
+            self.rows[row], moved.row = moved, row
         sequence.row = -1
 
     def prepare(self) -> None:
@@ -71,7 +68,7 @@ class DecodeBatch:
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
-        """Appends to every row the token that the step draws for it; the rows are the first of the draw."""
+        """Moves every row on by the token that the step draws for it; the batch's rows come first in the draw."""
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from rooflab.engine.sequence import Sequence
 
 Key = tuple[int, tuple[int, ...]]
-"""A full page by what it holds: the content before it, and its tokens.  A dictionary compares both whole."""
+"""The key of a full page: the number of the content before it, and its tokens.  A dictionary compares both whole."""
 
 
 class BlockManager:
@@ -26,7 +25,7 @@ class BlockManager:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.released = 0
-        """How often pages were released; while it stays, what did not fit does not fit."""
+        """How often pages were released; until the next release, a sequence that did not fit does not fit."""
         self.evicted = 0
         """How many cached pages were given away with their content."""
         self.num_shared = 0
@@ -35,7 +34,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
         self._published: dict[Key, tuple[int, int]] = {}
-        """The number of a content, and the page that has it."""
+        """The number of each published content, and the page that holds it."""
         self._key_of: dict[int, Key] = {}
         self._contents = 0
 
@@ -46,7 +45,7 @@ class BlockManager:
 
     @property
     def num_cached(self) -> int:
-        """How many of them have a content that may be used again."""
+        """How many free pages have a content that may be used again."""
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -60,10 +59,10 @@ class BlockManager:
             return
         size, content = self.block_size, 0
         for start in range(0, (len(sequence) - 1) // size * size, size):
-            found = self._published.get((content, tuple(sequence.token_ids[start : start + size])))
-            if found is None:
+            cached = self._published.get((content, tuple(sequence.token_ids[start : start + size])))
+            if cached is None:
                 break
-            content, block = found
+            content, block = cached
             self._cached.pop(block, None)
             self._holders[block] += 1
             self.num_shared += self._holders[block] == 2
@@ -96,23 +95,22 @@ class BlockManager:
         for index in range(len(contents), num_computed // size):
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
             key = (contents[-1] if contents else 0, tokens)
-            found = self._published.get(key)
-            if found is None:
+            published = self._published.get(key)
+            if published is None:
                 self._contents += 1
-                found = self._published[key] = (self._contents, sequence.block_ids[index])
-                self._key_of[found[1]] = key
-            contents.append(found[0])
+                published = self._published[key] = (self._contents, sequence.block_ids[index])
+                self._key_of[published[1]] = key
+            contents.append(published[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Takes from `sequence` the pages behind those of its first `num_tokens` tokens: a draft took them, so that no
         other sequence holds them, and no content of them is published.  What did not fit before
         the draft does not fit now."""
-        kept = -(-num_tokens // self.block_size)
-        if len(sequence.block_ids) > kept:
-            for block in reversed(sequence.block_ids[kept:]):
-                self._holders[block] = 0
-                self._free.append(block)
-            del sequence.block_ids[kept:]
+        first = self.blocks_for(num_tokens)
+        for block in reversed(sequence.block_ids[first:]):
+            self._holders[block] = 0
+            self._free.append(block)
+        del sequence.block_ids[first:]
 
     def release(self, sequence: Sequence) -> None:
         """Takes all pages from `sequence`; those that no other sequence holds are cached or free."""
@@ -127,15 +125,3 @@ class BlockManager:
                 self._free.append(block)
         sequence.block_ids, sequence.contents, sequence.num_computed = [], [], 0
         self.released += 1
-
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Raises `AssertionError` unless free, cached and held pages are all pages, and are held by `sequences`."""
-        held = [0] * self.num_blocks
-        for sequence in sequences:
-            for block in sequence.block_ids:
-                held[block] += 1
-        assert held == self._holders, "pages are held by sequences that are not there, or not held by those that are"
-        assert self.num_shared == sum(holders > 1 for holders in held), "the number of shared pages is wrong"
-        unheld = [block for block, holders in enumerate(held) if not holders]
-        assert sorted([*self._free, *self._cached]) == unheld, "a page is lost, or free and held"
-        assert set(self._cached) <= self._key_of.keys() and len(self._published) == len(self._key_of)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rooflab.engine.model_runner import Draw, ModelRunner
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.speculate.speculator import Speculator
 
 
+@dataclass(eq=False)
 class Core:
     """Runs steps until every submitted sequence has ended.
 
@@ -19,16 +22,13 @@ class Core:
     With a `speculator` a step may give a sequence several tokens, which are read at once.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, overlap: bool = False, speculator: Speculator | None = None
-    ):
-        self.scheduler = scheduler
-        self.runner = runner
-        self.overlap = overlap
-        self._unread: Draw | None = None
-        self.last: Step | None = None
-        """What the last call of `step` ran; None if it only read tokens."""
-        self.speculator = speculator
+    scheduler: Scheduler
+    runner: ModelRunner
+    overlap: bool = False
+    speculator: Speculator | None = None
+    last: Step | None = None
+    """The step that the last call of `step` ran; None if the call only read tokens."""
+    _unread: Draw | None = None
 
     @property
     def has_work(self) -> bool:
@@ -41,16 +41,14 @@ class Core:
 
     def unfinished(self) -> list[Sequence]:
         """The sequences that have not ended: they wait, run, or wait for their last token to be read."""
-        known = [*self.scheduler.waiting, *self.scheduler.running]
-        return known + [one for one in self._expected if one.finish_reason is None and one not in known]
+        sequences = dict.fromkeys([*self.scheduler.waiting, *self.scheduler.running, *self._expected])
+        return [sequence for sequence in sequences if sequence.finish_reason is None]
 
     def step(self) -> list[Sequence]:
         """Runs a step; returns the sequences that got a token by it, once for each token.
 
         None, if there was no work, or if the step computed only a part of a prompt, or if its tokens are read later.
         """
-        if not self.has_work:
-            return []
         try:
             return self._step()
         except BaseException:
@@ -66,26 +64,19 @@ class Core:
             for sequence in step.preempted:
                 self.runner.leave(sequence)
             if self.speculator is not None:
-                return self._speculative_step(self.speculator, step)
+                got = self.speculator.step(scheduler, step, self._computed)
+                if ended := [sequence for sequence in dict.fromkeys(got) if sequence.finish_reason is not None]:
+                    self._remove(ended)
+                return got
             draw = self.runner.run(step)
-            got = self._read()
-            self._computed(step)
-        else:
-            got = self._read()
+        got = self._read()
+        if self.last is not None:
+            self._computed(self.last)
         if draw is not None:
             self._unread = draw
             self._expect(draw.sequences)
             if draw.read_at_once or not self.overlap:
                 got += self._read()
-        return got
-
-    def _speculative_step(self, speculator: Speculator, step: Step) -> list[Sequence]:
-        speculator.propose(self.scheduler, step)
-        tokens = speculator.verify(step)
-        self._computed(step)
-        got = speculator.accept(self.scheduler.blocks, step, tokens)
-        if ended := [sequence for sequence in tokens if sequence.finish_reason is not None]:
-            self._remove(ended)
         return got
 
     def _computed(self, step: Step) -> None:
@@ -154,10 +145,9 @@ class Core:
         """Lets every sequence that has not ended wait, to be computed again from its first token."""
         for sequence in list(self.runner.batch.rows):  # also those that a broken step preempted
             self.runner.leave(sequence)
-        self.scheduler.requeue()
-        for sequence in self.unfinished():
-            if sequence not in self.scheduler.waiting:
-                self.scheduler.submit(sequence)  # it was full with the token that is lost
-        self._unread = None
-        for sequence in self.scheduler.waiting:
+        unfinished = self.unfinished()
+        for sequence in unfinished:
             sequence.unread = 0
+            del sequence.logprobs[len(sequence.token_ids) - sequence.num_prompt_tokens :]
+        self._unread = None
+        self.scheduler.restart(unfinished)

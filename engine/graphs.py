@@ -11,7 +11,7 @@ import torch
 from rooflab.engine.model import StepInput
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Makes of a function one that does the same work again on what its tensors hold then."""
+"""Takes a function, and gives one that repeats its work on what the same tensors hold at that time."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -47,7 +47,7 @@ class DecodeGraphs:
         self._replays = dict(sorted(self._replays.items()))
 
     def step(self, size: int | None = None) -> None:
-        """The logits of the first `size` rows, or of all."""
+        """Computes the logits of the first `size` rows, or of all."""
         ids, positions, slots, table, lengths = (column[:size] for column in self._columns)
         self._logits[:size] = self._forward(StepInput(ids, positions, slots, table, lengths))
 

@@ -15,9 +15,10 @@ from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.engine.core import Core
 from rooflab.engine.graphs import record_graph
+from rooflab.engine.load.generation import with_settings
 from rooflab.engine.load.model_files import DEFAULT_MODEL
 from rooflab.engine.load.models import open_model
-from rooflab.engine.load.tokenizer import Prompt, as_token_ids, is_chat, some
+from rooflab.engine.load.tokenizer import Prompt, is_chat
 from rooflab.engine.load.weights import load_weights
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
@@ -31,10 +32,9 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.build import build, opened
 from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.stopping import StopText
-from rooflab.engine.study import RecomputingCore, StudyOptions, switched
+from rooflab.engine.study import RecomputingCore, StudyOptions
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.precision import pin_matmul_precision
-from rooflab.kernels.registry import get_kernel
 from rooflab.roofline.architecture import Architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
@@ -44,15 +44,15 @@ class LLM:
     """A language model that generates with Rooflab's kernels.
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
-    `dummy=True` it may be any preset; weights are then random, and prompts are token ids.  `dtype` is float32,
-    bfloat16, float16 or, on a CPU, int8 (the products' weights; the rest is bfloat16); None means float32 on a CPU and
-    bfloat16 on CUDA.  `swap` maps an op to the kernel it must use; `interpret` allows Triton kernels on the CPU.
-    On CUDA decode steps run as CUDA graphs, unless `enforce_eager`, and with `overlap` (None means: on CUDA) a step is
-    launched before the tokens of the step before are read (`Core`).  With `pdl` a kernel of a graph may start while
-    the one before it ends (`kernels/_pdl.py`).
+    `dummy=True` it may be any preset; weights are then random, and a token's text is its id (`Numbers`).  `dtype` is
+    float32, bfloat16, float16 or, on a CPU, int8 (the products' weights; the rest is bfloat16); None means float32 on a
+    CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel it must use; `interpret` allows Triton kernels on the
+    CPU.  On CUDA decode steps run as CUDA graphs, unless `enforce_eager`, and with `overlap` (None means: on CUDA) a
+    step is launched before the tokens of the step before are read (`Core`).  With `pdl` a kernel of a graph may start
+    while the kernel before it ends (`kernels/_pdl.py`).
 
     With `speculate` a step may give a sequence up to `num_speculative_tokens` tokens more: `ngram` drafts what followed
-    the same tokens before, `draft` the tokens of the model `draft`, or of as many of the model's first layers
+    the same tokens before, `draft` the tokens of the model `draft`, `eagle` those of the head in the folder `draft`
     (docs/speculate.md).  Answers are those without it.
 
     `chunked_prefill`, `prefill_chunk` (most tokens of prompts in a step) and `prefix_caching` are as named; `study`
@@ -67,7 +67,6 @@ class LLM:
         model: str | Path = DEFAULT_MODEL,
         *,
         enforce_eager: bool = False,
-        tensor_parallel_size: int = 1,
         dtype: str | None = None,
         device: str | None = None,
         dummy: bool = False,
@@ -86,13 +85,10 @@ class LLM:
         num_kv_blocks: int | None = None,
         speculate: str | None = None,
         num_speculative_tokens: int = 4,
-        draft: str | Path | int | None = None,
+        draft: str | Path | None = None,
         seed: int = 0,
-        **unknown: Any,
     ):
-        study = switched(study, unknown)
-        if tensor_parallel_size != 1:
-            raise ValueError(f"tensor_parallel_size: only 1 is there yet, got {tensor_parallel_size}")
+        study = study or StudyOptions()
         check_sizes(
             block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             num_kv_blocks=num_kv_blocks, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
@@ -101,13 +97,11 @@ class LLM:
         self.device = device_of(device)
         if pdl:
             check_pdl(self.device, enforce_eager)
-        for name in (swap or {}).items():
-            get_kernel(*name)  # a wrong one is refused before anything is read
         pin_matmul_precision()
         self.dtype = dtype_of(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
-        """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
-        self.arch, self.tokenizer, tensors, self._stop_ids, self._own = open_model(str(model), dummy, seed, self.device)
+        """The option `dtype`; with int8, `self.dtype` is the dtype of all but the products' weights."""
+        self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
         self.max_model_len = most = max_model_len or self.arch.max_position
         if most > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -116,7 +110,7 @@ class LLM:
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, most)
         read = partial(open_model, dummy=dummy, seed=seed, device=self.device)
-        source = opened(self.speculation, self.arch, self.tokenizer, most, read)
+        source = opened(self.speculation, self.arch, self.tokenizer, most, self.dtype, self.device, read)
         drawn = min(max_num_seqs * source.rows, longest)
         sizes = (block_size, most, longest, min(max_num_seqs, longest), drawn, dtype == INT8)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
@@ -131,7 +125,7 @@ class LLM:
             blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and study.kv_cache),
-            *(max_num_seqs, max_num_batched_tokens, prefill_chunk, chunked, study.continuous_batching),
+            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or longest, chunked, study.continuous_batching),
         )
         overlap = self.device.type == "cuda" and speculator is None if overlap is None else overlap
         core = Core if study.kv_cache else RecomputingCore
@@ -140,12 +134,9 @@ class LLM:
 
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
-        rehearsals: list[Callable[[], object]] = [
-            partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
-        ]
         graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
-        if graphs:
-            rehearsals.append(graphs.step)
+        rehearse = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
+        rehearsals: list[Callable[[], object]] = [rehearse, graphs.step] if graphs else [rehearse]
         blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if graphs:
@@ -155,46 +146,36 @@ class LLM:
         self.runner.graphs = graphs
         return blocks
 
-    def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None, priority: int = 0
-    ) -> int:
-        """Queues a prompt and returns its request id; a smaller `priority` overtakes (`Scheduler`).
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None) -> int:
+        """Queues a prompt and returns its request id.  Raises `ValueError` if the engine cannot serve it."""
+        return self.submit(prompt, _one(params), arrival_s)[0].request_id
 
-        Raises `ValueError` if the engine cannot serve it.
-        """
-        return self.submit(prompt, _one(params), arrival_s, priority)[0].request_id
-
-    def submit(
-        self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None, priority: int = 0
-    ) -> list[EngineSequence]:
+    def submit(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
         """Queues a prompt, and returns the sequences of its `params.n` answers.  Raises as `add_request`."""
         answers = self._answers(prompt, params, arrival_s)
-        for sequence in answers:
-            sequence.priority = priority
         self.scheduler.submit(answers[0])
         return answers
 
     def abort(self, request_id: int) -> bool:
         """Drops a request, whether it waits, is being computed or draws its tokens; False if it has ended."""
-        found = [sequence for sequence in self.core.unfinished() if sequence.request_id == request_id]
-        self.core.abort(found)
-        return bool(found)
+        sequences = [sequence for sequence in self.core.unfinished() if sequence.request_id == request_id]
+        self.core.abort(sequences)
+        return bool(sequences)
 
     def _sequence(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> EngineSequence:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
-        params = self._own.of(params)
-        ids = self._encode(prompt)
-        if len(ids) >= self.max_model_len:
-            raise ValueError(
-                f"prompt: expected fewer tokens than max_model_len, which is {self.max_model_len}, got {len(ids)}"
-            )
-        for name, tokens in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
-            for token in tokens:
-                if not 0 <= token < self.arch.vocab_size:
-                    raise ValueError(f"{name}: expected token ids below {self.arch.vocab_size}, got {token}")
+        params = with_settings(params, self._set)
+        ids = self.tokenizer.encode(prompt)
+        if len(ids) >= (most := self.max_model_len):
+            raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {most}, got {len(ids)}")
+        named = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
+        for name, tokens in named.items():
+            if tokens and not 0 <= min(tokens) <= max(tokens) < (size := self.arch.vocab_size):
+                wrong = next(token for token in tokens if not 0 <= token < size)
+                raise ValueError(f"{name}: expected token ids below {size}, got {wrong}")
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
-        special = self.tokenizer.special if self.tokenizer is not None else {}
+        special = self.tokenizer.special
         stop = {*params.stop_token_ids, *(special[text] for text in params.stop if text in special)}
         stop |= frozenset() if params.ignore_eos else self._stop_ids
         length = min(len(ids) + params.max_tokens, self.max_model_len)
@@ -202,8 +183,6 @@ class LLM:
         self.scheduler.check(sequence)
         self._next_id += 1
         if params.stop:
-            if self.tokenizer is None:
-                raise ValueError("stop: dummy weights come without a tokenizer; pass stop_token_ids")
             sequence.stopping = StopText(params.stop, self.tokenizer.stream(), params.min_tokens)
         return sequence
 
@@ -213,18 +192,6 @@ class LLM:
         seeds = (None if params.seed is None else (params.seed + i) % 2**63 for i in range(1, params.n))
         first.siblings = [self._sequence(prompt, replace(params, seed=seed), first.arrival_s) for seed in seeds]
         return [first, *first.siblings]
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if self.tokenizer is not None:
-            ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, str) or is_chat(prompt):
-            raise ValueError("prompt: dummy weights come without a tokenizer; pass token ids")
-        else:
-            ids = some(as_token_ids(prompt))
-        if min(ids) < 0 or max(ids) >= self.arch.vocab_size:
-            wrong = next(token for token in ids if not 0 <= token < self.arch.vocab_size)
-            raise ValueError(f"prompt: expected token ids below {self.arch.vocab_size}, got {wrong}")
-        return ids
 
     @property
     def has_work(self) -> bool:
@@ -238,10 +205,9 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yields the tokens of one prompt as they come, each with the text that it completes."""
-        sequence = self._sequence(prompt, _one(params))
-        self.scheduler.submit(sequence)
-        text = self.tokenizer.stream() if self.tokenizer else None
-        times: list[float] = []
+        params = _one(params)
+        (sequence,) = self.submit(prompt, params)
+        text, times = StopText(params.stop, self.tokenizer.stream(), params.min_tokens), list[float]()
         try:
             # A step of another stream may have made tokens for this request too; each token is delivered once.
             while sequence.finish_reason is None or len(times) < len(sequence.output_ids):
@@ -250,13 +216,7 @@ class LLM:
                     continue
                 token = sequence.output_ids[len(times)]
                 last = sequence.finish_reason is not None and len(times) + 1 == len(sequence.output_ids)
-                if sequence.stopping is not None:
-                    if last:
-                        sequence.stopping.end()
-                    piece = sequence.stopping.take(last)
-                else:
-                    piece = text.push(token) if text else ""
-                    piece += text.flush() if last and text else ""
+                piece = text.piece(token, last)
                 times.append(time.perf_counter())
                 output = self._output([sequence], times) if last else None
                 yield TokenEvent(sequence.request_id, len(times) - 1, token, times[-1], piece, output)
@@ -275,7 +235,7 @@ class LLM:
         if len(each) != len(many):
             raise ValueError(f"params: expected one or {len(many)}, got {len(each)}")
         # All sequences are made before any is queued, so that a bad prompt queues nothing.
-        answers = [self._answers(prompt, one) for prompt, one in zip(many, each, strict=True)]
+        answers = [self._answers(prompt, settings) for prompt, settings in zip(many, each, strict=True)]
         for first, *_ in answers:
             self.scheduler.submit(first)
         sequences = [sequence for several in answers for sequence in several]
@@ -303,10 +263,9 @@ class LLM:
     def _completion(self, sequence: EngineSequence) -> Completion:
         assert sequence.finish_reason is not None, "every sequence has run to its end"
         ids, stopping = sequence.output_ids, sequence.stopping
-        text = self.tokenizer.decode(ids) if self.tokenizer else ""
         if stopping is not None:
             stopping.end()
-            text = stopping.text if stopping.stopped else text
+        text = self.tokenizer.decode(ids) if stopping is None else stopping.text
         shown = None if sequence.params.logprobs is None else sequence.logprobs
         return Completion(text, ids, sequence.finish_reason, shown)
 
@@ -318,10 +277,7 @@ def _one(params: SamplingParams | None) -> SamplingParams:
 
 
 def _as_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str) or is_chat(prompts):
-        return [prompts]
-    if isinstance(prompts, Sequence) and prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]
     if not isinstance(prompts, Sequence) or not prompts:
         raise ValueError(f"prompts: expected a prompt or a list of prompts, got {prompts!r}")
-    return list(prompts)
+    single = isinstance(prompts, str) or is_chat(prompts) or all(isinstance(item, int) for item in prompts)
+    return [prompts] if single else list(prompts)

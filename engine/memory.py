@@ -1,4 +1,4 @@
-"""How many pages the KV cache has."""
+"""The number of pages of the KV cache, from the memory that is free."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kv_cache_blocks(
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
         return wanted
     cpu = limits.device.type == "cpu"
-    step_bytes = 0 if cpu else sum(peak_bytes(one, limits.device) for one in rehearsals)
+    step_bytes = 0 if cpu else sum(peak_bytes(rehearsal, limits.device) for rehearsal in rehearsals)
     budget = (CPU_FRACTION if cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
     blocks = min(int(budget // block_bytes), limits.sequences * per_sequence)
     if blocks < per_sequence:

@@ -13,11 +13,11 @@ from rooflab.engine.sequence import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One token delivered."""
+    """A token, as it is delivered to the caller."""
 
     request_id: int
     index: int
-    """0 for the first output token."""
+    """The place of the token in the answer, from 0."""
     token_id: int
     time_s: float
     """When the caller got it, on the `perf_counter` clock."""
@@ -54,7 +54,7 @@ class Timeline:
 
     @property
     def e2e_ms(self) -> float:
-        """From scheduled arrival to last token."""
+        """Time from scheduled arrival to the last token delivered."""
         return 1e3 * (self.token_times_s[-1] - self.arrival_s)
 
 
@@ -77,7 +77,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[Completion]
     timeline: Timeline
-    """Of the first answer."""
+    """The times of the first answer."""
 
     def __getitem__(self, key: str) -> Any:
         if key not in ("text", "token_ids", "finish_reason"):

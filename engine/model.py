@@ -73,8 +73,8 @@ class Model:
             projections = {name: ops.prepare(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
             vectors = {name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "post_norm")}
             norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "norm_eps": arch.rms_norm_eps}
-            vectors["norms"] = {} if layer.q_norm is None else norms
-            self.layers.append(SimpleNamespace(**projections, **vectors))
+            norms = {} if layer.q_norm is None else norms
+            self.layers.append(SimpleNamespace(**projections, **vectors, norms=norms))
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Model:
         return logits
 
     def hidden(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Hidden states (num_drawn, H) of those tokens, behind the last norm."""
+        """Hidden states (num_drawn, H), behind the last norm, of the tokens whose next token is drawn."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:
@@ -105,10 +105,8 @@ class Model:
 
     def gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
         """The activated gate times the other half (T, intermediate_size)."""
-        if fused := getattr(ops, FUSED, None):
-            active: torch.Tensor = fused(x, gate_up)
-            return active
-        active = getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
+        fused = getattr(ops, FUSED, None)
+        active: torch.Tensor = fused(x, gate_up) if fused else getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
         return active
 
     def attention(
@@ -118,11 +116,10 @@ class Model:
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)
-        q, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
-        q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        q_in, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
+        q = torch.empty(q_in.shape, dtype=q_in.dtype, device=q_in.device)
         slots = step.slot_mapping
-        ops.rope_and_cache(q, k, v, self.cos, self.sin, step.positions, q_out, k_cache, v_cache, slots, **layer.norms)
-        q = q_out
+        ops.rope_and_cache(q_in, k, v, self.cos, self.sin, step.positions, q, k_cache, v_cache, slots, **layer.norms)
         parts = []
         n = len(step.seq_lens)
         if n:

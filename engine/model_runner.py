@@ -24,7 +24,7 @@ class Draw:
     """The tokens that a step drew; the device may still be at work on them."""
 
     sequences: list[Sequence]
-    """Of each row."""
+    """The sequence of each row."""
     ids: torch.Tensor
     """(num_drawn,) int64 on a CPU; valid after `ready`."""
     ready: torch.cuda.Event | None
@@ -41,8 +41,6 @@ class Draw:
             self.ready.synchronize()
         if self.seen:
             shown = [sequence for sequence in self.sequences if sequence.params.logprobs is not None]
-            for sequence in shown:  # a step that broke off after the draw is run again
-                del sequence.logprobs[len(sequence.token_ids) - sequence.num_prompt_tokens :]
             for sequence, ids, values in zip(shown, *(seen.tolist() for seen in self.seen), strict=True):
                 n = 1 + (sequence.params.logprobs or 0)
                 sequence.logprobs.append(dict(zip(ids[:n], values[:n], strict=True)))
@@ -72,7 +70,7 @@ class ModelRunner:
         self.cache = self.new_cache(self.model.arch, num_blocks)
 
     def new_cache(self, arch: Architecture, num_blocks: int) -> KVCache:
-        """Pages for a model that runs beside this one, or for this one."""
+        """A KV cache with `num_blocks` pages for a model of `arch`: this runner's, or one beside it."""
         shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
 
         def pages() -> list[torch.Tensor]:
@@ -101,30 +99,25 @@ class ModelRunner:
         positions = batch.seq_lens[: len(batch)].astype(np.int64)
         if len(sequences) > len(batch):
             positions = np.append(positions, [len(sequence) for sequence in sequences[len(batch) :]])
-        draw = self.draw(step, sequences, self.settings(step, sequences), logits, positions)
-        batch.advance()
-        return draw
-
-    def settings(self, step: Step, sequences: list[Sequence]) -> SamplingTensors:
-        """The sampling settings of these sequences, those of the batch first."""
-        if self._sampling is None or step.chunks:
+        sampling = self._sampling
+        if sampling is None or step.chunks:
             sampling = SamplingTensors(sequences, self.device)
             self._sampling = None if step.chunks else sampling
-            return sampling
-        return self._sampling
+        draw = self.draw(step, sequences, sampling, logits, positions)
+        batch.advance()
+        return draw
 
     def draw(
         self, step: Step, sequences: list[Sequence], sampling: SamplingTensors, logits: torch.Tensor, at: np.ndarray
     ) -> Draw:
         """Draws a token from each row of `logits` (num_drawn, vocab_size); `at` (num_drawn,) int64 has the indices of
         the new tokens in their sequences."""
-        drawn, *seen = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
-        self.drawn = drawn
-        special = bool(sampling.special)
-        if self.device.type == "cpu":
-            return Draw(sequences, drawn, None, tuple(seen), special)
-        ids, *seen = (found.to("cpu", non_blocking=True) for found in (drawn, *seen))
-        return Draw(sequences, ids, torch.cuda.current_stream(self.device).record_event(), tuple(seen), special)
+        self.drawn, *seen = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
+        ids, ready = self.drawn, None
+        if self.device.type != "cpu":
+            ids, *seen = (tensor.to("cpu", non_blocking=True) for tensor in (ids, *seen))
+            ready = torch.cuda.current_stream(self.device).record_event()
+        return Draw(sequences, ids, ready, tuple(seen), bool(sampling.special))
 
     def logits(self, step: Step) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
@@ -145,7 +138,7 @@ class ModelRunner:
         pages = np.zeros(self.batch.block_table.shape[1], np.int32)
         spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
         inputs = step_input(self.batch, slice(0), spans, self.drawn)
-        drawn, nowhere = self.on_device(np.arange(num_drawn)), torch.full_like(inputs.slot_mapping, -1)
+        drawn, nowhere = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
         ops = self.ops.step(0, num_tokens)
         logits = self.model.forward(replace(inputs, slot_mapping=nowhere, drawn=drawn), self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
@@ -163,7 +156,3 @@ class ModelRunner:
         if sequence.row >= 0:
             self.batch.remove(sequence)
             self._sampling = None
-
-    def on_device(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the runner's device (`on_device`)."""
-        return on_device(array, self.device)

@@ -58,8 +58,8 @@ class OpSet:
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
         """The ops of a step, as functions by name."""
         rows = num_decodes + num_drafted + num_prompt_tokens
-        own, decode = (self._steps[bucket_of(max(number, 1))] for number in (rows, num_decodes))
-        return SimpleNamespace(**{**vars(own), DECODE: decode.decode_attention})
+        all_rows, decode = (self._steps[bucket_of(max(number, 1))] for number in (rows, num_decodes))
+        return SimpleNamespace(**{**vars(all_rows), DECODE: decode.decode_attention})
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """`weight` (out, in) as the `b` argument of this set's gemm: in each form that one of its buckets takes."""
@@ -69,7 +69,7 @@ class OpSet:
         return tuple((packed(way, weight.mT),) for way in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
-        """One row per op and kernel, with its buckets; printed with every run."""
+        """Rows with an op, its kernel and the buckets, which every run prints."""
         rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
             rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
@@ -103,8 +103,8 @@ def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interp
             swap = swaps.get(registered(op))
             if op in limits.ops:
                 able[op, bucket] = _able(op, bucket, limits.device, swap, why_not)
-            elif found := _preferred(op, bucket, limits.device, swap, why_not):
-                able[op, bucket] = [found]
+            elif preferred := _preferred(op, bucket, limits.device, swap, why_not):
+                able[op, bucket] = [preferred]
     if limits.device.type == "cpu":
         able = choose_kernels(able, timed_rows, limits)
     return OpSet([choices[0] for choices in able.values()])
@@ -119,18 +119,18 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
         if reason is None:
             return [Choice(op, bucket, kernel, "asked for")]
         reasons.append(f"{kernel.id}: {reason}")
-    found = []
+    choices = []
     # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
     if not swap or op == "paged_attention":
         for kernel, why in candidates(op, bucket, device):
             reason = why_not(kernel)
             if reason is None:
-                found.append(Choice(op, bucket, kernel, "; ".join([why, *reasons])))
+                choices.append(Choice(op, bucket, kernel, "; ".join([why, *reasons])))
             else:
                 reasons.append(f"{kernel.id}: {reason}")
-    if not found:
+    if not choices:
         raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(reasons)}")
-    return [choice for choice in found if choice.kernel.role != "naive"] or found
+    return [choice for choice in choices if choice.kernel.role != "naive"] or choices
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
@@ -157,7 +157,7 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
     # No record has several queries of a sequence of `paged_attention`.
     name = None if op == "paged_attention" else recorded_choice(registered(op), key, bucket).get("kernel")
     first = [(kernel, "by record") for kernel in kernels if kernel.name == name]
-    rest = [registry.get_kernel(registered(op), own) for own in FIRST_ON_CUDA.get(registered(op), ())]
+    rest = [registry.get_kernel(registered(op), preferred) for preferred in FIRST_ON_CUDA.get(registered(op), ())]
     for role in ("library", "naive"):
         rest += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == role]
     return first + [(kernel, f"no record for {key} that can run") for kernel in rest if kernel.name != name]
@@ -186,5 +186,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`gemm` with that form of the weight, and what is beside it, which its bucket takes."""
+    """Calls `gemm` with the form of the weight that its bucket takes, and the tensors beside it."""
     return gemm(a, *b[form], bias)

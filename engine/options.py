@@ -6,7 +6,7 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INT8 = "int8"
-"""On a CPU: int8 codes for the products' weights, a scale for each output channel, and bfloat16 for the rest."""
+"""The dtype for CPUs with int8 codes for the products' weights, a scale per output, and bfloat16 for the rest."""
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -36,13 +36,13 @@ def device_of(name: str | None) -> torch.device:
 
 def check_pdl(device: torch.device, enforce_eager: bool) -> None:
     """Raises `ValueError` unless kernels of graphs may start early on `device`."""
-    found = "enforce_eager" if enforce_eager else device.type
+    got = "enforce_eager" if enforce_eager else device.type
     if device.type == "cuda" and not enforce_eager:
         capability = torch.cuda.get_device_capability(device)
         if capability >= (9, 0):
             return
-        found = "compute capability {}.{}".format(*capability)
-    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {found}")
+        got = "compute capability {}.{}".format(*capability)
+    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {got}")
 
 
 def dtype_of(name: str | None, device: torch.device) -> torch.dtype:

@@ -1,14 +1,14 @@
-"""How a step draws: each request's settings as tensors, and the edits of its logits."""
+"""The arguments of a step's draw: each request's settings as tensors, and the edits of its logits."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 
-from rooflab.engine.sequence import MOST_LOGPROBS, Sequence
+from rooflab.engine.sequence import MOST_LOGPROBS
+from rooflab.engine.sequence import Sequence as EngineSequence
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -22,56 +22,46 @@ def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 LEAST_TOP_P = 1e-7
-"""A smaller one, which fp32 may not have, keeps the likeliest token alone too, but of a vocabulary of 10 million."""
+"""The kernels' least `top_p`: it keeps the likeliest token alone, unless 10 million tokens are equally likely."""
 
 
 class SamplingTensors:
-    """The arguments of `sample`, with a value for each row; made again when the batch has other sequences."""
+    """The arguments of `sample`, with a value for each row; made again when the batch has other sequences.
 
-    def __init__(self, sequences: list[Sequence], device: torch.device, edits: bool = True):
+    A row draws the next token of its sequence, or one behind it: `ahead` gives the tokens of a draft that come before
+    the draw of a row and are not its sequence's yet.  Without `edits` no logits are changed first, and none are shown.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[EngineSequence],
+        device: torch.device,
+        ahead: Callable[[int], list[int]] = lambda row: [],
+        edits: bool = True,
+    ):
         params = [sequence.params for sequence in sequences]
-        self.special: list[tuple[int, Sequence, list[int]]] = [
-            (row, one, []) for row, one in enumerate(sequences) if edits and not one.params.plain
+        self.special = [
+            (row, sequence, ahead(row)) for row, sequence in enumerate(sequences) if edits and not sequence.params.plain
         ]
-        """The rows whose logits are changed first, or shown, each with the tokens that are not its sequence's yet, but
-        come before the draw; none without `edits`."""
+        """The rows whose logits are changed first, or shown, with their sequences and the tokens `ahead`."""
         self._device = device
 
-        def column(values: Iterable[float], dtype: type[np.generic]) -> np.ndarray:
-            return np.fromiter(values, dtype, len(sequences))
+        def column(values: Iterable[float], dtype: type[np.generic]) -> torch.Tensor:
+            return on_device(np.fromiter(values, dtype, len(sequences)), device)
 
-        self._columns = (
+        self._arguments = (
             column((p.temperature or 0.0 for p in params), np.float32),
             column((p.top_k or 0 for p in params), np.int32),
-            column((max(p.top_p or 1.0, LEAST_TOP_P) for p in params), np.float32),
+            column((1.0 if p.top_p is None else max(p.top_p, LEAST_TOP_P) for p in params), np.float32),
             column((p.min_p or 0.0 for p in params), np.float32),
             column((sequence.seed for sequence in sequences), np.int64),
         )
-
-        self._penalties: dict[str, np.ndarray] = {}
-        if any(one.params.penalised for _, one, _ in self.special):
+        self._factors: dict[str, torch.Tensor] = {}
+        if any(sequence.params.penalised for _, sequence, _ in self.special):
             for name, off in {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
-                self._penalties[name] = column((getattr(p, name) or off for p in params), np.float32)
-        self._place()
-
-    def repeated(self, rows: np.ndarray, before: Callable[[int, Sequence], list[int]]) -> SamplingTensors:
-        """The arguments of these `rows` (M,) int64 of the batch, each with the tokens that `before` gives for its
-        place among them and its sequence."""
-        made = copy.copy(self)
-        made._columns = tuple(column[rows] for column in self._columns)
-        made._penalties = {name: column[rows] for name, column in self._penalties.items()}
-        known = {row: one for row, one, _ in self.special}
-        at = enumerate(rows.tolist() if known else ())
-        made.special = [(place, known[row], before(place, known[row])) for place, row in at if row in known]
-        made._place()
-        return made
-
-    def _place(self) -> None:
-        """Copies the columns to the device."""
-        self._arguments = tuple(on_device(column, self._device) for column in self._columns)
-        self._factors = {name: on_device(column, self._device) for name, column in self._penalties.items()}
-        shown = [row for row, one, _ in self.special if one.params.logprobs is not None]
-        self._shown = on_device(np.array(shown, np.int64), self._device)
+                self._factors[name] = column((getattr(p, name) or off for p in params), np.float32)
+        shown = [row for row, sequence, _ in self.special if sequence.params.logprobs is not None]
+        self._shown = on_device(np.array(shown, np.int64), device)
 
     def sample(
         self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: torch.Tensor
@@ -92,7 +82,7 @@ class SamplingTensors:
     def edits(self) -> dict[str, torch.Tensor]:
         """What the special rows change in their logits now, as arguments of `sample`: biases, end tokens that may not
         come yet, and the tokens that were there."""
-        lengths = np.zeros(len(self._columns[0]) + 1, np.int32)
+        lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
         ids: list[int] = []
         counts: list[int] = []
         bias: list[float] = []
@@ -113,7 +103,6 @@ class SamplingTensors:
             return {}
         columns = (np.array(ids, np.int32), np.array(counts, np.int32), np.array(bias, np.float32).view(np.int32))
         packed = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
-        parts = torch.split(packed, [len(lengths), *[len(ids)] * 3])
         names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-        edits = dict(zip(names, parts, strict=True))
+        edits = dict(zip(names, torch.split(packed, [len(lengths), *[len(ids)] * 3]), strict=True))
         return self._factors | edits | {"edit_bias": edits["edit_bias"].view(torch.float32)}

@@ -9,9 +9,6 @@ from typing import NamedTuple
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.sequence import Sequence
 
-PATIENCE_S = 10.0
-"""Aging: a request passes an older one, of a priority greater by 1, only if it comes within this time after it."""
-
 
 class Chunk(NamedTuple):
     """Tokens of a prompt that one step computes."""
@@ -51,42 +48,33 @@ class Step:
         return [chunk.sequence for chunk in self.chunks if chunk.last]
 
 
+@dataclass(eq=False)
 class Scheduler:
     """One budget of tokens per step: first a token of every decoding sequence, then prompts, in chunks that fit.
 
-    Prompts come in the order of their arrival, where a step of priority counts as `PATIENCE_S` seconds, so that a later
-    one with a smaller priority overtakes, but not for ever; and none overtakes the first of that order, which is
-    admitted when all its pages are there.  If the pages run out, the last sequence of that order loses its pages, and
-    its prompt and output are computed again later (recomputation, as in vLLM).  `check` refuses a sequence that does
-    not fit the whole pool, so the first always ends.
+    Prompts are admitted in the order of their arrival, each when all its pages are free.  If the pages run out, the
+    sequence that arrived last loses its pages, and its prompt and output are computed again later (recomputation, as in
+    vLLM).  `check` refuses a sequence that does not fit the whole pool, so the first always ends.
 
     `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole, and one that is
     longer than what the budget leaves runs as the only prompt.  Without `continuous` no prompt is admitted before all
     running sequences have ended (static batches).
     """
 
-    def __init__(
-        self,
-        blocks: BlockManager,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        prefill_chunk: int | None = None,
-        chunked: bool = True,
-        continuous: bool = True,
-    ):
-        self.blocks = blocks
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.prefill_chunk = prefill_chunk or max_num_batched_tokens
-        self.chunked = chunked
-        self.continuous = continuous
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        """In the order of their admission."""
-        self.prefilling: list[Sequence] = []
-        """Those of `running` whose prompt is not computed yet."""
-        self._too_large: tuple[Sequence, int] | None = None
-        """The first waiting prompt and the number of releases at which it did not fit: it is tried after the next."""
+    blocks: BlockManager
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int = 2**31
+    chunked: bool = True
+    continuous: bool = True
+    waiting: list[Sequence] = field(default_factory=list)
+    """The sequences that wait, in the order of their arrival."""
+    running: list[Sequence] = field(default_factory=list)
+    """The sequences that run, in the order of their admission."""
+    prefilling: list[Sequence] = field(default_factory=list)
+    """The sequences of `running` whose prompt is not computed yet."""
+    _too_large: tuple[Sequence, int] | None = None
+    """The first waiting prompt and the number of releases at which it did not fit: it is tried after the next."""
 
     @property
     def has_work(self) -> bool:
@@ -135,15 +123,10 @@ class Scheduler:
         if chunk.last:
             self.prefilling.remove(sequence)
 
-    def requeue(self) -> None:
-        """After a step that failed: frees all pages; the sequences that have not ended wait again, in order."""
-        while self.running:
-            sequence = self.running[-1]
-            if sequence.finish_reason is None:
-                self._preempt(sequence)
-            else:
-                self.finish([sequence])
-        self.waiting = [sequence for sequence in self.waiting if sequence.finish_reason is None]
+    def restart(self, sequences: list[Sequence]) -> None:
+        """Frees all pages; then these sequences alone wait, to be computed from their first tokens."""
+        self.finish(self.running)
+        self.waiting = sorted(sequences, key=_order)
 
     def abort(self, sequence: Sequence) -> None:
         """Removes a sequence whose result is no longer needed, whether it waits or runs."""
@@ -192,7 +175,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Moves the first waiting sequence to the running ones, if the pages of all its tokens are there."""
-        if self._too_large is not None and self._too_large == (sequence, self.blocks.released):
+        if self._too_large == (sequence, self.blocks.released):
             return False
         self.blocks.reuse(sequence)
         # One page more than the tokens need, so that the next step does not preempt the sequence again.
@@ -210,12 +193,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Takes the pages from a sequence and lets it wait again."""
-        self.running.remove(sequence)
-        if sequence in self.prefilling:
-            self.prefilling.remove(sequence)
-        self.blocks.release(sequence)
+        self.finish([sequence])
         self.submit(sequence)
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:
-    return sequence.arrival_s + PATIENCE_S * sequence.priority, sequence.request_id
+    return sequence.arrival_s, sequence.request_id

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import UnionType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort"]
 MOST_LOGPROBS = 20
-"""OpenAI's limit."""
+"""OpenAI's limit of `top_logprobs`."""
 LARGEST = float(np.finfo(np.float32).max)
-"""Kernels take these numbers in fp32."""
+"""The largest temperature and bias: kernels take them in fp32."""
 OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings for which a model may have values of its own, with the values that draw from the logits as they are."""
 PENALTIES = (1e-6, 1e6)
@@ -55,7 +56,7 @@ class SamplingParams:
     top_k: int | None = None
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float | None = None
-    """Keep the likeliest tokens up to and including the one whose cumulative probability reaches p."""
+    """Keep the likeliest tokens up to and including the one whose cumulative probability reaches p; 0 keeps one."""
     min_p: float | None = None
     """Keep tokens whose probability is at least this fraction of the likeliest token's."""
     seed: int | None = None
@@ -67,61 +68,54 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the answer, and are left out of it."""
     min_tokens: int = 0
-    """No token of `stop_token_ids` and no end-of-sequence token comes before as many tokens."""
+    """The least number of tokens before a token of `stop_token_ids`, a stop text or an end-of-sequence token."""
     n: int = 1
     """How many answers to draw."""
     logit_bias: Mapping[int, float] | None = None
-    """Added to the logits of these tokens."""
+    """Numbers that are added to the logits of tokens, by token id."""
     repetition_penalty: float | None = None
     """Divides the logits of tokens of prompt and answer (multiplies them below 0)."""
     presence_penalty: float = 0.0
-    """Taken from the logits of tokens that the answer has."""
+    """Subtracted from the logits of tokens that the answer has."""
     frequency_penalty: float = 0.0
-    """Taken from them once for each time that the answer has them."""
+    """Subtracted from the logits of a token once for each time that the answer has it."""
     logprobs: int | None = None
     """How many of the likeliest tokens' log-probabilities to return beside the drawn one's; None returns none."""
 
     @cached_property
     def penalised(self) -> bool:
-        """Whether tokens that were there count; asked for each token of each sequence, so worked out once."""
+        """Whether earlier tokens change the logits; cached, because it is asked for each token of each sequence."""
         return (self.repetition_penalty or 1, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether a token is drawn from the logits as they are, and nothing else is asked of them."""
+        """Whether a token is drawn from the logits as they are, and none of them are shown."""
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            right = _is_integer(value) if name in _WHOLE else _is_number(value)
-            if not (right and least <= value <= most) and not (value is None and name in _MAY_BE_NONE):
-                kind = "an integer" if name in _WHOLE else "a number"
+            value, whole = getattr(self, name), name in _WHOLE
+            right = _is(int if whole else int | float, value) and least <= value <= most
+            if not right and not (value is None and name in _MAY_BE_NONE):
+                kind = "an integer" if whole else "a number"
                 raise ValueError(f"{name}: expected {kind} in [{least}, {most}], got {value!r}")
-        if self.top_p == 0:
-            raise ValueError(f"top_p: expected a number above 0, got {self.top_p}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens: expected 0 to max_tokens, which is {self.max_tokens}, got {self.min_tokens}")
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n: expected 1 at temperature 0, where all answers are the same, got {self.n}")
-        ids = self.stop_token_ids
-        if isinstance(ids, str) or not isinstance(ids, Collection) or not all(map(_is_integer, ids)):
-            raise ValueError(f"stop_token_ids: expected token ids, got {ids!r}")
+        if not isinstance(self.stop_token_ids, Collection) or not all(_is(int, token) for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids: expected token ids, got {self.stop_token_ids!r}")
         bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping) or not all(
-            _is_integer(token) and _is_number(value) and abs(value) <= LARGEST for token, value in bias.items()
+            _is(int, token) and _is(int | float, value) and abs(value) <= LARGEST for token, value in bias.items()
         ):
             raise ValueError(f"logit_bias: expected finite numbers by token id, got {bias!r}")
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is(kind: type | UnionType, value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -130,7 +124,7 @@ class Sequence:
 
     request_id: int
     token_ids: list[int]
-    """Prompt, then output."""
+    """The tokens of the prompt, then those of the answer."""
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
@@ -139,19 +133,17 @@ class Sequence:
     """The largest number of tokens, prompt included."""
     arrival_s: float
     """When the request was due, on the `perf_counter` clock."""
-    priority: int = 0
-    """Smaller comes first."""
     num_computed: int = 0
     """How many of its tokens have keys and values in its pages; once it decodes, all but the last, uncounted."""
     unread: int = 0
-    """1 while its newest token is known to the device alone, else 0."""
+    """1 while the host has not read its newest token from the device, else 0."""
     block_ids: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     """The numbers of the contents of its first pages, as `BlockManager` publishes them."""
     row: int = -1
     """Its row in the decode batch; -1 if it is not in the batch."""
     stopping: StopText | None = None
-    """Looks for its stop texts."""
+    """The search for its stop texts; None if it has none."""
     siblings: list[Sequence] = field(default_factory=list)
     """Other answers to its prompt: they are queued when the prompt is computed, and share its full pages."""
     counts: dict[int, int] = field(default_factory=dict)

@@ -23,22 +23,21 @@ class TokenSpan(NamedTuple):
     block_ids: Any
     """The pages of the sequence, a list or an array, at least up to the last token."""
     num_drawn: int
-    """For how many of its last tokens the next token is drawn."""
+    """The number of last tokens of the span whose next token is drawn."""
 
 
 def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
-    """Chunks of prompts as spans; a prompt's last chunk draws its next token."""
+    """The chunks of prompts as spans; the last chunk of a prompt draws the next token."""
     return [
-        TokenSpan(one.sequence.token_ids[one.start : one.end], one.start, one.sequence.block_ids, int(one.last))
-        for one in chunks
+        TokenSpan(sequence.token_ids[start:end], start, sequence.block_ids, int(end == len(sequence)))
+        for sequence, start, end in chunks
     ]
 
 
 def ramp(counts: np.ndarray) -> np.ndarray:
-    """0 to count - 1 for each count, one after another, int64."""
+    """The integers from 0 to count - 1 for each count, one range behind the other, int64."""
     begins = np.cumsum(counts) - counts
-    found: np.ndarray = np.arange(counts.sum()) - np.repeat(begins, counts)
-    return found
+    return np.asarray(np.arange(counts.sum()) - np.repeat(begins, counts))
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:
@@ -62,8 +61,8 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
     tables = np.full((len(spans), pages.max()), -1, np.int32)
     for row, (span, count) in enumerate(zip(spans, pages.tolist(), strict=True)):
         tables[row, :count] = span.block_ids[:count]
-    own = ramp(counts) + np.repeat(starts, counts)
-    page = tables[np.repeat(np.arange(len(spans)), counts), own // batch.block_size].astype(np.int64)
+    span_positions = ramp(counts) + np.repeat(starts, counts)
+    page = tables[np.repeat(np.arange(len(spans)), counts), span_positions // batch.block_size].astype(np.int64)
     history = (on_device(tables, device), on_device(ends.astype(np.int32), device)) if starts.any() else None
     chunks = Chunks(on_device(bounds.astype(np.int32), device), int(counts.max()), history)
     # Every row of the batch, and the last tokens of the spans.
@@ -71,8 +70,8 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
     last = n + ramp(shown) + np.repeat(bounds[1:] - shown, shown)
     return StepInput(
         torch.cat([ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
-        on_device(np.concatenate([positions, own]), device),
-        on_device(np.concatenate([slots, page * batch.block_size + own % batch.block_size]), device),
+        on_device(np.concatenate([positions, span_positions]), device),
+        on_device(np.concatenate([slots, page * batch.block_size + span_positions % batch.block_size]), device),
         table,
         lens,
         chunks,

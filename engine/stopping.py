@@ -23,9 +23,17 @@ class StopText:
         self.stopped = False
 
     def push(self, token_id: int) -> bool:
-        """Adds a token; whether a stop text is complete."""
+        """Adds a token, and returns whether a stop text is complete."""
         self._left -= 1
         return self._add(self._stream.push(token_id))
+
+    def piece(self, token_id: int, last: bool) -> str:
+        """Adds a token of the answer, and returns the text that is new with it; the `last` token holds nothing back."""
+        if not self.stopped:
+            self.push(token_id)
+        if last:
+            self.end()
+        return self.take(last)
 
     def end(self) -> None:
         """Adds what the last tokens held back, when the answer ends without a stop text."""

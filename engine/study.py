@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rooflab.engine.core import Core
 from rooflab.engine.sequence import Sequence
@@ -12,27 +10,14 @@ from rooflab.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """The parts that an engine has; a study turns one off: `LLM(study=StudyOptions(kv_cache=False))`."""
+    """Switches of an engine's parts; a study changes one: `LLM(study=StudyOptions(kv_cache=False))`."""
 
     kv_cache: bool = True
-    """Without it every step computes every token again, so that there are neither chunks nor a prefix cache."""
+    """False lets every step compute every token again, so that there are neither chunks nor a prefix cache."""
     contiguous_kv: bool = False
     """Whether each sequence has one page of `max_model_len` tokens."""
     continuous_batching: bool = True
-    """Without it a batch ends before the next begins."""
-
-
-def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
-    """Returns `study`; None turns nothing off.  `beside` holds the options that `LLM` does not have.
-
-    Raises `ValueError` with the new spelling for an option that is a switch now, and `TypeError` for any other.
-    """
-    for name, value in beside.items():
-        if name not in StudyOptions.__dataclass_fields__:
-            raise TypeError(f"LLM: got an option that it does not have, {name}")
-        wanted = f"study=StudyOptions({name}={value!r}), of rooflab.engine.study"
-        raise ValueError(f"{name}: expected {wanted}, got it as an option of LLM")
-    return study or StudyOptions()
+    """False lets a batch end before the next begins (static batches)."""
 
 
 class RecomputingCore(Core):

@@ -1,6 +1,7 @@
 """A small Llama for tests: its config on disk, and engines with random weights."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,6 +67,18 @@ def tokens(outputs):
     return [output["token_ids"] for output in outputs]
 
 
+def check_pages(blocks, sequences):
+    """Raises `AssertionError` unless every page is free, cached, or held by `sequences`, and is in one place alone."""
+    held = Counter(block for sequence in sequences for block in sequence.block_ids)
+    assert blocks.num_free == blocks.num_blocks - len(held), "a page is lost, or free and held"
+    assert blocks.num_shared == sum(holders > 1 for holders in held.values()), "the number of shared pages is wrong"
+    assert all(count == 1 for one in sequences for count in Counter(one.block_ids).values()), "a page is held twice"
+    probe = SimpleNamespace(block_ids=[])
+    blocks.grow(probe, (blocks.num_free - blocks.num_cached) * blocks.block_size)
+    assert len(probe.block_ids) == len({*probe.block_ids} - held.keys()), "a page is free and held, or free twice"
+    blocks.trim(probe, 0)
+
+
 def poisoned(llm):
     """Fills every page that nobody may read with NaN, after every step; a NaN that is read ends in the logits."""
     run, blocks, probe = llm.runner.run, llm.scheduler.blocks, SimpleNamespace(block_ids=[])
@@ -81,7 +94,7 @@ def poisoned(llm):
             cache[torch.tensor(probe.block_ids, dtype=torch.int64)] = torch.nan
         blocks.trim(probe, 0)
         found = run(step)
-        llm.scheduler.blocks.check(llm.scheduler.running)
+        check_pages(llm.scheduler.blocks, llm.scheduler.running)
         return found
 
     llm.runner.run = poisoning

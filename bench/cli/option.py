@@ -144,12 +144,10 @@ class Speculative:
     """How an engine drafts."""
 
     speculate: Annotated[
-        str | None, typer.Option(help="Draft tokens, which one step verifies, by ngram, draft, medusa or eagle.")
+        str | None, typer.Option(help="Draft tokens, and verify several in a step: ngram, draft or eagle.")
     ] = None
-    num_speculative_tokens: Annotated[int, typer.Option(min=1, max=16, help="The most tokens of one draft.")] = 4
-    draft: Annotated[
-        str | None, typer.Option(help="A model, a number of the model's first layers, or a folder of heads.")
-    ] = None
+    num_speculative_tokens: Annotated[int, typer.Option(min=1, max=16, help="Most tokens of a draft.")] = 4
+    draft: Annotated[str | None, typer.Option(help="A model, or the folder of an EAGLE head.")] = None
 
 
 @dataclass(frozen=True)

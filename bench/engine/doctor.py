@@ -6,7 +6,6 @@ import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from rooflab.engine.llm import LLM
 from rooflab.engine.load.checkpoints import open_checkpoint
 from rooflab.engine.load.generation import read_generation
-from rooflab.engine.load.model_files import DEFAULT_MODEL, fetch
+from rooflab.engine.load.model_files import path_of
 from rooflab.engine.load.models import end_tokens
 from rooflab.engine.load.tokenizer import Tokenizer
 from rooflab.engine.sequence import SamplingParams
@@ -48,8 +47,7 @@ def understood(model: str) -> list[dict[str, Any]]:
     rows += [(f"tokens of {TEXTS[0]!r}", tokenizer.encode(TEXTS[0])), ("chat template", tokenizer.has_chat_template)]
     rows += [("end tokens", ", ".join(f"{token} {tokenizer.named(token)[0]}" for token in named) or "none")]
     rows += [(f"end tokens of {source}", tokens) for source, tokens in ends.items()]
-    generation = read_generation(*checkpoint.generation(), named, checkpoint.architecture.vocab_size)
-    rows += [*generation.settings.items(), ("tokens that never come", sorted(generation.never))]
+    rows += [*read_generation(*checkpoint.generation()).items()]
     return [
         {"what": name, "understood": value if isinstance(value, int | float) else str(value)} for name, value in rows
     ]
@@ -92,8 +90,3 @@ def _gap(llm: LLM, other: Any, prompt: list[int]) -> float:
     assert answer.logprobs is not None, "they were asked for"
     theirs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
     return max(abs(float(theirs[token]) - ours) for token, ours in answer.logprobs[0].items())
-
-
-def path_of(model: str) -> Path:
-    """The file or folder of a model by its name."""
-    return fetch() if model == DEFAULT_MODEL else Path(model)

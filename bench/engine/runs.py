@@ -35,9 +35,7 @@ def chat(text: str) -> list[dict[str, str]]:
 
 
 def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
-    """`text` in the form that the model takes: a chat message, the plain string, or bytes as ids for random weights."""
-    if llm.tokenizer is None:
-        return [byte % llm.arch.vocab_size for byte in text.encode()]
+    """`text` in the form that the model takes: a chat message, or the plain string."""
     return text if raw or not llm.tokenizer.has_chat_template else chat(text)
 
 

@@ -103,7 +103,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if closed else plan.offsets()
     prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if closed else len(offsets)))
     blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
-    scheduler = Scheduler(blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk)
+    scheduler = Scheduler(blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31)
     runner = _Runner(model)
     core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.

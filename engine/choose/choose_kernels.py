@@ -42,9 +42,9 @@ LIMIT_S = 10.0
 """Seconds of timing at a start, compilers aside.  Without a limit it took 87 and 128 on 2 cores that had other work."""
 PROVISIONAL = "provisional: not timed on a quiet machine"
 SAMPLE_S = 5e-4
-"""A sample repeats the call for at least as long."""
+"""The shortest time of a sample, in seconds; a sample repeats the call."""
 COLD_BYTES = 64 * 2**20
-"""Weights of the timed products, in copies: more than a cache holds, as in a model."""
+"""Bytes of the timed products' weights, in copies: more than a cache holds, as in a model."""
 
 Times = dict[str, dict[str, dict[str, float]]]
 """Microseconds by op, bucket and kernel."""
@@ -63,7 +63,7 @@ class Choice:
 def choose_kernels(
     able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[tuple[str, str], int], limits: LargestSizes
 ) -> dict[tuple[str, str], list[Choice]]:
-    """The choices with the fastest first."""
+    """The choices of each op and bucket, the fastest first."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -77,21 +77,21 @@ def choose_kernels(
     # All that could serve, and not those of `able` alone: a swap of one op keeps the times, and so the others' kernels.
     every = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
     calls = [kernel for kernel in every if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
-    kept = KeptTimes(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
+    cache = KeptTimes(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
     fastest = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
             take = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
-            times = kept.of(op, bucket, take)
-            choices = [replace(one, why=_reason(one, times)) for one in choices]
-            choices.sort(key=lambda one: times.get(one.kernel.name, 0.0))
+            times = cache.of(op, bucket, take)
+            choices = [replace(choice, why=_reason(choice, times)) for choice in choices]
+            choices.sort(key=lambda choice: times.get(choice.kernel.name, 0.0))
         fastest[op, bucket] = choices
-    kept.keep()
-    if kept.provisional:
+    cache.keep()
+    if cache.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     (product,) = set(PRODUCTS) & set(limits.ops)
     products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
-    ways = _ways(products, kept.times.get(product, {}), limits)
+    ways = _ways(products, cache.times.get(product, {}), limits)
     for bucket, choices in products.items():
         fastest[product, bucket] = [choice for choice in choices if choice.kernel.prepare in ways]
     return fastest
@@ -102,18 +102,18 @@ def _ways(
 ) -> set[Any]:
     """The fewest ways to pack a weight with which gemm loses at most `TOLERATED` in every bucket; each way keeps a copy
     of all weights.  Only one, with the least geometric mean of the losses, if two copies do not fit."""
-    known = list(dict.fromkeys(one.kernel.prepare for choices in products.values() for one in choices))
+    forms = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
-    sets = [set(some) for count in ((1, 2) if fit else (1,)) for some in itertools.combinations(known, count)]
+    sets = [set(some) for count in ((1, 2) if fit else (1,)) for some in itertools.combinations(forms, count)]
 
     def losses(ways: set[Any]) -> list[float]:
-        """The least time of each bucket with these ways, over its least of all."""
-        found = []
+        """The least time of each bucket with these ways, over its least time with any way."""
+        ratios = []
         for bucket, choices in products.items():
-            of_all = times.get(bucket) or {one.kernel.name: 1.0 for one in choices}
-            own = (of_all[one.kernel.name] for one in choices if one.kernel.prepare in ways)
-            found.append(min(own, default=math.inf) / min(of_all.values()))
-        return found
+            of_all = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
+            allowed = (of_all[choice.kernel.name] for choice in choices if choice.kernel.prepare in ways)
+            ratios.append(min(allowed, default=math.inf) / min(of_all.values()))
+        return ratios
 
     good = [ways for ways in sets if max(losses(ways)) <= TOLERATED]
     fewest = [ways for ways in good if len(ways) == len(good[0])] or sets
@@ -133,7 +133,7 @@ def time_kernels(
     if op not in PRODUCTS:
         (only,) = inputs
         taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
-        return time_calls({kernel.name: [partial(kernel.fn, **own)] for kernel, own in taken.items()}, ends)
+        return time_calls({kernel.name: [partial(kernel.fn, **arguments)] for kernel, arguments in taken.items()}, ends)
     *layer, head = inputs
     times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels}, ends)
     heads = dict.fromkeys(times, 0.0)
@@ -179,10 +179,10 @@ class KeptTimes:
         key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources.values()]).encode()).hexdigest()
         self._path = folder() / f"{key[:16]}.json"
         check_writable("ROOFLAB_CACHE", self._path.parent)
-        kept = json.loads(self._path.read_text()) if self._path.is_file() else {}
-        self.times: Times = kept.get("times_us", {})
-        self.provisional = {(op, bucket) for op, bucket in kept.get("provisional", ())}
-        """Buckets without times, or timed while the machine was busy."""
+        stored = json.loads(self._path.read_text()) if self._path.is_file() else {}
+        self.times: Times = stored.get("times_us", {})
+        self.provisional = {(op, bucket) for op, bucket in stored.get("provisional", ())}
+        """Ops and buckets without times, or with times from a busy machine."""
         self._taken: set[tuple[str, str]] = set()
         with ThreadPoolExecutor() as compilers:  # so that the compiler's time is no kernel's
             list(compilers.map(library, (source for source in sources if source.suffix == ".cpp")))
@@ -193,8 +193,8 @@ class KeptTimes:
         buckets = self.times.setdefault(op, {})
         if bucket in buckets and ((op, bucket) not in self.provisional or self._taken and self._busy()):
             return buckets[bucket]
-        if time.monotonic() < self._ends and (found := take(self._ends)):
-            buckets[bucket] = found
+        if time.monotonic() < self._ends and (taken := take(self._ends)):
+            buckets[bucket] = taken
             self._taken.add((op, bucket))
         elif bucket not in buckets:
             self.provisional.add((op, bucket))
@@ -204,15 +204,15 @@ class KeptTimes:
         return (waiting_since(self._began) or 0.0) > WAITING
 
     def keep(self) -> None:
-        """Writes what was timed since it was read; on a busy machine as provisional."""
+        """Writes the new times to the cache; those from a busy machine are provisional."""
         if self._taken:
             self.provisional = self.provisional | self._taken if self._busy() else self.provisional - self._taken
-            found = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
-            write_whole(self._path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+            record = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
+            write_whole(self._path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def folder() -> Path:
-    """Where the times are kept."""
+    """The folder with the times."""
     return cache_folder() / "settled"
 
 
@@ -235,7 +235,7 @@ def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = m
         for name, functions in calls.items():
             count = -(-counts[name] // len(functions)) * len(functions)
             samples[name].append(1e6 * _seconds(functions, count) / count)
-    return {name: round(statistics.median(own), 2) for name, own in samples.items()}
+    return {name: round(statistics.median(times), 2) for name, times in samples.items()}
 
 
 def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:
@@ -246,6 +246,6 @@ def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:
 
 
 def known() -> Iterator[dict[str, Any]]:
-    """The kept times, the newest first."""
+    """Yields the records of times in the cache folder, the newest first."""
     for path in sorted(folder().glob("*.json"), key=lambda path: -path.stat().st_mtime):
         yield json.loads(path.read_text())

@@ -26,7 +26,7 @@ OPS = (
 DECODE = "decode_attention"
 """`paged_attention` with one query per sequence.  A kernel that takes no other calls can still serve these."""
 FUSED = "gemm_silu_and_mul"
-"""On CUDA in place of `gemm` and `silu_and_mul` where a record of the card prefers it to them."""
+"""The op that replaces `gemm` and `silu_and_mul` on CUDA, where a record of the card prefers it."""
 PRODUCTS = ("gemm", "gemm_w8a16")
 """The ops that multiply with a weight; a model has one of them."""
 CONTEXT = 512
@@ -43,7 +43,7 @@ class LargestSizes:
     block_size: int
     max_model_len: int
     max_rows: int
-    """Of a step, those of prompts included."""
+    """Most rows of a step, those of prompts included."""
     sequences: int
     """Most sequences of a step."""
     max_drawn: int
@@ -124,7 +124,7 @@ def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
 
 
 def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
-    """The arguments of a layer's four products, and of the head's."""
+    """The arguments of a layer's four products, and of the output head's product."""
     arch = limits.arch
     H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size
     qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
@@ -176,7 +176,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor) -> Any:
-    """`b` as a kernel's `prepare` packs it, which may take tensors `beside` it; None is as it is."""
+    """`b` as `way`, a kernel's `prepare`, packs it with tensors `beside` it; None leaves `b` unchanged."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

@@ -23,7 +23,7 @@ def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
     ops, graphs = runner.ops, runner.graphs
 
     def step(*sizes: int) -> SimpleNamespace:
-        return SimpleNamespace(**{op: wrap(op, one) for op, one in vars(ops.step(*sizes)).items()})
+        return SimpleNamespace(**{op: wrap(op, function) for op, function in vars(ops.step(*sizes)).items()})
 
     runner.ops, runner.graphs = SimpleNamespace(step=step), None  # type: ignore[assignment]
     try:

@@ -44,7 +44,7 @@ _GGUF_TOP = {
 
 
 class GGUFCheckpoint:
-    """A GGUF file, or the first of the files into which one was split; every tensor is dequantised to fp32."""
+    """A GGUF file; every tensor is dequantised to fp32."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -59,8 +59,10 @@ class GGUFCheckpoint:
     def generation(self) -> tuple[str, Mapping[str, Any]]:
         """Where the header says how to draw tokens, and its fields there by transformers' names."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-        own = ((name.removeprefix(_SAMPLING), value) for name, value in self._model.fields.items() if _SAMPLING in name)
-        return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): value for name, value in own}
+        fields = {
+            name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
+        }
+        return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): fields[name] for name in fields}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in fp32, with its Hugging Face name."""
@@ -92,6 +94,22 @@ def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return rows.reshape(num_heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def read_safetensors(
+    file: Path, names: set[str] | None = None, option: str = "model"
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file with these names, or all.  Raises `ValueError` that begins with `option` if the file is
+    damaged or has no tensor of a name."""
+    try:
+        with safe_open(file, framework="pt") as handle:
+            stored = set(handle.keys())
+            if missing := sorted((names or set()) - stored):
+                raise ValueError(f"{option}: {file.name} lacks {missing[0]!r}, which the index looks for there")
+            for name in sorted(stored if names is None else names):
+                yield name, handle.get_tensor(name)
+    except SafetensorError as error:
+        raise ValueError(f"{option}: {file.name} is not a whole safetensors file: {error}") from error
+
+
 class SafetensorsCheckpoint:
     """A Hugging Face folder: config.json and one or more safetensors files."""
 
@@ -121,14 +139,14 @@ class SafetensorsCheckpoint:
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
             raise ValueError(f"model: expected a weight_map of tensors to files in {index.name}")
-        found: dict[Path, set[str] | None]
-        found = {self.path / file: {name for name in places if places[name] == file} for file in places.values()}
-        if missing := [file.name for file in found if not file.is_file()]:
+        by_file: dict[Path, set[str] | None]
+        by_file = {self.path / file: {name for name in places if places[name] == file} for file in places.values()}
+        if missing := [file.name for file in by_file if not file.is_file()]:
             raise ValueError(f"model: {index.name} names {', '.join(missing)}, which is missing")
-        return found
+        return by_file
 
     def ends(self) -> Mapping[str, Any]:
-        """Those of config.json and generation_config.json: by file an id, a list of ids or None."""
+        """The end tokens of config.json and generation_config.json: by file an id, a list of ids or None."""
         name, fields = self.generation()
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 
@@ -140,17 +158,10 @@ class SafetensorsCheckpoint:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by its name, in its stored dtype, but for the frequencies that early Llama 2 stored: they follow
         from config.json."""
-        for file, wanted in self._files.items():
-            try:
-                with safe_open(file, framework="pt") as handle:
-                    names = set(handle.keys())
-                    if lost := sorted((wanted or set()) - names):
-                        raise ValueError(f"model: {file.name} lacks {lost[0]!r}, which the index looks for there")
-                    for name in sorted(names if wanted is None else wanted):
-                        if not name.endswith("rotary_emb.inv_freq"):
-                            yield name, handle.get_tensor(name)
-            except SafetensorError as error:
-                raise ValueError(f"model: {file.name} is not a whole safetensors file: {error}") from error
+        for file, names in self._files.items():
+            for name, tensor in read_safetensors(file, names):
+                if not name.endswith("rotary_emb.inv_freq"):
+                    yield name, tensor
 
 
 Checkpoint = GGUFCheckpoint | SafetensorsCheckpoint

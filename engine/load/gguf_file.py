@@ -25,12 +25,12 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]
     kind: int
-    """Its dtype or quantisation: a number of ggml's."""
+    """The number that ggml gives to the dtype or quantisation."""
     path: Path
     start: int
-    """Of its first byte in the file."""
+    """The offset of the first byte in the file."""
     size: int
-    """Bytes."""
+    """The number of bytes."""
 
     def values(self) -> np.ndarray:
         """The numbers in fp32, on memory of their own.  Raises `ValueError` if this quantisation is not known."""
@@ -46,7 +46,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What a file says: every key with its value, and every tensor by its name."""
+    """The header of a file: every key with its value, and every tensor by its name."""
 
     path: Path
     fields: dict[str, Any]
@@ -73,10 +73,10 @@ def read_gguf(path: Path) -> GGUFFile:
             raise ValueError(f"model: {path.name} is not a whole GGUF file: {error}") from error
 
 
-def _add(found: dict[str, Any], name: str, value: Any) -> None:
-    if name in found:
+def _add(entries: dict[str, Any], name: str, value: Any) -> None:
+    if name in entries:
         raise ValueError(f"{name} stands twice")
-    found[name] = value
+    entries[name] = value
 
 
 def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str, GGUFTensor]:
@@ -92,19 +92,19 @@ def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str
         _add(listed, name, (tuple(reversed(rows)), kind, offset, _bytes(name, rows, kind)))
     begin = -(-file.tell() // alignment) * alignment
     whole, behind, last = path.stat().st_size, 0, "the header"
-    found = {}
+    tensors = {}
     for name, (shape, kind, offset, size) in listed.items():
         if begin + offset + size > whole:
             raise ValueError(f"it is cut short: tensor {name} lies beyond its {whole} bytes")
         if offset != behind:
             raise ValueError(f"{last} ends at {behind} by its type and shape, and {name} begins at {offset}")
         behind, last = -(-(offset + size) // alignment) * alignment, f"{name} of type {kind}"
-        found[name] = GGUFTensor(name, shape, kind, path, begin + offset, size)
-    return found
+        tensors[name] = GGUFTensor(name, shape, kind, path, begin + offset, size)
+    return tensors
 
 
 def _bytes(name: str, shape: list[int], kind: int) -> int:
-    """Of a tensor, whose first dimension is the row's in the file."""
+    """The bytes of a tensor; the first dimension of `shape` is the length of a row, as in the file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if kind not in set(GGMLQuantizationType):
@@ -116,10 +116,10 @@ def _bytes(name: str, shape: list[int], kind: int) -> int:
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
-    found = file.read(size) if size < 2**31 else b""
-    if len(found) != size:
+    content = file.read(size) if size < 2**31 else b""
+    if len(content) != size:
         raise ValueError("it is cut short")
-    return found
+    return content
 
 
 def _text(file: BinaryIO) -> str:

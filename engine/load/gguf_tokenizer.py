@@ -24,24 +24,13 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
-_CASED = (
-    r"\s?[A-Za-z"
-    "µÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-"
-    "\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-"
-    "ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
-    "]+"
-)
 _GPT_2, _LLAMA_3, _DIGITS = (_WORDS,), (_GPT_4 % "{1,3}",), (r"\p{N}", _WORDS)
 _QWEN_2 = (_GPT_4 % "",)
-_DEEPSEEK = ("[\r\n]", _CASED, "\\s?[!-/:-~！-／：-～‘-‟\N{IDEOGRAPHIC SPACE}-。]+", r"\s+$", _CJK, r"\p{N}+")
 _CUTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA_3),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2),
     **dict.fromkeys(("gpt-2", "mpt"), _GPT_2),
-    "deepseek-llm": _DEEPSEEK,
-    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
     "tekken": (_TEKKEN,),
 }
 _TYPES = (
@@ -52,7 +41,7 @@ _TYPES = (
     ("bos_token_id eos_token_id unknown_token_id", int, False),
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
 )
-"""Of the keys: the type, and whether it is a list of it."""
+"""Names of keys, the type of their values, and whether a value is a list of that type."""
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """With these a word that is a token is not cut, whatever the merges say; and a text begins with BOS."""
 

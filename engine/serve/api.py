@@ -11,9 +11,9 @@ from dataclasses import asdict
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
-from rooflab.engine.load.tokenizer import Prompt, is_chat
+from rooflab.engine.load.tokenizer import Prompt, Texts, is_chat
 from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.counters import Counters
@@ -29,11 +29,10 @@ from rooflab.engine.serve.errors import TIMED_OUT, ApiError, ErrorReply, of_vali
 from rooflab.engine.serve.limits import Guard, Limits
 from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest, TokenizeRequest
 from rooflab.engine.serve.streams import EventStream, while_there
-from rooflab.engine.serve.texts import Texts
 from rooflab.engine.serve.work import RequestWork
 
 LIVE_S = 0.1
-"""How often the page hears of the engine."""
+"""Seconds between two events for the page."""
 STEPS_AT_ONCE = 200
 """Lines of steps that an event holds: they are written in one turn of the event loop, in 2 ms."""
 TOO_LONG = "context_length_exceeded"
@@ -43,7 +42,6 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
 }
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
-TraceParent = Annotated[str | None, Header()]
 
 
 class ServedModel(BaseModel):
@@ -57,7 +55,7 @@ class ServedModel(BaseModel):
 
 
 class Models(BaseModel):
-    """All models that are served: one."""
+    """The list of the models that are served, which is one model."""
 
     object: str = "list"
     data: list[ServedModel]
@@ -91,9 +89,9 @@ class Service:
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
         """Token ids, made beside the event loop.  Raises `ApiError` with `param` on a prompt that has none, or is too
         long whatever its tokens are."""
-        given: Any = prompt
-        least = sum(len(one["content"]) for one in given) if is_chat(given) else len(given)
-        if isinstance(given, str) or is_chat(given):
+        content: Any = prompt
+        least = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
+        if isinstance(content, str) or is_chat(content):
             least //= self.texts.longest
         if least >= self.context:
             raise self._too_long(param, f"at least {least}")
@@ -126,7 +124,7 @@ class Service:
         return ApiError(400, sentence, param, TOO_LONG)
 
     def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
-        """The limit of an answer.  Raises `ApiError` if more was asked for than can be."""
+        """The most tokens of an answer.  Raises `ApiError` if the request asks for more than can be."""
         room = self.context - longest_prompt
         most = room if self.limits.max_tokens is None else min(room, self.limits.max_tokens)
         if room < 1:
@@ -159,7 +157,7 @@ class Service:
                     params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
                 finally:
                     self._opening -= answers  # from here on they are the engine's, or there are none
-                await work.open(ids, params, arrival_s, body.priority or 0, parent)
+                await work.open(ids, params, arrival_s, parent)
 
         try:
             await while_there(request.receive, begin())
@@ -181,7 +179,7 @@ class Service:
         return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
-        """The engine for the page, ten times a second: its state and the steps since the last event."""
+        """Yields events for the page, ten a second: the engine's state, and the steps since the last event."""
         engine, info = self.engine, self.engine.info
         seen = engine.steps[-1].number if engine.steps else 0
         engine.watch(True)
@@ -227,25 +225,25 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
 
 def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=_STREAM)
-    async def completions(body: CompletionRequest, request: Request, traceparent: TraceParent = None) -> Response:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         return await service.answer(request, body, CompletionBody(service.texts, service.model))
 
     @app.post("/v1/chat/completions", responses=_STREAM)
-    async def chat(body: ChatRequest, request: Request, traceparent: TraceParent = None) -> Response:
+    async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.answer(request, body, Chat(service.texts, service.model))
 
-    def own() -> ServedModel:
+    def served() -> ServedModel:
         return ServedModel(id=service.model, created=service.created, max_model_len=service.engine.info.max_model_len)
 
     @app.get("/v1/models")
     async def models() -> Models:
-        return Models(data=[own()])
+        return Models(data=[served()])
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> ServedModel:
         if model != service.model:
             raise ApiError(404, f"The model `{model}` does not exist", "model", "model_not_found")
-        return own()
+        return served()
 
 
 def _add_own(app: FastAPI, service: Service) -> None:
@@ -300,8 +298,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         if isinstance(error.body, bytes):  # it was not taken for JSON
-            given = repr(request.headers.get("content-type"))[:80]
-            return ApiError(415, f"content-type: expected 'application/json', got {given}").reply()
+            kind = repr(request.headers.get("content-type"))[:80]
+            return ApiError(415, f"content-type: expected 'application/json', got {kind}").reply()
         return of_validation(error.errors()).reply()
 
     @app.exception_handler(HTTPException)

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ KEPT_STEPS = 20_000
 TOKENS_AT_ONCE = 256
 """Tokens that one reader takes in one turn of the event loop: 8 ms."""
 END_S = 10.0
-"""How long an engine may take to end its last step."""
+"""Seconds that an engine may take to end its last step."""
 STALLED_S = 60.0
 """How long an engine with work may say nothing.  It speaks after each step; 2,048 tokens of a prompt are one."""
 
@@ -59,22 +59,22 @@ class Call:
     arrival_s: float
     params: SamplingParams
     inbox: Inbox
-    """Where its tokens come."""
+    """The inbox that gets its tokens."""
     accepted: asyncio.Future[None]
     trace_parent: str | None
     """The caller's span, as W3C's `traceparent` header."""
     started_s: float | None = None
-    """When the first step with tokens of its prompt began."""
+    """The time at which the first step with tokens of its prompt began."""
     cached_tokens: int = 0
     """Tokens of the prompt that were in the KV cache."""
     token_times_s: list[list[float]] = field(default_factory=list)
-    """For each answer, when its tokens came to the server."""
+    """For each answer, the times at which its tokens came to the server."""
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
-    """By answer."""
+    """The reason for the end of each answer that has ended, by the answer's number."""
 
     @property
     def ended(self) -> bool:
-        """Whether all its answers have."""
+        """Whether all its answers have ended."""
         return len(self.finish_reasons) == self.params.n
 
 
@@ -84,22 +84,22 @@ class Inbox:
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
         self.put = self._come.put_nowait
-        """Adds a call with a token, or why no token comes any more."""
+        """Adds a call with a token, or the error after which no token comes."""
 
     async def get(self) -> list[tuple[Call, Token]]:
         """Some of the tokens that are there, at least one.  Raises what `put` got in place of one if none can come."""
-        found: list[tuple[Call, Token]] = []
+        arrived: list[tuple[Call, Token]] = []
         if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
-        while len(found) < TOKENS_AT_ONCE and not (found and self._come.empty()):
-            one = await self._come.get()
-            if isinstance(one, Exception):
-                self.put(one)
-                if not found:
-                    raise one
+        while len(arrived) < TOKENS_AT_ONCE and not (arrived and self._come.empty()):
+            item = await self._come.get()
+            if isinstance(item, Exception):
+                self.put(item)
+                if not arrived:
+                    raise item
                 break
-            found.append(one)
-        return found
+            arrived.append(item)
+        return arrived
 
 
 class Engine:
@@ -118,9 +118,9 @@ class Engine:
         self.ended: list[Callable[[Call], None]] = []
         self.died, self.ending = asyncio.Event(), False
         self.why, self._heard_s = "", 0.0
-        """How it ended; when it last said something, or got its first work."""
+        """The reason for the engine's end; the time of its last message, or of its first work."""
         self.calls: dict[int, Call] = {}
-        """Those that have not ended."""
+        """The calls that have not ended, by key."""
         self._keys = itertools.count()
         self._watchers = 0
         self._folder = Path(tempfile.mkdtemp(prefix="rooflab-"))  # for this user alone
@@ -149,13 +149,8 @@ class Engine:
         if isinstance(message, ModelNotLoaded):
             raise ValueError(message.reason)
         self.info = message
-        self._receiver = self.keep(self._receive(), "receive")
-
-    def keep(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Runs a task that others wait for.  If it ends with an error, the engine counts as dead, and they go on."""
-        task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._task_ended)
-        return task
+        self._receiver = asyncio.create_task(self._receive(), name="receive")
+        self._receiver.add_done_callback(self._task_ended)  # else callers would wait for ever behind an error in it
 
     def check(self) -> None:
         """Raises `EngineDied` if it has ended, or says nothing while it has work."""
@@ -186,7 +181,6 @@ class Engine:
         params: SamplingParams,
         inbox: Inbox,
         arrival_s: float | None = None,
-        priority: int = 0,
         trace_parent: str | None = None,
     ) -> list[Call]:
         """Queues the prompts of a request, all between the same two steps; their tokens come to `inbox`.
@@ -205,7 +199,7 @@ class Engine:
             call.token_times_s = [[] for _ in range(params.n)]
             self.calls[call.key] = call
         named = {call.key: list(ids) for call, ids in zip(calls, prompts, strict=True)}
-        self._say(Submit(named, params, arrival_s, priority))
+        self._say(Submit(named, params, arrival_s))
         try:
             await accepted
         except ValueError:
@@ -222,11 +216,11 @@ class Engine:
         left = [call for call in calls if self.calls.pop(call.key, None)]
         if left and not self.died.is_set():
             self._say(Abort(tuple(call.key for call in left)))
-        for call, told in itertools.product(left, self.ended):
-            told(call)
+        for call, observer in itertools.product(left, self.ended):
+            observer(call)
 
     def watch(self, on: bool) -> None:
-        """One more watcher, or one less: while there is one, steps on a CPU tell the time of each op."""
+        """Adds or removes a watcher.  While there is one, steps on a CPU tell the time of each op."""
         before, self._watchers = self._watchers, self._watchers + (1 if on else -1)
         if bool(before) != bool(self._watchers) and not self.died.is_set():
             self._say(Watch(on))
@@ -266,8 +260,8 @@ class Engine:
             call.inbox.put((call, token))
             if call.ended:
                 del self.calls[call.key]
-                for told in self.ended:
-                    told(call)
+                for observer in self.ended:
+                    observer(call)
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)

@@ -23,8 +23,9 @@ class Counters:
         self._blocks = engine.info.num_blocks
         self._labels = (model, "0")
 
-        def of(kind: type[M], name: str, text: str, **more: Any) -> M:
-            return kind(name, text, LABELS, registry=self.registry, **more).labels(*self._labels)
+        def of(kind: type[M], name: str, text: str, *labels: str, **more: Any) -> M:
+            metric = kind(name, text, (*LABELS, *labels), registry=self.registry, **more)
+            return metric if labels else metric.labels(*self._labels)
 
         counter, histogram = partial(of, Counter), partial(of, Histogram, buckets=SECONDS)
         self._running = of(Gauge, "vllm:num_requests_running", "Answers in the batch.")
@@ -35,12 +36,7 @@ class Counters:
         self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generated = counter("vllm:generation_tokens", "Tokens of answers.")
         self._preempted = counter("vllm:num_preemptions", "Answers that lost their pages.")
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests that ended, by reason.",
-            (*LABELS, "finished_reason"),
-            registry=self.registry,
-        )
+        self._success = counter("vllm:request_success", "Requests that ended, by reason.", "finished_reason")
         self._ttft = histogram("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
         self._itl = histogram("vllm:inter_token_latency_seconds", "From a token to the next.")
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to its last token.")
@@ -51,12 +47,8 @@ class Counters:
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.")
         self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that answers got.")
         self._emitted = counter("vllm:spec_decode_num_emitted_tokens", "Tokens of answers from steps with drafts.")
-        self._accepted_at = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens, by their place in the draft.",
-            (*LABELS, "position"),
-            registry=self.registry,
-        )
+        places = "Accepted tokens, by their place in the draft."
+        self._accepted_at = counter("vllm:spec_decode_num_accepted_tokens_per_pos", places, "position")
         self._step = histogram("rooflab:step_seconds", "One step of the engine.")
         self._evicted = counter("rooflab:prefix_cache_evicted_pages", "Cached pages that were given away.")
 
@@ -88,7 +80,7 @@ class Counters:
         reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
         for reason in reasons:
             self._success.labels(*self._labels, reason).inc()
-        times = [own for own in call.token_times_s if own]
+        times = [answer_times for answer_times in call.token_times_s if answer_times]
         if call.started_s is not None:
             self._queries.inc(call.prompt_tokens)
             self._hits.inc(call.cached_tokens)
@@ -96,14 +88,14 @@ class Counters:
             self._queue.observe(call.started_s - call.arrival_s)
         if not times or call.started_s is None:
             return
-        first = min(own[0] for own in times)
+        first = min(answer_times[0] for answer_times in times)
         self._ttft.observe(first - call.arrival_s)
         self._prefill.observe(first - call.started_s)
         if call.ended:
-            last = max(own[-1] for own in times)
+            last = max(answer_times[-1] for answer_times in times)
             self._e2e.observe(last - call.arrival_s)
             self._decode.observe(last - first)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)

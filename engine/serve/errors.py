@@ -16,7 +16,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_err
 TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "timeout"
 """An `ApiError` of an answer that did not come in time."""
 _SHORT = 80
-"""Most characters of what a message shows of a body."""
+"""Most characters of a body that a message shows."""
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = _SHORT
 _SHOWN.maxlevel = 1  # below, it would sort a dict of any size
@@ -26,11 +26,11 @@ _NOT_YET = {
 }
 
 _OF_UNION = re.compile(r"str|(list|dict|constrained|literal)\W.*")
-"""What pydantic adds to a place where a field has one of several types."""
+"""The names that pydantic adds to the place of a field that has one of several types."""
 
 
 class ErrorBody(BaseModel):
-    """What went wrong."""
+    """The error that a user sees."""
 
     message: str
     type: str
@@ -54,16 +54,16 @@ class ApiError(Exception):
         self.param = None if param is None else _in_utf8(param)
 
     def body(self) -> dict[str, Any]:
-        """As JSON."""
+        """The error in OpenAI's form."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def event(self) -> bytes:
-        """As an event of a stream that has begun."""
+        """The error as an event of a stream that has begun."""
         return b"data: %b\n\n" % json.dumps(self.body(), allow_nan=False).encode()
 
     def reply(self, headers: dict[str, str] | None = None) -> JSONResponse:
-        """As a reply."""
+        """The error as the reply to a request."""
         return JSONResponse(self.body(), self.status, headers)
 
 
@@ -71,7 +71,7 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
     """What pydantic found wrong in a body: a name (as a part's `type`, whose other fields are then unknown), an unknown
     field, a value, or a type (a field of one of several types is not of each of them); of several the deepest."""
     ranks = {"literal_error": 3, "extra_forbidden": 2}
-    first = max(errors, key=lambda one: (ranks.get(one["type"], not one["type"].endswith("_type")), len(one["loc"])))
+    first = max(errors, key=lambda err: (ranks.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
     place = [str(part)[:_SHORT] for part in first["loc"] if part != "body" and not _OF_UNION.fullmatch(str(part))]
     if first["type"] == "json_invalid":
         return ApiError(400, f"body: expected JSON: {first['ctx']['error']}")
@@ -83,9 +83,9 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
         return ApiError(400, message, message.partition(":")[0] if first["type"] == "value_error" else None)
     if first["type"] == "value_error":
         return ApiError(400, f"{'.'.join(place)}: {message}", place[0])
-    given = "an object" if isinstance(first["input"], dict) else _SHOWN.repr(first["input"])
-    found = "" if first["type"] == "missing" else f", got {given}"
-    return ApiError(400, f"{'.'.join(place)}: {message}{_NOT_YET.get(place[-1], '')}{found}", place[0])
+    value = "an object" if isinstance(first["input"], dict) else _SHOWN.repr(first["input"])
+    got = "" if first["type"] == "missing" else f", got {value}"
+    return ApiError(400, f"{'.'.join(place)}: {message}{_NOT_YET.get(place[-1], '')}{got}", place[0])
 
 
 def _in_utf8(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a server allows, and the guard in front of every route."""
+"""The limits of a server, and the guard in front of every route."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rooflab.engine.serve.errors import ApiError
 
 OPEN_PATHS = ("/", "/health")
-"""For these no key is asked: the page has no data of its own, and a probe has no key."""
+"""Paths that ask for no key: the page has no data of its own, and a probe has no key."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server allows."""
+    """The limits of one server."""
 
     max_queue: int = 256
     """Answers that may wait for their first step, beside those that run."""
     max_body_bytes: int = 1 << 20
-    """It is parsed on the event loop: 1 MiB in up to 50 ms."""
+    """Most bytes of a body, which is parsed on the event loop: 1 MiB takes up to 50 ms."""
     max_tokens: int | None = None
     """Most tokens of an answer; None: what the context holds."""
     timeout_s: float = 600.0
-    """From a request's arrival to its last token."""
+    """The longest time from a request's arrival to its last token."""
     api_key: str | None = None
-    """Asked of all routes but `OPEN_PATHS`, as `Authorization: Bearer KEY`."""
+    """The key that all routes but `OPEN_PATHS` ask for, as `Authorization: Bearer KEY`; None asks for no key."""
     origins: tuple[str, ...] = ()
-    """Other sites whose pages may ask (CORS)."""
+    """Other sites whose pages may send requests (CORS)."""
     max_head_bytes: int = 1 << 16
-    """Of a request's line and headers."""
+    """Most bytes of a request's line and headers."""
     receive_s: float = 60.0
-    """In which a request must have arrived, its body too."""
+    """The longest time in which a request arrives, its body included."""
     keep_alive_s: int = 120
     """How long a connection stays open between requests.  Proxies hold theirs for 60 to 90 s, and one that asks on a
     connection while it is closed gets no answer."""
@@ -58,7 +58,7 @@ class Guard:
         self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI."""
+        """Handles one request, as ASGI says."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -108,9 +108,9 @@ class Guard:
             return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
         free = scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"  # a browser asks without a key
         if self.limits.api_key is not None and not free:
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             # In a time that does not depend on how much of it is right.
-            right = secrets.compare_digest(given.strip(), self.limits.api_key.encode())
+            right = secrets.compare_digest(key.strip(), self.limits.api_key.encode())
             if not right or scheme.lower() != b"bearer":
                 return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":

@@ -1,16 +1,16 @@
 """What a user may ask, field by field: OpenAI's fields, and those that vLLM adds to them.
 
-A field that OpenAI has and this server has not may only have the value that means off, be null or be empty.  The
-names, types and ranges are those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
-`stop_token_ids`, `ignore_eos` and `priority` are vLLM's.
+A field that OpenAI has and this server has not may only be null, false or empty.  The names, types and ranges are
+those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos`
+are vLLM's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rooflab.engine.load.tokenizer import Prompt
 from rooflab.engine.sequence import MOST_LOGPROBS, PENALTIES, SamplingParams
@@ -28,33 +28,19 @@ MOST_MESSAGES = 2048
 MOST_PARTS = 128
 MOST_IDS = 2**17
 """Tokens of a prompt that is given by ids, whatever the model: they are checked on the event loop, in 7 ms."""
-MOST_PAIRS = 16
-"""OpenAI's limit of `metadata`."""
-
-
-def _at_most(most: int) -> BeforeValidator:
-    """Refuses what has more items, before these are looked at: each wrong one would be an error of its own."""
-
-    def check(value: object) -> object:
-        if isinstance(value, Sized) and not isinstance(value, str) and len(value) > most:
-            raise ValueError(f"expected at most {most} items, got {len(value)}")
-        return value
-
-    return BeforeValidator(check)
-
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+_SAME = "temperature top_p min_p n min_tokens ignore_eos repetition_penalty presence_penalty frequency_penalty".split()
+"""Fields that `SamplingParams` has with the same meaning; null means its default."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 Label = Annotated[str, Field(max_length=512)]
 Ids = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
 Biases = Annotated[
-    dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=MOST_BIASES), _at_most(MOST_BIASES)
+    dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=MOST_BIASES, fail_fast=True)
 ]
-Pairs = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=MOST_PAIRS), _at_most(MOST_PAIRS)]
-Off = Literal[False] | None
 
 
 class Strict(BaseModel):
@@ -65,18 +51,18 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Leaves out unknown fields that say nothing, of which `model_dump()` in OpenAI's client makes many.  Of a
-        million others one is an error, and not each."""
+        """Leaves out unknown fields that ask for nothing, of which `model_dump()` in OpenAI's client makes many.  Of a
+        million others only the first is an error."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
-        said = (name for name, value in data.items() if name not in fields and value not in (None, "", [], {}))
-        one = next(said, None)
-        return {name: value for name, value in data.items() if name in fields or name == one}
+        off: tuple[Any, ...] = (None, False, "", [], {})
+        unknown = next((name for name, value in data.items() if name not in fields and value not in off), None)
+        return {name: value for name, value in data.items() if name in fields or name == unknown}
 
 
 class Asked(NamedTuple):
-    """What a request asks for, whichever its kind."""
+    """The fields that a completion and a chat have under different names."""
 
     field: str
     prompts: Sequence[Prompt]
@@ -85,19 +71,17 @@ class Asked(NamedTuple):
     most: int | None
     """Tokens of an answer, the value of `most_field`."""
     default: int | None
-    """As many if nothing is said; None: what the context holds."""
+    """The number of tokens where `most` is None; None stands for all that the context holds."""
     logprobs: int | None
 
 
 class StreamOptions(Strict):
-    """What a stream carries beside the tokens."""
+    """Options that say what a stream carries beside the tokens."""
 
     include_usage: bool = False
-    """A last event with the counts of tokens."""
+    """Whether a last event has the counts of tokens."""
     continuous_usage_stats: bool = False
-    """vLLM's: the counts so far in every event."""
-    include_obfuscation: bool = False
-    """Accepted, and without effect."""
+    """Whether every event has the counts so far, as in vLLM."""
 
 
 class Sampling(Strict):
@@ -124,7 +108,6 @@ class Sampling(Strict):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Sampling:
@@ -132,31 +115,17 @@ class Sampling(Strict):
             raise ValueError("stream_options: expected only with stream=true")
         return self
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop texts."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The engine's form.  Raises `ValueError` on a combination that it cannot serve."""
-        top_k = None if self.top_k is None else max(self.top_k, 0)
+        """The request's settings for the engine.  Raises `ValueError` on a combination that it cannot serve."""
+        same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         return SamplingParams(
+            **{"temperature": None, **same},
             max_tokens=max_tokens,
-            temperature=self.temperature,
-            # The likeliest token is kept, whatever top_p is, and the engine's top_p is above 0.
-            top_k=1 if self.top_p == 0 else top_k,
-            top_p=1.0 if self.top_p == 0 else self.top_p,
-            min_p=self.min_p,
+            top_k=None if self.top_k is None else max(self.top_k, 0),
             seed=None if self.seed is None else self.seed % 2**63,
-            ignore_eos=bool(self.ignore_eos),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            stop=self.stops,
-            min_tokens=self.min_tokens or 0,
-            n=self.n or 1,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             logit_bias={int(token): value for token, value in self.logit_bias.items()} if self.logit_bias else None,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             logprobs=logprobs,
         )
 
@@ -172,12 +141,11 @@ class CompletionRequest(Sampling):
     )
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Literal[1] | None = None
-    echo: Off = None
 
     def asked(self) -> Asked:
-        """What both kinds of requests have."""
-        one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
-        prompts: Any = [self.prompt] if one else self.prompt
+        """The fields that both kinds of requests have."""
+        single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        prompts: Any = [self.prompt] if single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
 
 
@@ -193,10 +161,10 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None
-    """None only of an assistant."""
+    """None is allowed for an assistant alone."""
     name: Label | None = None
     id: Label | int | None = None
-    """Without effect: clients send back the messages that they keep."""
+    """A field without effect: clients send back the messages that they keep."""
 
     @model_validator(mode="after")
     def _some_content(self) -> Message:
@@ -205,19 +173,13 @@ class Message(Strict):
         return self
 
     def plain(self) -> dict[str, str]:
-        """As chat templates take it."""
+        """The message in the form that chat templates take."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
-
-
-class TextFormat(Strict):
-    """The one form of an answer."""
-
-    type: Literal["text"]
 
 
 class ChatRequest(Sampling):
@@ -227,18 +189,9 @@ class ChatRequest(Sampling):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    metadata: Pairs | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Off = None
-    parallel_tool_calls: bool | None = None
-    tool_choice: Literal["none", "auto"] | None = None
 
     def asked(self) -> Asked:
-        """As `CompletionRequest`."""
+        """The fields that both kinds of requests have."""
         name, most = "max_completion_tokens", self.max_completion_tokens
         if most is None:
             name, most = "max_tokens", self.max_tokens

@@ -20,19 +20,20 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rooflab.engine.load.model_files import path_of
+from rooflab.engine.load.tokenizer import Numbers, Texts, Tokenizer
 from rooflab.engine.serve.api import Service, make_app
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.errors import ApiError
 from rooflab.engine.serve.extras.tracing import exporter
 from rooflab.engine.serve.limits import Limits
-from rooflab.engine.serve.texts import texts_of
 from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LAST_S = 4.0
-"""How long a reader may take for what was written when the server ends."""
+"""Seconds that a reader may take for what was written, when the server ends."""
 SLOW_READER_S = 60.0
-"""How long a reader may take nothing while there is more for it than a connection holds."""
+"""Seconds that a reader may take nothing while there is more for it than a connection holds."""
 
 
 class ClientConnection(H11Protocol):
@@ -49,7 +50,7 @@ class ClientConnection(H11Protocol):
         self._late = self.loop.call_later(receive_s, self._too_late)
 
     def data_received(self, data: bytes) -> None:
-        """As uvicorn."""
+        """Uvicorn's method; the time of a request ends when all of it is there."""
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):  # the request is there
             self._late.cancel()
@@ -57,17 +58,17 @@ class ClientConnection(H11Protocol):
             self._late = self.loop.call_later(self._receive_s, self._too_late)
 
     def pause_writing(self) -> None:
-        """As uvicorn; a reader that does not read would hold its reply for ever."""
+        """Uvicorn's method; a connection whose reader stays slow is closed: it would hold its reply for ever."""
         super().pause_writing()
         self._slow = self.loop.call_later(SLOW_READER_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """As uvicorn."""
+        """Uvicorn's method; the reader is no longer slow."""
         super().resume_writing()
         self._slow.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls while it handles an error of h11's, which knows more than `msg`."""
+        """Uvicorn calls it while it handles an error of h11, which says more than `msg`."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(ApiError(status, f"http: {error}"[:100]))
@@ -104,16 +105,16 @@ class Server(uvicorn.Server):
         """The latest end of the wait for answers, on the event loop's clock."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """What uvicorn calls on a signal."""
+        """Uvicorn calls it on a signal."""
         self.should_exit, self._service.draining = self._service.draining, True
 
     async def startup(self, sockets: list[Socket] | None = None) -> None:
-        """What uvicorn calls to listen."""
+        """Uvicorn calls it to listen."""
         await super().startup(sockets)
         self._say(f"{self._url} answers; SIGTERM or Ctrl-C ends it")
 
     async def on_tick(self, counter: int) -> bool:
-        """What uvicorn asks ten times a second: whether to end."""
+        """Uvicorn calls it ten times a second, to ask whether to end."""
         engine, now_s = self._service.engine, asyncio.get_running_loop().time()
         if self._service.draining:
             if self._until_s == math.inf and engine.calls:
@@ -124,7 +125,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or engine.died.is_set()
 
     async def shutdown(self, sockets: list[Socket] | None = None) -> None:
-        """What uvicorn calls last: it waits for replies to end."""
+        """Uvicorn calls it last; it waits for replies to end."""
 
         def hang_up() -> None:
             for connection in list(self.server_state.connections):
@@ -151,7 +152,7 @@ def bound(host: str, port: int) -> Socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a server at `host` and `port` answers."""
+    """The URL of a server at `host` and `port`."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -161,8 +162,8 @@ async def service_of(engine: Engine, options: Mapping[str, Any], name: str | Non
     Raises `ValueError` if the model cannot be loaded.
     """
     await engine.start()
-    model = str(options["model"])
-    texts = await asyncio.to_thread(texts_of, model, bool(options.get("dummy")), engine.info.vocab_size)
+    model, dummy = str(options["model"]), options.get("dummy")
+    texts: Texts = Numbers(engine.info.vocab_size) if dummy else await asyncio.to_thread(Tokenizer, path_of(model))
     return Service(engine, texts, name or Path(model).name, limits)
 
 
@@ -172,7 +173,7 @@ def hosts_of(host: str) -> list[str] | None:
 
 
 def config_of(service: Service, host: str) -> uvicorn.Config:
-    """How uvicorn serves at `host`."""
+    """The configuration of uvicorn for a server at `host`."""
     limits = service.limits
     return uvicorn.Config(
         make_app(service, hosts_of(host)),

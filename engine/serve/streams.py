@@ -47,7 +47,7 @@ class EventStream(StreamingResponse):
         self._events, self._close = events, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI."""
+        """Sends the events, as ASGI says."""
         try:
             async with aclosing(self._events):
                 with suppress(ClientDisconnect):

@@ -1,4 +1,4 @@
-"""What the server's process and the engine's process say to each other, pickled, over a socket of ZeroMQ."""
+"""The messages between the server's process and the engine's, which are pickled and sent by ZeroMQ."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ from rooflab.engine.sequence import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """The prompts of a request, to be answered."""
+    """Queues the prompts of a request."""
 
     prompts: dict[int, list[int]]
-    """By the server's name of each."""
+    """The token ids of each prompt, by the server's key."""
     params: SamplingParams
     arrival_s: float
     """When the server got it, on the `perf_counter` clock, which is one for all processes of a Linux host."""
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """These prompts' answers are no longer wanted."""
+    """Drops the answers to these prompts."""
 
     keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """From now on the time of each op is taken, or no longer."""
+    """Turns the timing of each op on or off."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The engine's process ends."""
+    """Ends the engine's process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded."""
+    """The model is loaded: its sizes, and the kernels that serve."""
 
     model: str
-    """Its architecture's name."""
+    """The name of the model's architecture."""
     device: str
     dtype: str
     vocab_size: int
@@ -54,12 +53,12 @@ class Ready:
     num_blocks: int
     block_size: int
     kernels: list[dict[str, str]]
-    """What serves, as `OpSet.describe`."""
+    """The kernels that serve, as `OpSet.describe` has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNotLoaded:
-    """The model cannot be loaded."""
+    """The model cannot be loaded, for this reason."""
 
     reason: str
 
@@ -69,7 +68,7 @@ class Queued:
     """The engine has queued the prompts of a request, or none."""
 
     key: int
-    """Of the first."""
+    """The key of the first prompt."""
     refusal: str = ""
     """Why it cannot serve one of them: `argument: what was wanted, what came`."""
 
@@ -79,16 +78,16 @@ class Token(NamedTuple):
 
     key: int
     answer: int
-    """Which of the prompt's answers."""
+    """The number of the answer among those to the prompt."""
     token_id: int
     finish_reason: FinishReason | None
-    """With the last token."""
+    """The reason for the answer's end, with its last token; else None."""
     logprobs: Mapping[int, float] | None
     """The log-probabilities that were asked for, by token, the drawn one first."""
 
 
 class Started(NamedTuple):
-    """A prompt was computed for the first time."""
+    """The first step with tokens of a prompt."""
 
     key: int
     time_s: float
@@ -99,20 +98,20 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The engine between two steps."""
+    """The numbers of sequences and pages between two steps."""
 
     running: int = 0
     waiting: int = 0
     pages_held: int = 0
     pages_shared: int = 0
-    """Of those held, by several sequences."""
+    """Pages that several sequences hold."""
     pages_cached: int = 0
-    """Held by none, with a content that may be used again."""
+    """Pages that no sequence holds, and whose content may be used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """What one step did."""
+    """The work of one step, and its times."""
 
     number: int
     begin_s: float
@@ -120,13 +119,13 @@ class StepLine:
     num_decodes: int
     """Sequences that got a token each without a prompt."""
     decode_keys: int
-    """Keys that these attended to, together."""
+    """Keys that these sequences attended to, summed over them."""
     prompt_tokens: int
     """Tokens of prompts that were computed."""
     prompt_pairs: int
     """Query-key pairs of these tokens, each with itself and all before it."""
     tokens: int
-    """Tokens of answers that came out of it."""
+    """Tokens of answers that came out of the step."""
     preempted: int
     """Sequences that lost their pages."""
     evicted: int
@@ -134,7 +133,7 @@ class StepLine:
     running: int
     """Answers in the batch behind the step."""
     waiting: int
-    """Answers that wait for it."""
+    """Answers that wait for the batch behind the step."""
     waited: float | None
     """The time that the engine's threads waited for a core, over the time that they ran; None on a GPU."""
     ops_s: Mapping[str, float] = field(default_factory=dict)
@@ -154,7 +153,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """After a step, or after requests were dropped without one."""
+    """The message after a step, or after requests were dropped between steps."""
 
     state: State
     step: StepLine | None = None

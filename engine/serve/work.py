@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat, usage_of
+from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
 from rooflab.engine.serve.errors import TIMED_OUT, ApiError
 
@@ -23,7 +23,7 @@ class RequestWork:
         self.calls: list[Call] = []
         self._engine = engine
         self._deadline_s = deadline_s
-        """On the event loop's clock."""
+        """The end of the request's time, on the event loop's clock."""
         self._inbox = Inbox()
         self._answers: dict[tuple[int, int], Answer] = {}
 
@@ -40,8 +40,15 @@ class RequestWork:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The tokens so far."""
-        return usage_of(self.calls, sum(answer.count for answer in self._answers.values()))
+        """The tokens so far, as OpenAI names them; a prompt that is answered several times counts once."""
+        prompt = sum(call.prompt_tokens for call in self.calls)
+        completion = sum(answer.count for answer in self._answers.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(call.cached_tokens for call in self.calls)},
+        }
 
     async def pieces(self) -> AsyncGenerator[list[AnswerPiece], None]:
         """What comes, until every answer has ended; at the deadline, or when the server ends, others are cut.  Nothing
@@ -69,7 +76,7 @@ class RequestWork:
             yield pieces
 
     async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
-        """The events of a stream.  One carries one token; what begins an answer comes with its first token."""
+        """Yields the events of a stream.  An event carries one token; a chat's role comes with the first token."""
         begun: set[int] = set()
         usage: dict[str, Any] = {"usage": None} if include_usage else {}
         try:
@@ -90,7 +97,7 @@ class RequestWork:
             yield ApiError(500, str(error)).event()
 
     async def whole(self) -> bytes:
-        """The body of a reply, made beside the event loop.
+        """The body of a whole reply, made beside the event loop.
 
         Raises `EngineDied`, and `ApiError` with 408 if the time is up.
         """
@@ -98,7 +105,7 @@ class RequestWork:
         async for pieces in self.pieces():
             for piece in pieces:
                 texts.setdefault(piece.index, []).append(piece)
-        if not self._engine.ending and any(own[-1].finish_reason == "abort" for own in texts.values()):
+        if not self._engine.ending and any(answer[-1].finish_reason == "abort" for answer in texts.values()):
             raise ApiError(*TIMED_OUT)
         return await asyncio.to_thread(self._body, texts)
 

@@ -1,4 +1,4 @@
-"""The engine's process: takes requests between steps, and says after each step what it did."""
+"""The engine's process: it takes requests between steps, and describes each step behind it."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
         socket.send(pickle.dumps(ModelNotLoaded(str(error))))
         socket.close()
         return
-    worker = Worker(llm, socket)
-    worker.say(ready(llm))
+    worker, blocks, batch = Worker(llm, socket), llm.scheduler.blocks, llm.scheduler.max_num_seqs
+    sizes = (llm.arch.vocab_size, llm.max_model_len, batch, blocks.num_blocks, blocks.block_size)
+    worker.say(Ready(llm.arch.name, str(llm.device), llm.dtype_name, *sizes, llm.ops.describe()))
     worker.run()
     socket.close()
 
@@ -76,28 +77,12 @@ def _end_with_server(address: str) -> None:
         os._exit(1)
 
 
-def ready(llm: LLM) -> Ready:
-    """What a server must know of the model."""
-    blocks = llm.scheduler.blocks
-    return Ready(
-        llm.arch.name,
-        str(llm.device),
-        llm.dtype_name,
-        llm.arch.vocab_size,
-        llm.max_model_len,
-        llm.scheduler.max_num_seqs,
-        blocks.num_blocks,
-        blocks.block_size,
-        llm.ops.describe(),
-    )
-
-
-def drafts_of(found: Speculated | None) -> dict[str, Any]:
-    """What a step's line says of its drafts."""
-    if found is None:
+def drafts_of(speculated: Speculated | None) -> dict[str, Any]:
+    """The fields of a `StepLine` that describe the step's drafts; none without drafts."""
+    if speculated is None:
         return {}
-    parts = {"draft_s": found.draft_s, "verify_s": found.verify_s, "accept_s": found.accept_s}
-    return {"drafts": found.drafts, "drafted": found.drafted, "accepted": found.accepted_at, **parts}
+    parts = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
+    return {"drafts": speculated.drafts, "drafted": speculated.drafted, "accepted": speculated.accepted_at, **parts}
 
 
 class Worker:
@@ -107,17 +92,17 @@ class Worker:
         self.llm = llm
         self._socket = socket
         self._answers: dict[int, list[Sequence]] = {}
-        """By the server's key."""
+        """The sequences of each prompt that has not ended, by the server's key."""
         self._name: dict[Sequence, tuple[int, int, int]] = {}
         """Key and number of each answer that has not ended, and how many tokens of it were sent."""
         self._fresh: set[Sequence] = set()
-        """Those of which no prompt was computed yet."""
+        """The sequences of which no token of the prompt is computed yet."""
         self._steps = 0
         self._spent: Spent = defaultdict(list)
         self._watching = ExitStack()
 
     def run(self) -> None:
-        """Steps until the server says `Stop`."""
+        """Runs steps until the server says `Stop`."""
         while True:
             if not self.llm.has_work:
                 self._socket.poll()
@@ -152,7 +137,7 @@ class Worker:
         first = min(message.prompts)
         try:
             for key, ids in message.prompts.items():
-                answers = self.llm.submit(ids, message.params, message.arrival_s, message.priority)
+                answers = self.llm.submit(ids, message.params, message.arrival_s)
                 self._answers[key] = answers
                 for number, sequence in enumerate(answers):
                     self._name[sequence] = key, number, 0
@@ -177,7 +162,7 @@ class Worker:
         began = time.perf_counter()
         got = self.llm.step()
         ended = time.perf_counter()
-        step, ops = core.last, {op: sum(own) for op, own in self._spent.items()}
+        step, ops = core.last, {op: sum(times) for op, times in self._spent.items()}
         self._spent.clear()
         chunks = step.chunks if step else []
         started = []
@@ -219,7 +204,7 @@ class Worker:
         ]
         if sequence.finish_reason is not None:
             self._forget(sequence)
-            if not any(one in self._name for one in self._answers[key]):
+            if not any(answer in self._name for answer in self._answers[key]):
                 del self._answers[key]
         return tokens
 

@@ -1,11 +1,10 @@
-"""What a kind of speculation is, how it is asked for, and what a step drafted."""
+"""The interface of drafters, the options of speculation, and the drafts of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -14,29 +13,21 @@ from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.lengths import Lengths
 
-KINDS = ("ngram", "draft", "medusa", "eagle")
-DRAFTS = {
-    "draft": "a model, or a number of the model's first layers",
-    "medusa": "a folder of heads",
-    "eagle": "a folder of a head",
-}
-"""What `draft` names."""
+DRAFTS = {"ngram": "nothing", "draft": "a model", "eagle": "a folder of a head"}
+"""The kinds of drafts, each with what `draft` must name."""
 MOST_TOKENS = 16
-"""Of a draft."""
-
-
-Reads = Literal["tokens", "hidden states", "all hidden states"]
-"""What a drafter sees of the model's steps: the hidden states of the rows whose next token is drawn, or of all."""
+"""The most tokens of a draft."""
 
 
 class Drafter:
-    """Proposes tokens; this one, none."""
+    """The interface of drafters; this class proposes no tokens."""
 
-    reads: Reads = "tokens"
+    reads_hidden = False
+    """Whether the drafter needs the hidden states of the model's steps."""
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """Which of the decoding sequences would draft, and how many tokens: every one for which a draft pays."""
-        return [(one, length) for one in rows if (length := lengths.of(one))]
+        """The decoding sequences for which a draft pays, each with the number of tokens to draft."""
+        return [(sequence, length) for sequence in rows if (length := lengths.of(sequence))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """A draft for each of these sequences that `wants` named: at least one token, at most the length asked for."""
@@ -48,34 +39,32 @@ class Drafter:
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Sees the tensors of each step behind the model's forward: those of the `decoding` sequences in this order,
-        those with a draft last, then those of chunks; and the hidden states that it reads."""
+        """Gets the tensors of each step after the model's forward: the rows of the `decoding` sequences in this order,
+        those with a draft last, then the rows of chunks; and with `reads_hidden` the hidden states of all rows."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Sees how many tokens each sequence gets of a step, before it has them, and the hidden states (sequences, H)
-        from which their last ones were drawn."""
+        """Gets, before the tokens of a step are appended, how many each sequence gets, and the hidden states
+        (sequences, H) from which the last of them were drawn; called with `reads_hidden` alone."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculation as it is asked for.  Raises `ValueError` on a kind or a number that cannot be."""
+    """The options of speculation.  Raises `ValueError` on a kind or a number that cannot be."""
 
     kind: str
     num_tokens: int = 4
-    draft: str | Path | int | None = None
+    draft: str | Path | None = None
     sized: bool = False
-    """Whether heads are asked for by their sizes alone, without their files."""
+    """Whether a head is asked for by its sizes alone, without its files."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"speculate: expected {', '.join(KINDS)}, got {self.kind!r}")
-        if (self.draft is None) != (self.kind == "ngram" or (self.sized and self.kind in ("medusa", "eagle"))):
-            wanted = "nothing" if self.kind == "ngram" else DRAFTS[self.kind]
-            raise ValueError(f"draft: expected {wanted} with speculate={self.kind}, got {self.draft!r}")
-        if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int):
-            raise ValueError(f"num_speculative_tokens: expected an integer, got {self.num_tokens!r}")
-        if not 1 <= self.num_tokens <= MOST_TOKENS:
-            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens}")
+        if self.kind not in DRAFTS:
+            raise ValueError(f"speculate: expected {', '.join(DRAFTS)}, got {self.kind!r}")
+        unnamed = self.kind == "ngram" or (self.sized and self.kind == "eagle")
+        if (self.draft is None) != unnamed or str(self.draft).isdigit():  # a number meant the model's first layers
+            raise ValueError(f"draft: expected {DRAFTS[self.kind]} with speculate={self.kind}, got {self.draft!r}")
+        if type(self.num_tokens) is not int or not 1 <= self.num_tokens <= MOST_TOKENS:
+            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
         """Most rows of a sequence in a step.  Raises `ValueError` if no sequence has room for a draft."""
@@ -86,29 +75,29 @@ class Speculation:
 
 
 def speculation(
-    kind: str | None, num_tokens: int, draft: str | Path | int | None, kv_cache: bool, overlap: bool | None
+    kind: str | None, num_tokens: int, draft: str | Path | None, kv_cache: bool, overlap: bool | None
 ) -> Speculation | None:
-    """The speculation that an engine is asked for.  Raises `ValueError` as `Speculation`, and on options beside it."""
+    """The options of speculation, or None.  Raises `ValueError` as `Speculation`, and on options that exclude it."""
     if kind is None:
         if draft is not None:
             raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")
         return None
     if overlap or not kv_cache:
-        given = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
-        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {given}")
+        got = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
+        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {got}")
     return Speculation(kind, num_tokens, draft)
 
 
 @dataclass(slots=True)
 class Speculated:
-    """What a step drafted, and where its time went."""
+    """The drafts of a step, and the times of its parts in seconds."""
 
     accepted_at: list[int]
-    """For each place of a draft how many tokens were accepted there."""
+    """The number of tokens that were accepted at each place of a draft."""
     draft_s: float = 0.0
-    """The choice of requests and the drafts."""
+    """Seconds for the choice of sequences and their drafts."""
     verify_s: float = 0.0
-    """The model's run and its draw."""
+    """Seconds for the model's run and its draw."""
     accept_s: float = 0.0
     drafts: int = 0
     drafted: int = 0

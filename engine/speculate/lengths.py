@@ -17,19 +17,19 @@ from weakref import WeakKeyDictionary
 from rooflab.engine.sequence import Sequence
 
 KEPT = 15
-"""Times of steps that are kept, for each number of sequences: four in each doubling."""
+"""Times of steps that are kept for each class of batch sizes; each doubling of the size has four classes."""
 RENEWED = 64
-"""After as many steps with drafts one runs without, so that its time is known as it is now."""
+"""Steps with drafts after which one runs without, so that its present time is known."""
 LEAST_PRICE, HIGHEST_PRICE = 0.01, 0.99
 WEIGHT = 0.9
-"""Of what was seen before, at each draft."""
+"""The weight of the earlier counts in `Odds`, at each draft."""
 PAUSE, LONGEST_PAUSE = 16, 256
 """Tokens until a sequence drafts again, at first, and after each try that failed twice as many, up to the longest."""
 
 
 @dataclass(slots=True)
 class Odds:
-    """How often a sequence's drafts were accepted, lately, with a hopeful beginning."""
+    """How often a sequence's last drafts were accepted; it begins with a high chance."""
 
     length: int
     accepted: float = 1.5
@@ -51,7 +51,7 @@ class Lengths:
         self._added: dict[int, deque[float]] = {}
         self._since: dict[int, int] = {}
         self._idle: dict[int, int] = {}
-        """Steps with drafts since the last without, and steps without since the last with."""
+        """By class: `_since` counts steps with drafts since the last without, `_idle` the other way round."""
         self._drafts = True
         self.price = LEAST_PRICE
 

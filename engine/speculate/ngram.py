@@ -11,18 +11,18 @@ from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 
 CONTEXT, TRIED = 8, 16
-"""Tokens before the pair that are compared, and places where it is looked for."""
+"""Tokens before the pair that are compared, and earlier places of the pair that are tried."""
 
 
 class Places:
-    """Where each pair of successive tokens of a sequence was last followed by another token."""
+    """The last place of each pair of successive tokens of a sequence, but for a pair at the end."""
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, int], int] = {}
         self.older: dict[int, int] = {}
-        """Of such a place the one where the same pair came before."""
+        """For each such place, the place where the same pair came before."""
         self.known = 1
-        """Of pairs that end before this place."""
+        """The pairs that end before this place are indexed."""
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
@@ -42,7 +42,7 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds the pairs of several new tokens, but for the last."""
+    """Adds the pairs of new tokens, but for the last pair."""
     for place in range(places.known + 1, end):
         pair = (tokens[place - 2], tokens[place - 1])
         if pair in places.behind:
@@ -64,11 +64,11 @@ class NgramDrafter(Drafter):
         wanted: list[tuple[EngineSequence, int]] = []
         if lengths.idle:
             return wanted
-        for one in rows:
-            places = self._places.get(one)
+        for sequence in rows:
+            places = self._places.get(sequence)
             if places is None:
-                places = self._places[one] = Places()
-            tokens, behind, known = one.token_ids, places.behind, places.known
+                places = self._places[sequence] = Places()
+            tokens, behind, known = sequence.token_ids, places.behind, places.known
             end = len(tokens)
             if end - known > 1:
                 _index(tokens, places, end)
@@ -77,18 +77,18 @@ class NgramDrafter(Drafter):
             places.known = end
             if place < end:
                 behind[pair], places.older[end] = end, place
-                if length := lengths.of(one):
-                    found[one] = _alike(tokens, place, places.older)
-                    wanted.append((one, length))
+                if length := lengths.of(sequence):
+                    found[sequence] = _alike(tokens, place, places.older)
+                    wanted.append((sequence, length))
         return wanted
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Copies what followed; where that reaches the end of the text, the draft goes on with itself."""
         drafts = {}
-        for one, most in drafting:
-            place, tokens = self._found[one], one.token_ids
+        for sequence, most in drafting:
+            place, tokens = self._found[sequence], sequence.token_ids
             draft, period = tokens[place : place + most], len(tokens) - place
             while len(draft) < most:
                 draft.append(draft[-period])
-            drafts[one] = draft
+            drafts[sequence] = draft
         return drafts

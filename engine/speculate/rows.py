@@ -1,4 +1,4 @@
-"""The rows of a step that verifies drafts, and what is accepted of a draft."""
+"""The rows of a step that verifies drafts, and the tokens of a draft that are accepted."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ Drafts = Mapping[EngineSequence, list[int]]
 
 
 class DraftRows:
-    """First the rows of the batch without a draft; then for each draft the token before it, and its own tokens."""
+    """The rows of the batch without a draft; then for each draft a row for the token before it and for each token."""
 
     def __init__(self, batch: DecodeBatch, drafts: Drafts):
-        rows = np.array([one.row for one in drafts])
+        rows = np.array([sequence.row for sequence in drafts])
         counts = np.array([len(draft) + 1 for draft in drafts.values()])
         self.plain = np.delete(np.arange(len(batch)), rows)
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch in the order of their rows."""
-        self.index = np.concatenate([self.plain, np.repeat(rows, counts)])
-        """For each row that of the batch."""
-        self.ahead = np.concatenate([np.zeros_like(self.plain), ramp(counts)])
-        """For each row how many tokens of the draft come before its logits' token."""
-        self.spans = [
-            TokenSpan([one.token_ids[-1], *draft], len(one.token_ids) - 1, batch.block_table[one.row], len(draft) + 1)
-            for one, draft in drafts.items()
-        ]
+        widths = np.append(np.ones_like(self.plain), counts)
+        self.drawing = [self.sequences[place] for place in np.repeat(np.arange(len(widths)), widths).tolist()]
+        """The sequence of each row."""
+        self.ahead = ramp(widths)
+        """For each row, how many tokens of the draft come before the token that the row draws."""
+        self.spans: list[TokenSpan] = []
+        for sequence, draft in drafts.items():
+            ids, pages = sequence.token_ids, batch.block_table[sequence.row]
+            self.spans.append(TokenSpan([ids[-1], *draft], len(ids) - 1, pages, len(draft) + 1))
 
 
 def accepted(
@@ -44,12 +45,12 @@ def accepted(
     sequence gets the very tokens that it would get without speculation, whatever the draft (Daliri, Musco and Suresh,
     "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978).
     """
-    found, row = {}, 0
+    tokens, row = {}, 0
     while row < len(drawn):
-        one, same = sequences[row], 0
-        draft = drafts.get(one, ())
+        sequence, same = sequences[row], 0
+        draft = drafts.get(sequence, ())
         while same < len(draft) and drawn[row + same] == draft[same]:
             same += 1
-        found[one] = list(drawn[row : row + same + 1])
+        tokens[sequence] = list(drawn[row : row + same + 1])
         row += len(draft) + 1
-    return found
+    return tokens

@@ -12,6 +12,7 @@ import torch
 
 from rooflab.engine.graphs import DecodeGraphs
 from rooflab.engine.model_runner import Draw, ModelRunner
+from rooflab.engine.sampling import SamplingTensors, on_device
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.speculate.drafter import Drafter
@@ -20,24 +21,24 @@ from rooflab.engine.step_tensors import spans_of, step_input
 
 
 class SpeculativeRunner(ModelRunner):
-    """Holds the drafter too, and the drafts that a step verifies."""
+    """A `ModelRunner` with a drafter, and with the drafts that a step verifies."""
 
     def __init__(self, *about: Any):
         self.drafter = Drafter()
         self.drafts: Drafts = {}
         self._rows: DraftRows | None = None
         self._hidden = torch.empty(0)
-        """The hidden states (num_drawn, H) of the last step, where the drafter reads them."""
+        """The hidden states (num_drawn, H) of the last step, if the drafter reads them."""
         super().__init__(*about)
 
     def allocate(self, num_blocks: int) -> None:
-        """As `ModelRunner`, and the drafter's pages."""
+        """Makes the KV caches of the model and the drafter again, with this number of pages."""
         super().allocate(num_blocks)
         self.drafter.allocate(num_blocks)
 
     def decode_graphs(self) -> DecodeGraphs | None:
         """As `ModelRunner`; None for a drafter that reads hidden states, because graphs give logits alone."""
-        return super().decode_graphs() if self.drafter.reads == "tokens" else None
+        return None if self.drafter.reads_hidden else super().decode_graphs()
 
     def run(self, step: Step) -> Draw | None:
         """As `ModelRunner`; a sequence with a draft has a row for each token of it, and one more."""
@@ -46,45 +47,41 @@ class SpeculativeRunner(ModelRunner):
         if rows is None:
             return super().run(step)
         logits = self.logits(step)
-        sequences = [*self.batch.rows, *step.ending]
-        index = np.append(rows.index, np.arange(len(self.batch), len(sequences)))
-        ahead = np.append(rows.ahead, np.zeros(len(index) - len(rows.ahead), np.int64))
-        settings = self.settings(step, sequences).repeated(index, lambda at, one: drafts.get(one, [])[: ahead[at]])
-        positions = np.array([len(one) for one in sequences])[index] + ahead
-        return self.draw(step, [sequences[at] for at in index], settings, logits, positions)
+        sequences = rows.drawing + step.ending
+        ahead = np.append(rows.ahead, np.zeros(len(step.ending), np.int64))
+        sampling = SamplingTensors(sequences, self.device, lambda row: drafts.get(sequences[row], [])[: ahead[row]])
+        return self.draw(step, sequences, sampling, logits, np.array([len(sequence) for sequence in sequences]) + ahead)
 
     def accept(self, tokens: Mapping[Sequence, list[int]]) -> None:
         """Takes what each sequence gets of the last draw: the next step computes the last of them."""
-        counts = np.array([len(own) for own in tokens.values()], np.int64)
-        if self.drafter.reads != "tokens":
-            widths = np.array([len(self.drafts.get(one, ())) + 1 for one in tokens], np.int64)
-            rows = self.on_device(np.cumsum(widths) - widths + counts - 1)
+        counts = np.array([len(new) for new in tokens.values()], np.int64)
+        if self.drafter.reads_hidden:
+            widths = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
+            rows = on_device(np.cumsum(widths) - widths + counts - 1, self.device)
             self.drafter.accepted(list(tokens), counts.tolist(), self._hidden[rows])
         if self._rows is not None:
-            order = np.array([one.row for one in self._rows.sequences])
+            order = np.array([sequence.row for sequence in self._rows.sequences])
             self.batch.source[order] = np.arange(len(order))
             self.batch.positions[order] += counts[: len(order)]
-            self.drawn = self.on_device(np.array([own[-1] for own in tokens.values()]))
+            self.drawn = on_device(np.array([new[-1] for new in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:
-        """As `ModelRunner`; the drafter then sees what it reads."""
+        """Logits (num_drawn, vocab_size), as `ModelRunner.logits`; the drafter then gets the tensors of the step."""
         batch, rows, drafter, hidden = self.batch, self._rows, self.drafter, None
         plain, drafted = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, plain, [*drafted, *spans_of(step.chunks)], self.drawn)
         ops = self.step_ops(step)
         if self.graphs is not None and inputs.chunks is None:
             logits = self.graphs(inputs)
-        elif drafter.reads == "tokens":
+        elif not drafter.reads_hidden:
             logits = self.model.forward(inputs, self.cache, ops)
         else:
-            drawn = inputs.drawn if drafter.reads == "all hidden states" else None
-            whole = inputs if drawn is None else replace(inputs, drawn=None)
-            hidden = self.model.hidden(whole, self.cache, ops)
-            self._hidden = hidden if drawn is None else hidden[drawn]
+            hidden = self.model.hidden(replace(inputs, drawn=None), self.cache, ops)
+            self._hidden = hidden if inputs.drawn is None else hidden[inputs.drawn]
             logits = ops.gemm(self._hidden, self.model.lm_head)
         drafter.follow(step, inputs, batch.rows if rows is None else rows.sequences, hidden)
         return logits
 
     def step_ops(self, step: Step) -> SimpleNamespace:
-        """As `ModelRunner`."""
+        """The kernels of `step`, with the rows of the drafts."""
         return self.ops.step(step.num_decodes, step.num_prompt_tokens, sum(map(len, self.drafts.values())))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.scheduler import Scheduler, Step
@@ -14,36 +15,59 @@ from rooflab.engine.speculate.rows import accepted
 from rooflab.engine.speculate.runner import SpeculativeRunner
 
 
+@dataclass(eq=False)
 class Speculator:
     """Gives the decoding sequences of a step more than one token.
 
     Drafts take what prompts leave of a step's tokens and pages, so that they delay no prompt and preempt nobody.
     """
 
-    def __init__(self, runner: SpeculativeRunner, lengths: Lengths):
-        self.runner = runner
-        self.lengths = lengths
-        self.last: Speculated | None = None
-        """What the last step drafted; None if nothing."""
-        self._drafting: list[tuple[Sequence, int]] = []
-        self._began_s = self._drafted_s = self._verified_s = 0.0
+    runner: SpeculativeRunner
+    lengths: Lengths
+    last: Speculated | None = None
+    """The drafts of the last step; None if it had none."""
 
-    def propose(self, scheduler: Scheduler, step: Step) -> None:
-        """Drafts for the sequences of the batch for which it pays."""
-        self._began_s = time.perf_counter()
+    def step(self, scheduler: Scheduler, step: Step, computed: Callable[[Step], None]) -> list[Sequence]:
+        """Drafts for the sequences of the batch for which a draft pays, runs the step, and gives each sequence its
+        tokens, which are those that it would get one by one.  Returns the sequences once for each token.
+
+        Calls `computed` after the run, before a sequence gets a token."""
         runner, self.last = self.runner, None
-        self.lengths.begin(len(runner.batch.rows))
+        began_s = time.perf_counter()
+        drafting = self._proposed(scheduler, step)
+        runner.drafts = runner.drafter.draft(drafting) if drafting else {}
+        drafted_s = time.perf_counter()
+        draw = runner.run(step)
+        tokens = {} if draw is None else accepted(draw.sequences, draw.tokens(), runner.drafts)
+        verified_s = time.perf_counter()
+        computed(step)
+        counts = Speculated([0] * self.lengths.most)
+        got = self._give(scheduler.blocks, tokens, counts)
+        for sequence, _ in drafting:
+            if sequence.finish_reason is None:
+                scheduler.blocks.trim(sequence, len(sequence) - 1)
+                runner.batch.set_blocks(sequence)
+        ended_s = time.perf_counter()
+        if runner.drafts:
+            counts.draft_s, counts.verify_s = drafted_s - began_s, verified_s - drafted_s
+            counts.accept_s = ended_s - verified_s
+            self.last = counts
+        if not step.chunks:
+            self.lengths.timed(step.num_decodes, counts.drafted, ended_s - began_s)
+        return got
+
+    def _proposed(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
+        """The sequences that draft, each with the number of tokens, for which pages are there."""
+        batch = self.runner.batch
+        self.lengths.begin(len(batch.rows))
         room = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
-        wanted = runner.drafter.wants(runner.batch.rows, self.lengths)
-        self._drafting = self._with_pages(wanted, scheduler.blocks, room)
-        runner.drafts = runner.drafter.draft(self._drafting) if self._drafting else {}
-        self._drafted_s = time.perf_counter()
+        return self._with_pages(self.runner.drafter.wants(batch.rows, self.lengths), scheduler.blocks, room)
 
     def _with_pages(
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
         """Gives pages to the drafts that fit `room` tokens.  A draft ends before the sequence's last token."""
-        found = []
+        drafting = []
         for sequence, length in wanted:
             if room <= 0:
                 break
@@ -54,54 +78,29 @@ class Speculator:
                 most -= 1
             if most > 0:
                 self.runner.batch.set_blocks(sequence)
-                found.append((sequence, most))
+                drafting.append((sequence, most))
                 room -= most
-        return found
+        return drafting
 
-    def verify(self, step: Step) -> dict[Sequence, list[int]]:
-        """Runs the step; the tokens of each sequence that has some, which are those that it would get one by one."""
-        draw = self.runner.run(step)
-        tokens = {} if draw is None else accepted(draw.sequences, draw.tokens(), self.runner.drafts)
-        self._verified_s = time.perf_counter()
-        return tokens
-
-    def accept(self, blocks: BlockManager, step: Step, tokens: Mapping[Sequence, list[int]]) -> list[Sequence]:
-        """Gives each sequence its tokens up to its last one; those that go on join the batch.  Returns the sequences
-        once for each token."""
-        drafts = self.runner.drafts
+    def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
+        """Gives each sequence its tokens up to its last one; those that go on join the batch."""
         self.runner.accept(tokens)
-        found = Speculated([0] * self.lengths.most)
         got: list[Sequence] = []
-        for place, (sequence, own) in enumerate(tokens.items()):
+        for place, (sequence, new) in enumerate(tokens.items()):
             before = len(sequence.token_ids)
-            for token in own:
+            for token in new:
                 sequence.append(token)
                 got.append(sequence)
                 if sequence.finish_reason is not None:
                     break
             length = len(sequence.token_ids)
-            if drafted := len(drafts.get(sequence, ())):
-                kept = min(length - before, len(own) - 1)
-                found.note(drafted, kept)
-                self.lengths.verified(sequence, drafted, kept)
+            if drafted := len(self.runner.drafts.get(sequence, ())):
+                right = min(length - before, len(new) - 1)
+                counts.note(drafted, right)
+                self.lengths.verified(sequence, drafted, right)
                 del sequence.logprobs[length - sequence.num_prompt_tokens :]
             if (length - 1) // blocks.block_size > len(sequence.contents):
                 blocks.publish(sequence, length - 1)  # the last token has no keys and values yet
             if sequence.finish_reason is None and sequence.row < 0:
                 self.runner.join(sequence, place)
-        for sequence, _ in self._drafting:
-            if sequence.finish_reason is None:
-                blocks.trim(sequence, len(sequence) - 1)
-                self.runner.batch.set_blocks(sequence)
-        self._note_times(step, found)
         return got
-
-    def _note_times(self, step: Step, found: Speculated) -> None:
-        ended_s = time.perf_counter()
-        if self.runner.drafts:
-            found.draft_s = self._drafted_s - self._began_s
-            found.verify_s = self._verified_s - self._drafted_s
-            found.accept_s = ended_s - self._verified_s
-            self.last = found
-        if not step.chunks:
-            self.lengths.timed(step.num_decodes, found.drafted, ended_s - self._began_s)

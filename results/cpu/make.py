@@ -162,7 +162,6 @@ def compare(
     path = fetch()
     # Every round has the same prompt: with prefix caching, only the first round would compute it.
     llm = LLM(path, dtype=dtype, max_num_seqs=max(requests, 1), device="cpu", prefix_caching=False)
-    assert llm.tokenizer is not None, "a GGUF carries its tokenizer"
     text = "The roofline model relates performance to arithmetic intensity. " * 80
     ids = llm.tokenizer.encode(text)[:PROMPT_TOKENS]
     sides: dict[str, Callable[[], Any]]

@@ -2,7 +2,7 @@
 
 import random
 
-from tiny_model import tiny_llm
+from tiny_model import check_pages, tiny_llm
 
 from rooflab.engine.speculate.drafter import Drafter
 
@@ -56,7 +56,7 @@ def exact(llm):
     the published pages hold accepted tokens alone."""
     scheduler = llm.scheduler
     blocks = scheduler.blocks
-    blocks.check(scheduler.running)
+    check_pages(blocks, scheduler.running)
     for one in scheduler.running:
         if one.row >= 0:
             assert len(one.block_ids) == blocks.blocks_for(len(one) - 1), "a draft's page is held"

@@ -185,8 +185,6 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"kv_cache": False}, r"kv_cache: expected study=StudyOptions\(kv_cache=False\), of rooflab"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size: only 1"),
         ({"dtype": "int4"}, "dtype: expected"),
         ({"max_model_len": 257}, "max_model_len: expected at most 256"),
         ({"num_kv_blocks": 10**12}, "num_kv_blocks: .* more than is free"),
@@ -207,16 +205,25 @@ def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
     for prompt, params, message in [
         ([[]], GREEDY, "empty prompt"),
         ([[1024]], GREEDY, "expected token ids below 1024, got 1024"),
-        (["text"], GREEDY, "dummy weights come without a tokenizer"),
+        (["\ud800"], GREEDY, "prompt: expected text in UTF-8"),
+        ([[1, "a"]], GREEDY, "prompt: expected a string, chat messages or token ids, got a str in it"),
         ([[1] * 256], GREEDY, "expected fewer tokens than max_model_len, which is 256, got 256"),
         ([[1, 2], [1] * 60], GREEDY, "need 5 pages of the KV cache, which has 4"),
         ([], GREEDY, "expected a prompt or a list of prompts"),
         ([[1], [2], [3]], [GREEDY] * 2, "params: expected one or 3, got 2"),
-        ([[1]], replace(GREEDY, stop=("x",)), "stop: dummy weights come without a tokenizer"),
     ]:
         with pytest.raises(ValueError, match=message):
             llm.generate(prompt, params)
         assert not llm.has_work
+
+
+def test_with_random_weights_bytes_are_ids_and_the_text_of_a_token_is_its_id(tmp_path, alone):
+    llm, text = tiny_llm(tmp_path, swap={"gemm": "library"}), "".join(f" {token}" for token in alone[2])
+    assert llm.tokenizer.encode([{"role": "user", "content": "Hi"}]) == llm.tokenizer.encode("Hi") == [72, 105]
+    until = replace(GREEDY, stop=(text[9:14],))
+    for params, wanted in ((GREEDY, text), (until, text[:9])):
+        events = list(llm.stream(prompts()[2], params))
+        assert llm.generate([prompts()[2]], params)[0]["text"] == "".join(event.text for event in events) == wanted
 
 
 def test_a_layer_may_multiply_and_activate_in_one_kernel(tmp_path, alone):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import poisoned, prompts, tiny_llm, tokens, with_graphs
+from tiny_model import check_pages, poisoned, prompts, tiny_llm, tokens, with_graphs
 
 from rooflab.engine import memory, model_runner
 from rooflab.engine.llm import SamplingParams
@@ -47,7 +47,7 @@ def test_a_step_that_breaks_off_loses_no_token(tmp_path, answers, moment, monkey
             given.update(sequence.request_id for sequence in llm.step())
         except KeyboardInterrupt:
             broken += 1
-            llm.scheduler.blocks.check([])
+            check_pages(llm.scheduler.blocks, [])
     assert broken > 3 and [request.output_ids for request in requests] == answers
     assert [[*kept] for one in requests for kept in one.logprobs] == [[token] for ids in answers for token in ids]
     assert [given[request.request_id] for request in requests] == [16] * 8, "a token is given once"

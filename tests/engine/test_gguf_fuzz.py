@@ -26,11 +26,9 @@ OURS = {
     "block_count": "num_layers",
     "head_count_kv": "num_kv_heads",
     "key_length": "head_dim",
-    "type": "rope scaling yarn misses factor",
-    "count": "the first of 2 files",
     "architecture": "qwen2.",
 }
-"""Keys that are refused by the name that they have in `Architecture`, and three by what they need."""
+"""Keys that are refused by the name that they have in `Architecture`, and one by what it needs."""
 
 AS_CONFIG = {**CONFIG, "rope_theta": 500.0, "rms_norm_eps": 0.25}
 MAY_MISS = {
@@ -39,8 +37,6 @@ MAY_MISS = {
 }
 """What a missing key means; any other of `BASE` may not miss."""
 SCALING = "llama.rope.scaling."
-YARN = {"rope_type": "yarn", "factor": 4.0}
-AS_YARN = {f"{SCALING}type": (TEXT, "yarn"), f"{SCALING}factor": (F32, 4.0)}
 MEANT: list[tuple[dict[str, Value], dict[str, Any]]] = [
     ({"general.name": (TEXT, "Löwe"), "general.alignment": (U32, 64), "quantize.imatrix.file": (TEXT, "x")}, {}),
     ({"llama.block_count": (U64, 2), "llama.vocab_size": (U32, 1024), "llama.expert_count": (U32, 0)}, {}),
@@ -54,15 +50,9 @@ MEANT: list[tuple[dict[str, Value], dict[str, Any]]] = [
     ({"llama.attention.layer_norm_rms_epsilon": (F64, 0.5)}, {"rms_norm_eps": 0.5}),
     ({"llama.rope.freq_base": (F32, 77.0)}, {"rope_theta": 77.0}),
     ({"llama.rope.freq_base": (U32, 77)}, {"rope_theta": 77.0}),
-    ({"llama.rope.scale_linear": (F32, 4.0)}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     ({"llama.rope.scale_linear": (F32, 1.0), f"{SCALING}finetuned": (BOOL, True)}, {}),
-    ({f"{SCALING}factor": (F32, 3.0)}, {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
-    ({f"{SCALING}type": (TEXT, "none"), f"{SCALING}factor": (F32, 3.0)}, {}),
-    (AS_YARN, {"rope_scaling": YARN}),
-    (
-        AS_YARN | {f"{SCALING}original_context_length": (U32, 16)},
-        {"rope_scaling": {**YARN, "original_max_position_embeddings": 16}},
-    ),
+    ({f"{SCALING}type": (TEXT, "linear"), f"{SCALING}factor": (F32, 1.0)}, {}),
+    ({f"{SCALING}type": (TEXT, "none"), f"{SCALING}original_context_length": (U32, 16)}, {}),
 ]
 """Keys, and what they change in a config."""
 WRONG_KEYS: dict[str, list[Value]] = {
@@ -82,7 +72,8 @@ WRONG_KEYS: dict[str, list[Value]] = {
     "llama.rope.freq_base": [(F32, 0.0), (F32, float("nan")), (TEXT, "x")],
     "llama.rope.freq_base_swa": [(F32, 77.0)],
     "llama.rope.dimension_count": [(U32, 8)],
-    f"{SCALING}factor": [(F32, -3.0), (F32, float("inf")), (TEXT, "3")],
+    "llama.rope.scale_linear": [(F32, 4.0), (TEXT, "1")],
+    f"{SCALING}factor": [(F32, 3.0), (F32, -3.0), (F32, float("inf")), (TEXT, "3")],
     f"{SCALING}type": [(TEXT, "yarn"), (U32, 2)],
     f"{SCALING}attn_factor": [(F32, 2.0)],
     "llama.attn_logit_softcapping": [(F32, 30.0)],

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tiny_model import check_pages
 
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.scheduler import Scheduler, pairs_of
@@ -12,11 +13,11 @@ from rooflab.engine.sequence import SamplingParams, Sequence
 BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET = 12, 4, 5, 32
 
 
-def make(request_id, prompt, new, priority=0):
+def make(request_id, prompt, new, arrival_s=0.0):
     """A request; `prompt` is its tokens, or how many of them, which are then 1."""
     ids = [1] * prompt if isinstance(prompt, int) else list(prompt)
     params = SamplingParams(max_tokens=new)
-    return Sequence(request_id, ids, len(ids), params, 0, frozenset(), len(ids) + new, 0.0, priority)
+    return Sequence(request_id, ids, len(ids), params, 0, frozenset(), len(ids) + new, arrival_s)
 
 
 class Memory:
@@ -63,7 +64,7 @@ class Engine(RuleBasedStateMachine):
     all = ()
 
     @initialize(
-        chunk=st.sampled_from([None, 1, 3, 7]), caching=st.booleans(), chunked=st.booleans(), continuous=st.booleans()
+        chunk=st.sampled_from([BUDGET, 1, 3, 7]), caching=st.booleans(), chunked=st.booleans(), continuous=st.booleans()
     )
     def start(self, chunk, caching, chunked, continuous):
         blocks = BlockManager(BLOCKS, BLOCK_SIZE, caching)
@@ -71,10 +72,10 @@ class Engine(RuleBasedStateMachine):
         self.memory, self.all, self.aborted = Memory(), [], set()
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24), new=st.integers(1, 16), priority=st.integers(0, 2)
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24), new=st.integers(1, 16), arrival_s=st.integers(0, 2)
     )
-    def submit(self, prompt, new, priority):
-        sequence = make(len(self.all), prompt, new, priority)
+    def submit(self, prompt, new, arrival_s):
+        sequence = make(len(self.all), prompt, new, arrival_s)
         self.scheduler.check(sequence)
         self.scheduler.submit(sequence)
         self.all.append(sequence)
@@ -110,7 +111,7 @@ class Engine(RuleBasedStateMachine):
     def every_page_and_every_request_is_in_one_place(self):
         if self.all:
             waiting, running = self.scheduler.waiting, self.scheduler.running
-            self.scheduler.blocks.check(self.all)
+            check_pages(self.scheduler.blocks, self.all)
             left = [one.request_id for one in self.all if one.finish_reason is None]
             places = sorted(sequence.request_id for sequence in (*waiting, *running))
             assert places == [number for number in left if number not in self.aborted]
@@ -159,11 +160,9 @@ def test_trap_37_what_could_never_fit_is_refused_and_a_prompt_may_take_the_last_
     assert chunks_of(beside.schedule()) == [(0, 0, 4)], "beside another it would be preempted in the next step"
 
 
-def test_first_come_first_served_but_for_a_low_priority_which_waits_not_for_ever():
-    requests = [make(number, 3, 1, priority) for number, priority in enumerate((1, 0, 0, -1))]
-    for request, arrival_s in zip(requests, (0.0, 9.0, 11.0, 19.5), strict=True):
-        request.arrival_s = arrival_s
-    assert [one.request_id for one in scheduler_of(*requests).waiting] == [1, 3, 0, 2]
+def test_first_come_first_served():
+    requests = [make(number, 3, 1, arrival_s) for number, arrival_s in enumerate((2.0, 1.0, 2.0, 0.5))]
+    assert [one.request_id for one in scheduler_of(*requests).waiting] == [3, 1, 0, 2]
 
 
 def test_decodes_come_first_and_prompts_share_what_the_budget_leaves():

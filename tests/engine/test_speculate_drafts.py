@@ -23,17 +23,6 @@ SMALL = {
 }
 
 
-def medusa(folder, heads=16, layers=1, hidden=192, vocab=1024):
-    """Heads of random weights, and the folder they are in."""
-    made = {}
-    for head in range(heads):
-        for layer in range(layers):
-            made[f"{head}.{layer}.linear.weight"] = torch.randn(hidden, hidden) / hidden
-            made[f"{head}.{layer}.linear.bias"] = torch.randn(hidden) / hidden
-        made[f"{head}.{layers}.weight"] = torch.randn(vocab, hidden)
-    return saved(folder, made)
-
-
 def eagle(folder, fc=(192, 384), **changes):
     """A head of random weights, with other sizes of attention and MLP than the model's, and the folder it is in."""
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 96}
@@ -41,18 +30,13 @@ def eagle(folder, fc=(192, 384), **changes):
     arch = Architecture.from_config(folder)
     made = {name.removeprefix("model."): tensor for name, tensor in dummy_tensors(arch) if ".layers.0" in name}
     del made["layers.0.input_layernorm.weight"]
-    return saved(folder, made | {"fc.weight": torch.randn(fc) / 20, "fc.bias": torch.randn(fc[0]) / 20})
-
-
-def saved(folder, tensors):
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
+    made |= {"fc.weight": torch.randn(fc) / 20, "fc.bias": torch.randn(fc[0]) / 20}
+    save_file(made | {"embed_tokens.weight": torch.randn(9, 9)}, folder / "model.safetensors")
     return folder
 
 
 KINDS = {
     "other model": lambda folder: {"speculate": "draft", "draft": write_config(folder / "draft", **SMALL).parent},
-    "medusa": lambda folder: {"speculate": "medusa", "draft": medusa(folder / "medusa")},
     "eagle": lambda folder: {"speculate": "eagle", "draft": eagle(folder / "eagle")},
 }
 
@@ -103,31 +87,37 @@ def unread(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    "change, message",
     [
-        (lambda folder: medusa(folder, hidden=96), r"0.0.linear.weight of shape \(192, 192\), got \(96, 96\)"),
-        (lambda folder: medusa(folder, heads=3), "at most the number of heads, which is 3, got 4"),
-        (lambda folder: eagle(folder, num_hidden_layers=2), "expected a head with num_layers 1, got 2"),
-        (lambda folder: eagle(folder, max_position_embeddings=99), "expected a head for 256 tokens, got one for 99"),
-        (lambda folder: eagle(folder, fc=(192, 200)), r"fc.weight of shape \(192, 384\), got \(192, 200\)"),
+        ({"num_hidden_layers": 2}, "draft: expected num_layers 1, got 2"),
+        ({"vocab_size": 1000}, "draft: expected vocab_size 1024, got 1000"),
+        ({"max_position_embeddings": 99}, "draft: expected a model for 256 tokens, .* got one for 99"),
+        ({"fc": (192, 200)}, r"draft: expected fc.weight of shape \(192, 384\), got \(192, 200\)"),
+        ({}, r"draft: expected layers.0.self_attn.q_proj.bias of shape \(192,\), got none"),
     ],
 )
-def test_bad_heads_are_refused_before_weights_are_read(tmp_path, unread, make, message):
-    head = make(tmp_path / "head")
+def test_bad_heads_are_refused_before_weights_are_read(tmp_path, unread, change, message):
+    head = eagle(tmp_path / "head", **change)
+    if not change:  # a head of another architecture, which has biases
+        config = json.loads((head / "config.json").read_text())
+        (head / "config.json").write_text(json.dumps({**config, "model_type": "qwen2"}))
     with pytest.raises(ValueError, match=message):
-        tiny_llm(tmp_path / "m", speculate="eagle" if (head / "config.json").exists() else "medusa", draft=head)
+        tiny_llm(tmp_path / "m", speculate="eagle", draft=head)
+    with pytest.raises(ValueError, match=r"draft: expected a folder with \*.safetensors, got "):
+        tiny_llm(tmp_path / "m", speculate="eagle", draft=tmp_path / "m")
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"vocab_size": 1000}, "draft: expected a vocabulary of 1024 tokens, got 1000"),
+        ({"vocab_size": 1000}, "draft: expected vocab_size 1024, got 1000"),
         ({"max_position_embeddings": 128}, "draft: expected a model for 256 tokens, .* got one for 128"),
-        ({"draft": 2}, "draft: expected 1 to 1 of the model's first layers, got 2"),
-        ({"draft": None}, "draft: expected a model, or a number of the model's first layers"),
+        ({"draft": None}, "draft: expected a model with speculate=draft, got None"),
+        ({"draft": "3"}, "draft: expected a model with speculate=draft, got '3'"),
         ({"speculate": "ngram"}, "draft: expected nothing with speculate=ngram"),
         ({"speculate": None}, "draft: expected speculate with it"),
-        ({"speculate": "medusa", "draft": None}, "draft: expected a folder of heads"),
+        ({"speculate": "eagle", "draft": None}, "draft: expected a folder of a head"),
+        ({"speculate": "medusa"}, "speculate: expected ngram, draft, eagle, got 'medusa'"),
     ],
 )
 def test_bad_drafts_are_refused_before_weights_are_read(tmp_path, unread, options, message):

@@ -10,7 +10,7 @@ import pytest
 from op_kernels import slow
 from served import served
 from speculating import watched
-from test_speculate_drafts import eagle, medusa
+from test_speculate_drafts import eagle
 
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
@@ -26,10 +26,8 @@ SIZES = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_attention_heads": 9, "
 KINDS = {
     "ngram": lambda folder: {},
     "draft": lambda folder: {"draft": str(fetch())},  # the model itself: nearly all is right
-    "layers": lambda folder: {"speculate": "draft", "draft": 3},
-    "medusa": lambda folder: {"draft": medusa(folder, heads=8, hidden=HIDDEN, vocab=VOCAB)},
     "eagle": lambda folder: {"draft": eagle(folder, (HIDDEN, 2 * HIDDEN), **SIZES)},
-}  # the last two have random weights, and nothing that they draft is right
+}  # the last has random weights, and nothing that it drafts is right
 ASKED = [
     *(f"Write again with {name} for a: a = 1\nb = a + 1\nprint(a, b)" for name in ("x", "total")),
     *(f"Say the words {words} ten times." for words in ("yes and no", "left right", "one two three")),

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from speculating import LIBRARY, Known, exact, only_accepted, prefixes, speculating
-from test_speculate_drafts import eagle, medusa
+from test_speculate_drafts import eagle
 from tiny_model import poisoned, tiny_llm, write_config
 
 from rooflab.engine.llm import SamplingParams
@@ -34,13 +34,11 @@ def engines(tmp_path_factory):
     folder = tmp_path_factory.mktemp("m")
     made = [speculating(folder, SMALL, Known(n, 48) if n % 2 else None, **POOLS[n // 2]) for n in range(2 * len(POOLS))]
     drafts = {
-        "model": write_config(folder / "draft", **SMALL, rope_theta=500.0).parent,
-        "layer": 1,
-        "medusa": medusa(folder / "medusa", hidden=64, vocab=48),
+        "draft": write_config(folder / "draft", **SMALL, rope_theta=500.0).parent,
         "eagle": eagle(folder / "eagle", (64, 128), **{**SMALL, "num_hidden_layers": 1}),
     }
-    for pool, (kind, draft) in zip(POOLS, drafts.items(), strict=True):
-        kind = kind if kind in ("medusa", "eagle") else "draft"
+    for pool, kind in zip(POOLS, ("draft", "eagle") * 2, strict=True):
+        draft = drafts[kind]
         made.append(speculating(folder, SMALL, speculate=kind, draft=draft, **pool))
     return tiny_llm(folder, SMALL, **LIBRARY), [(poisoned(llm), prefixes(llm)) for llm in made]
 

@@ -10,11 +10,11 @@ import pytest
 from needs import skip_without
 from served import WAIT_S
 
+from rooflab.engine.load.tokenizer import Numbers
 from rooflab.engine.serve.api import Service
 from rooflab.engine.serve.client import Engine
 from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.server import Server, bound, config_of
-from rooflab.engine.serve.texts import Numbers
 from rooflab.engine.serve.wire import Ready, StepLine
 
 PAIR = b'{"prompt": "Hi"}'

@@ -63,11 +63,11 @@ class Replica:
         self._app = make_app(service, hosts_of(host), alone=False)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """What Ray asks for after the constructor."""
+        """Ray calls it after the constructor, to get the application."""
         return self._app
 
     async def check_health(self) -> None:
-        """What Ray asks every `HEALTH_S` seconds; it replaces a replica that raises."""
+        """Ray calls it every `HEALTH_S` seconds, and replaces a replica that raises."""
         self._engine.check()
 
 
@@ -110,8 +110,8 @@ def serve_replicas(
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     with _cluster(replicas.cluster, threads * (replicas.most or replicas.count)):
         stop = Event()
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, lambda *_: stop.set())
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda *_: stop.set())
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(http_options=HTTPOptions(
             host=host, port=port, keep_alive_timeout_s=limits.keep_alive_s,
@@ -130,7 +130,8 @@ def serve_replicas(
 def _reason(error: RuntimeError) -> str:
     """Why the deployment failed: the last line of its replica's traceback, else Ray's own words."""
     state = serve.status().applications.get(NAME)
-    lines = [line for own in (state.deployments.values() if state else ()) for line in own.message.splitlines()]
+    messages = [deployment.message for deployment in state.deployments.values()] if state else []
+    lines = "\n".join(messages).splitlines()
     reasons = [line for line in lines if re.match(r"\w*Error: ", line)]
     return reasons[-1].partition(": ")[2] if reasons else str(error)
 

@@ -34,10 +34,10 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
         return offset_ns + int(seconds * 1e9)
 
     def ended(call: Call) -> None:
-        times = [own for own in call.token_times_s if own]
+        times = [answer_times for answer_times in call.token_times_s if answer_times]
         now = time.perf_counter()
-        first = min((own[0] for own in times), default=None)
-        last = max((own[-1] for own in times), default=now) if call.ended else now
+        first = min((answer_times[0] for answer_times in times), default=None)
+        last = max((answer_times[-1] for answer_times in times), default=now) if call.ended else now
         parent = TraceContextTextMapPropagator().extract({"traceparent": call.trace_parent or ""})
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion",
