@@ -17,7 +17,7 @@ from rooflab.bench import show
 from rooflab.bench.base.plain import Row
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import app, begin_run, exit_for, terminated_as_exception
+from rooflab.bench.cli.app import app, begin_run, exit_for
 from rooflab.bench.cli.names import cuda_device_present
 from rooflab.bench.core import Pool
 from rooflab.roofline.numbers import counted
@@ -198,13 +198,7 @@ def bench(
         float | None, option.seconds(help="For all of it; cases that do not begin then are left out: exit status 12.")
     ] = None,
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
-    timer: Annotated[
-        str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")
-    ] = None,
     flush: Annotated[str, typer.Option(help="How the cache is emptied before a sample: read or write.")] = "read",
-    lock_clocks: Annotated[
-        bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, where NVML permits it.")
-    ] = False,
     wait_for_gpu: option.Wait = False,
     out: option.Out = None,
     resume: option.Resume = False,
@@ -216,7 +210,7 @@ def bench(
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.core import ContextBroken, Selection, Settings, held_card
+        from rooflab.bench.core import ContextBroken, Selection, Settings, card_lock
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
@@ -225,16 +219,13 @@ def bench(
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    asked = Settings(
-        device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, timer=timer, flush=flush
-    )
+    asked = Settings(device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
     try:
         with (
-            terminated_as_exception() if lock_clocks else nullcontext(),
-            held_card(chosen.device, show.note if wait_for_gpu else None, lock_clocks) as clock_mhz,
+            card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
             show.progress("bench", count - len(records)) as advance,
         ):
-            run_benches(chosen, replace(asked, locked_sm_clock_mhz=clock_mhz), writer, advance, records)
+            run_benches(chosen, asked, writer, advance, records)
     except KeyboardInterrupt:
         interrupted = True
     except ContextBroken as broken:

@@ -74,11 +74,6 @@ class Rotation:
         return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
 
     @property
-    def sets(self) -> int:
-        """Number of sets of inputs that the calls take in turn."""
-        return len(self._calls)
-
-    @property
     def first(self) -> Callable[[], Result]:
         """The call on the first set; its result is not kept."""
         return self._calls[0]

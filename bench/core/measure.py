@@ -188,8 +188,6 @@ class Measurement:
         timed, failures, clocks = time_together(functions, self.settings, unseen)
         if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
-        if clocks and self.settings.locked_sm_clock_mhz:
-            clocks = {**clocks, "locked_sm_clock_mhz": self.settings.locked_sm_clock_mhz}
         self.beside_s = {name: timed.pop(name).median_s for name in self.beside if name in timed}
         return timed, failures, clocks
 

@@ -58,11 +58,9 @@ class Samples:
     first_call_s: float | None = None
     """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
     fault: str = ""
-    """Why the reading must not be published (a replaced clock, dropped kernels)."""
+    """Why the reading must not be published (a replaced clock)."""
     launch_floor_s: float | None = None
     """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
-    busy_s: float | None = None
-    """Median over the calls of the sum of the kernels' times."""
 
     @property
     def median_s(self) -> float:
@@ -157,7 +155,7 @@ def why_invalid(
 
 def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) -> Record:
     """The record with a reading, but for its rates.  Non-finite samples give no latency; they are kept."""
-    more = {"launch_floor": samples.launch_floor_s, "kernel_busy": samples.busy_s, "first_call": samples.first_call_s}
+    more = {"launch_floor": samples.launch_floor_s, "first_call": samples.first_call_s}
     metrics = {f"{name}_ms": value * 1e3 for name, value in more.items() if value is not None}
     times = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
     p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in times)

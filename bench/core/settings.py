@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
-"""Timing methods by device type, the default first: `events` needs no capture, so that it can time every function, and
-unlike a profiler it adds no work to the device.  See `cuda.EventTimer`, `cuda.GraphTimer` and `cupti.CuptiTimer`."""
 FLUSHES = ("read", "write")
 
 
@@ -16,7 +12,7 @@ FLUSHES = ("read", "write")
 class Settings:
     """Made once, from the command line, and handed on whole.
 
-    Raises `ValueError` on a budget that is not positive, an unknown flush, or a timer that the device does not have.
+    Raises `ValueError` on a budget that is not positive, an unknown flush, or another device.
     """
 
     device: str = "cpu"
@@ -27,14 +23,10 @@ class Settings:
     """For one kernel on one case; the kernels of a case are timed interleaved."""
     limit_s: float = math.inf
     """For the whole run: what does not begin within it is left out."""
-    timer: str | None = None
-    """One of `TIMERS`; None: the device's default."""
     flush: str = "read"
     """How the cache is emptied before a sample: one of `FLUSHES`."""
     min_samples: int = 5
     """Of each kernel, however long they take."""
-    locked_sm_clock_mhz: float | None = None
-    """The SM clock to which the caller has locked the GPU (`held_card`)."""
     checked: bool = False
     """Whether the caller has checked the kernels: then they are only timed, without a look at a CPU's memory."""
     judge: bool = True
@@ -48,7 +40,7 @@ class Settings:
         if not self.budget_s > 0:
             raise ValueError(f"budget: expected seconds above 0, got {self.budget_s}")
         check_flush(self.flush)
-        check_timer(self.timer, self.device.partition(":")[0])
+        check_device(self.device.partition(":")[0])
 
 
 def check_flush(flush: str) -> None:
@@ -57,16 +49,7 @@ def check_flush(flush: str) -> None:
         raise ValueError(f"flush: expected one of {', '.join(FLUSHES)}, got {flush!r}")
 
 
-def check_timer(timer: str | None, device_type: str) -> str:
-    """The timing method for a device type: `timer`, or the default of `TIMERS`.
-
-    Raises `ValueError` on a method that the device does not have, and on a device that is neither cpu nor cuda.
-    """
-    if device_type not in TIMERS:
+def check_device(device_type: str) -> None:
+    """Raises `ValueError` on a device that is neither cpu nor cuda."""
+    if device_type not in ("cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {device_type}")
-    if timer is not None and timer not in TIMERS[device_type]:
-        needs = ", which needs a CUDA device" if timer in TIMERS["cuda"] else ""
-        raise ValueError(
-            f"timer: expected one of {', '.join(TIMERS[device_type])} on {device_type}, got {timer}{needs}"
-        )
-    return timer or TIMERS[device_type][0]

@@ -49,7 +49,6 @@ def time_together(
             min_samples=settings.min_samples,
             seed=settings.seed,
             observe=watch.read if watch else None,
-            timer=settings.timer,
             flush=settings.flush,
             renew=renew,
         )

@@ -26,8 +26,6 @@ from rooflab.kernels import _waiting as waiting
 class FakeTimer(Timer):
     """Reads what a script says and remembers in which order it was asked."""
 
-    batches = True
-
     def __init__(self, script=lambda name, turn: 1.0, step=1e-3):
         self.script = script
         self.step = step
@@ -139,8 +137,6 @@ def test_the_budget_ends_the_sampling_but_not_before_the_least_samples():
         ({"budget_s": math.nan}, "budget_s"),
         ({"min_samples": 0}, "min_samples"),
         ({"device": "meta"}, "device"),
-        ({"timer": "events"}, "timer"),
-        ({"timer": "sundial"}, "timer"),
         ({"flush": "wish"}, "flush"),
     ],
 )
@@ -161,9 +157,6 @@ def test_calls_too_short_for_the_clock_share_a_sample():
 def test_what_the_clock_cannot_see_is_unresolved():
     invisible = time_functions({"a": nothing}, min_samples=2, budget_s=1e-9, timer=FakeTimer(lambda name, turn: 0.0))
     assert not invisible["a"].resolved and invisible["a"].calls_per_sample == timing.MAX_CALLS_PER_SAMPLE
-    single = FakeTimer(lambda name, turn: 5e-3)
-    single.batches = False
-    assert not time_functions({"a": nothing}, min_samples=2, budget_s=1e-9, timer=single)["a"].resolved
 
 
 def test_the_cache_is_emptied_by_twice_its_size_before_each_sample(monkeypatch):

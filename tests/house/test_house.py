@@ -217,7 +217,7 @@ def test_outputs_are_written_whole():
 
 def test_json_holds_no_nan():
     """The others are for this package alone: keys of caches and its own processes."""
-    others = {f"bench/{name}.py" for name in ("tune/choose", "tune/bucket", "load/client", "core/timers/cupti")}
+    others = {f"bench/{name}.py" for name in ("tune/choose", "tune/bucket", "load/client", "core/timers/activity")}
     others |= {f"bench/{name}.py" for name in ("core/boot", "core/process", "core/running", "compile/store")}
     others |= {f"bench/{name}.py" for name in ("report/trends/points", "predict/launch_once", "suite/passed")}
     written = [(name, node) for name, node in nodes(ast.Call) if ast.unparse(node.func).endswith(".dumps")]

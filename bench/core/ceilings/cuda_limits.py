@@ -22,7 +22,6 @@ from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import ABOVE, Samples, with_reading
 from rooflab.bench.core.record import Record, Status
-from rooflab.bench.core.settings import TIMERS
 from rooflab.bench.core.timers.timing import time_functions
 from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
@@ -36,7 +35,7 @@ LARGEST_STEP = 64
 """Largest growth factor of a probe's repeats in one step, because the first reading is of a cold device."""
 HALF = (0.4, 0.6)
 """Allowed share of the time for half of the work; outside it the kernel did not do the assumed work."""
-GROUPS_OF_HOPPER = 25
+GROUPS_OF_HOPPER = 23
 """Number of limits of a Hopper; the budget is divided by it, so that a card with fewer limits takes less."""
 MAKERS = (streams, vector, wgmma, mma_sync)
 Time = Callable[..., dict[str, Samples]]
@@ -80,7 +79,7 @@ def measure_cuda(
         except RuntimeError as error:  # the memory is too small, or the device is lost
             records.append(_failed(replace(blank, kernel=maker.__name__), error))
     advance("launch")
-    return records + [_floor(timer, blank, time, share_s) for timer in TIMERS["cuda"]]
+    return [*records, _floor(blank, time, share_s)]
 
 
 def compile_microkernels() -> int:
@@ -206,12 +205,12 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     return _timed(record, whole, work, reason)
 
 
-def _floor(timer: str, blank: Record, time: Time, share_s: float) -> Record:
-    """The time of an empty kernel by one timing method."""
-    record = replace(blank, kernel=f"launch {timer}", config={})
+def _floor(blank: Record, time: Time, share_s: float) -> Record:
+    """The time of an empty kernel."""
+    record = replace(blank, kernel="launch events", config={})
     try:
-        samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False, timer=timer)["nothing"]
-    except (RuntimeError, ValueError) as error:  # this timing method does not work here
+        samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False)["nothing"]
+    except RuntimeError as error:
         return _failed(record, error)
     return _timed(record, samples, 1.0, samples.fault or ("" if min(samples.seconds) > 0 else "the timer read no time"))
 

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from rooflab.bench.base.system_time import time as system
-from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.settings import check_flush
 from rooflab.reference import compare
 
@@ -108,17 +107,8 @@ class Observed:
     """SHA-256 over the kernels' names, code, grids, blocks and shared memory in order."""
 
 
-class NotRecorded(ValueError):
-    """The profiler did not record a call."""
-
-
 class Timer(ABC):
     """How one kind of device reads times; `timing.time_functions` decides what is read and in which order."""
-
-    batches = True
-    """Whether several calls may share a sample where one is too short for the clock."""
-    rounds_at_once = 1
-    """How many rounds are best read together."""
 
     @abstractmethod
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
@@ -127,11 +117,7 @@ class Timer(ABC):
         `observe` is called once, on a GPU while the device works.
         """
 
-    def rounds(self, orders: Sequence[Sequence[Call]], observe: Function | None = None) -> list[dict[str, float]]:
-        """Reads several rounds."""
-        return [self.round(calls, observe) for calls in orders]
-
-    def first_call(self, name: str, function: Function) -> None:
+    def first_call(self, function: Function) -> None:
         """Calls a function outside any reading, and waits until it has ended: a first call may compile."""
         function()
 
@@ -154,10 +140,6 @@ class Timer(ABC):
     @abstractmethod
     def method(self, name: str) -> str:
         """How `name` was timed."""
-
-    def completed(self, name: str, samples: Samples) -> Samples:
-        """The samples of `name`, which are its last, with what else the timer has recorded of them."""
-        return samples
 
 
 def grid_of(readings: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""One GPU: its clocks while it works and whether it was throttled, a lock of the clocks, and a lock of the card."""
+"""One GPU: its clocks while it works, whether it was throttled, and a lock of the card."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from rooflab.bench.base.plain import Json, JsonObject
-from rooflab.bench.core.environment import Environment, ask, gpu_uuid, nvml_of, power
+from rooflab.bench.core.environment import Environment, ask, nvml_of, power
 
 if TYPE_CHECKING:  # it imports Triton
     from rooflab.bench.core.timers.sm_clock import DeviceClock
@@ -37,8 +37,6 @@ REASONS = {
 THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
 """The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
 power limit under a large matrix product.  That is normal operation: the summary names it, the reading stays valid."""
-TOLERANCE = 0.02
-"""Allowed relative difference between two readings of a locked clock under load."""
 RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 """Readings of NVML whose minimum and maximum a summary has."""
 
@@ -134,58 +132,6 @@ def _runs_python(process: psutil.Process) -> bool:
         return Path(process.exe() or "").name.startswith("python")
     except psutil.AccessDenied:  # of another user, so not of this program
         return False
-
-
-@contextmanager
-def held_card(
-    device: torch.device, say: Callable[[str], None] | None = None, lock_clocks: bool = False
-) -> Iterator[float | None]:
-    """Holds the card inside `with`: with `say`, which a wait is told to, for this process alone; with `lock_clocks`, at
-    one SM clock, which it yields in MHz.  Raises `ValueError` for a device that is no GPU, and as `locked_clocks`."""
-    with ExitStack() as stack:
-        if say:
-            stack.enter_context(card_lock(device, say))
-        if not lock_clocks:
-            yield None
-            return
-        if device.type != "cuda":
-            raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
-        from rooflab.bench.core.timers.sm_clock import sm_clock_under_load  # imports Triton
-
-        yield stack.enter_context(locked_clocks(gpu_uuid(device), partial(sm_clock_under_load, device)))
-
-
-@contextmanager
-def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
-    """Locks a GPU's SM clock inside `with` to NVML's base clock, which the GPU holds at its power limit.
-
-    `read_hz` reads the clock twice under load.  Yields the clock in MHz from NVML, else from the device.  Leaving the
-    block always unlocks the clocks, after an exception and an interrupt too.
-    Raises `ValueError` where NVML is missing or does not permit locking, and where the two readings differ.
-    """
-    with nvml_of(uuid) as found:
-        if found is None or found[1] is None:
-            raise ValueError("lock-clocks: expected NVML with this GPU, got none; install nvidia-ml-py")
-        nvml, handle = found
-
-        def change(function: str, *clocks: int, failed: str) -> None:
-            try:
-                getattr(nvml, function)(handle, *clocks)
-            except nvml.NVMLError as error:
-                raise ValueError(f"lock-clocks: NVML answers {error}{failed}") from error
-
-        wanted = [nvml.NVML_CLOCK_LIMIT_ID_TDP] * 2
-        change("nvmlDeviceSetGpuLockedClocks", *wanted, failed="; locking needs root, and a card that permits it")
-        try:
-            first, held = read_hz(), read_hz()
-            if abs(held - first) > TOLERANCE * first:
-                raise ValueError(
-                    f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
-                    f"{held / 1e6:.0f} MHz under load"
-                )
-            yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held / 1e6)
-        finally:
-            change("nvmlDeviceResetGpuLockedClocks", failed=" to setting the clocks free; run `nvidia-smi -rgc`")
 
 
 @contextmanager
