@@ -8,12 +8,10 @@ serves the requests.
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from functools import partial
@@ -35,7 +33,7 @@ from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, extent, get_scheme
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, get_scheme
 
 LATE_S = 10.0
 """A check that began before the limit is ended this many seconds after the limit."""
@@ -134,7 +132,7 @@ class Outside(Runner):
         super().__init__(kernel, spec, scheme, device)
         self._child, self._limits = child, limits
         self._folder = shared_folder(bytes_)
-        self._writer, self._reader = Writer(self._folder.name), Reader()
+        self._file = Path(self._folder.name) / "request.pt"
 
     def close(self) -> None:
         self._folder.cleanup()
@@ -150,8 +148,7 @@ class Outside(Runner):
         return bool(self._ask("load", name, inputs, packed_in))
 
     def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
-        forms = tuple((shape, str(dtype).removeprefix("torch.")) for shape, dtype in layout.forms)
-        return cast(Outputs, self._ask("run", name, {**vars(layout), "forms": forms}))
+        return cast(Outputs, self._ask("run", name, vars(layout)))
 
     def settle(self) -> None:
         self._ask("settle")
@@ -162,8 +159,8 @@ class Outside(Runner):
     def _ask(self, name: str, *arguments: object) -> object:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
         try:
-            request = {"call": name, "arguments": self._writer.write(arguments)}
-        except OSError as full:
+            request = {"call": name, "arguments": written(arguments, self._file)}
+        except (OSError, RuntimeError) as full:
             raise Failed("OUT_OF_MEMORY", f"for the inputs in shared memory: {full}") from full
         try:
             reply = self._child.ask(request, *self._limits)
@@ -176,7 +173,7 @@ class Outside(Runner):
             raise Failed(*reply["failed"])
         if "refused" in reply:
             raise LayoutRefused(reply["refused"])
-        return self._reader.read(reply["done"], self.device)
+        return cast(object, read(reply["done"], self.device))
 
 
 class Serving:
@@ -197,11 +194,9 @@ class Serving:
     def answer(self, request: JsonObject) -> Json:
         """`done` with the result, or the fault."""
         name, device = request["call"], self._runner.device if self._runner else torch.device("cpu")
-        if name == "begin":
-            self._reader, self._writer = Reader(), Writer(os.path.dirname(request["arguments"]["file"]))
-        arguments = cast("tuple[Any, ...]", self._reader.read(request["arguments"], device))
+        arguments = read(request["arguments"], device)
         try:
-            return {"done": self._writer.write(self._call(name, arguments))}
+            return {"done": written(self._call(name, arguments), Path(request["arguments"]).with_name("answer.pt"))}
         except Failed as failed:
             return {"failed": [failed.status, failed.reason]}
         except LayoutRefused as refused:
@@ -218,80 +213,18 @@ class Serving:
             arguments = ()
         assert self._runner is not None, "the first request is `begin`"
         if name == "run":
-            forms = tuple((torch.Size(shape), getattr(torch, dtype)) for shape, dtype in arguments[1]["forms"])
-            arguments = arguments[0], Layout(**{**arguments[1], "forms": forms})
+            arguments = arguments[0], Layout(**arguments[1])
         with self._runner.around():
             result = getattr(self._runner, name)(*arguments)
-        return (result.by, result.races, result.bytes) if isinstance(result, Seen) else result
+        if name == "run":  # a tensor of a subclass is read by the class's own code
+            return tuple(output.detach().as_subclass(torch.Tensor) for output in result)
+        return (result.by, result.races, result.bytes and dict(result.bytes)) if isinstance(result, Seen) else result
 
 
 answer = Serving().answer
 
 
 SHARED_MEMORY = Path("/dev/shm")
-ALIGNMENT = 64
-"""Bytes; a tensor keeps its own place behind a multiple of them, because kernels specialise on alignment."""
-SPARE = 2
-"""A new file has room for this many times the bytes that are asked for."""
-
-
-class Writer:
-    """Copies tensors into a file of `folder`, and into a larger one if they do not fit."""
-
-    def __init__(self, folder: str):
-        self._folder = folder
-        self._path = ""
-        self._room = torch.empty(0, dtype=torch.uint8)
-
-    def write(self, value: object) -> Json:
-        """`value` as JSON values, for `Reader.read`; sequences become tuples.  Raises `OSError` if the disk is full."""
-        tensors: list[torch.Tensor] = []
-        plain = _without_tensors(value, tensors)
-        flat = [_flat(tensor) for tensor in tensors]
-        places, end = [], 0
-        for tensor, values in zip(tensors, flat, strict=True):
-            places.append(end + tensor.data_ptr() % ALIGNMENT)
-            end = -(-(places[-1] + values.nbytes) // ALIGNMENT) * ALIGNMENT
-        if end > self._room.numel() or not self._path:
-            self._make_room(SPARE * end)
-        described = []
-        for tensor, values, place in zip(tensors, flat, places, strict=True):
-            self._room[place : place + values.nbytes].copy_(values)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            described.append([dtype, list(tensor.shape), list(tensor.stride()), place, values.nbytes])
-        return {"file": self._path, "values": plain, "tensors": described}
-
-    def _make_room(self, size: int) -> None:
-        if self._path:
-            Path(self._path).unlink(missing_ok=True)
-        descriptor, self._path = tempfile.mkstemp(dir=self._folder)
-        with open(descriptor, "r+b") as file:
-            # A place on a full disk that was not allocated would end the process when it is written.
-            os.posix_fallocate(file.fileno(), 0, max(size, mmap.PAGESIZE))
-            self._room = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-
-
-class Reader:
-    """Reads what a `Writer` wrote."""
-
-    def __init__(self) -> None:
-        self._path = ""
-        self._room = torch.empty(0, dtype=torch.uint8)
-
-    def read(self, message: Json, device: torch.device) -> object:
-        """The value of a message; its tensors are copies on `device` with the same strides and alignment."""
-        if message["file"] != self._path:
-            self._path = message["file"]
-            with open(self._path, "r+b") as file:
-                self._room = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-        tensors = []
-        for dtype, shape, stride, place, nbytes in message["tensors"]:
-            own = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
-            skew = (place - own.data_ptr()) % ALIGNMENT
-            own[skew : skew + nbytes].copy_(self._room[place : place + nbytes])
-            flat = own[skew : skew + nbytes].view(getattr(torch, dtype))
-            tensors.append(flat.as_strided(shape, stride, flat.storage_offset()))
-        return _with_tensors(message["values"], tensors)
 
 
 def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
@@ -300,28 +233,16 @@ def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if there else None)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the memory between a tensor's first and last element."""
-    count = extent(tensor.shape, tensor.stride())
-    return tensor.detach().as_strided((count,), (1,)).view(torch.uint8)
+def written(value: object, file: Path) -> str:
+    """Writes a value of plain types and tensors for `read`; returns the file's path.  Raises `RuntimeError` or
+    `OSError` if the disk is full.
+
+    Torch keeps each tensor's strides and its place in its storage, and so its alignment, on which kernels specialise.
+    """
+    torch.save(value, file)
+    return str(file)
 
 
-def _without_tensors(value: object, tensors: list[torch.Tensor]) -> Json:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
-    if isinstance(value, Mapping):
-        return {"mapping": {name: _without_tensors(item, tensors) for name, item in value.items()}}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_without_tensors(item, tensors) for item in value]
-    return value
-
-
-def _with_tensors(value: Json, tensors: Sequence[torch.Tensor]) -> object:
-    if isinstance(value, list):
-        return tuple(_with_tensors(item, tensors) for item in value)
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        return tensors[value["tensor"]]
-    return {name: _with_tensors(item, tensors) for name, item in value["mapping"].items()}
+def read(path: str, device: torch.device) -> Any:
+    """The value that `written` wrote, its tensors on `device`.  A file with code in it is refused."""
+    return torch.load(path, map_location=device, weights_only=True)
