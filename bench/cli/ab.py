@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +53,6 @@ def ab(
     floor_us: Annotated[float, typer.Option(help="Smallest change in microseconds that matters.")] = 0.5,
     budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
-    wait_for_gpu: option.Wait = False,
     seed: option.Seed = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
@@ -73,7 +71,7 @@ def ab(
     from rooflab.bench.ab.pairs import AbSettings
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
-    from rooflab.bench.core import card_lock, pick_device
+    from rooflab.bench.core import pick_device
 
     place = str(pick_device(device))
     settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place)
@@ -86,8 +84,7 @@ def ab(
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(named)}")
     if not base and (head or changed):
         raise ValueError("head: expected --base with --head and --changed")
-    held = card_lock(pick_device(device), show.note) if wait_for_gpu else nullcontext()
-    with held, show.waiting("comparing"), terminated_as_exception():
+    with show.waiting("comparing"), terminated_as_exception():
         if records:
             report = modes.of_records(records, settings.rules, wanted)
         elif self_test:

@@ -6,7 +6,6 @@ import math
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -199,7 +198,6 @@ def bench(
     ] = None,
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
     flush: Annotated[str, typer.Option(help="How the cache is emptied before a sample: read or write.")] = "read",
-    wait_for_gpu: option.Wait = False,
     out: option.Out = None,
     resume: option.Resume = False,
     json: option.Json = False,
@@ -210,7 +208,7 @@ def bench(
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.core import ContextBroken, Selection, Settings, card_lock
+        from rooflab.bench.core import ContextBroken, Selection, Settings
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
@@ -221,10 +219,7 @@ def bench(
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
     asked = Settings(device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
     try:
-        with (
-            card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
-            show.progress("bench", count - len(records)) as advance,
-        ):
+        with show.progress("bench", count - len(records)) as advance:
             run_benches(chosen, asked, writer, advance, records)
     except KeyboardInterrupt:
         interrupted = True

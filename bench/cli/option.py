@@ -129,9 +129,6 @@ Concurrency = Annotated[
 Data = Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")]
 Span = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
 Seed = Annotated[int, typer.Option(min=0)]
-Wait = Annotated[
-    bool, typer.Option("--wait-for-gpu", help="Take the card's lock first, so that two such runs take turns.")
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: what it has is not done again.")]
 
 

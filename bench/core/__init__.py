@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from rooflab.bench.core.settings import Settings
     from rooflab.bench.core.timed import Unseen
     from rooflab.bench.core.timers import tampered
-    from rooflab.bench.core.timers.card import card_lock
     from rooflab.bench.core.timers.timing import time_functions, timer_for
     from rooflab.bench.core.trial import Runner
 
 __all__ = [
     "NOT_RUN", "CheckResult", "CheckTask", "Checked", "Checkers", "Child", "ChildFailed", "ContextBroken",
     "Environment", "Failed", "FunctionOp", "MachineLimits", "Measurement", "Pool", "Record", "Rotation", "RunWriter",
-    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "Unseen", "Verdict", "card_lock", "ceilings_for",
+    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "Unseen", "Verdict", "ceilings_for",
     "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations",
     "read", "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
 ]  # fmt: skip
@@ -58,7 +57,6 @@ _FILES = {
     "settings": ("Settings",),
     "timed": ("Unseen",),
     "timers": ("tampered",),
-    "timers.card": ("card_lock",),
     "timers.timing": ("time_functions", "timer_for"),
     "trial": ("Runner",),
 }

@@ -24,7 +24,7 @@ from rooflab.bench.core.running import ContextBroken, Running
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
-from rooflab.bench.core.timers import Function, Observed
+from rooflab.bench.core.timers import Function
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel
@@ -117,9 +117,7 @@ class Measurement:
         timed, failures, clocks = self._together(ready, unseen)
         for name, wrong in unseen.wrong({name: ready[name] for name in timed}).items() if unseen else ():
             failures[name] = Failed("INCORRECT", f"after timing: {wrong}")
-        looked = self.device.type == "cuda" or not self.settings.checked
-        right = {name: ready[name] for name in timed if name not in failures} if looked else {}
-        seen, broken = observe(right, self.device)
+        seen, broken = observe({name: ready[name] for name in timed if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         failed |= failures | broken
         given = priced or (copies[0] if copies else self._priced(case))
@@ -129,7 +127,7 @@ class Measurement:
             record = self._record(kernel, case, cost, checked.get(name), failed.get(name))
             samples = None if name in failed else timed[name]
             if samples is not None:
-                record = self._with_time(record, samples, cost, clocks, seen.get(name, Observed()))
+                record = self._with_time(record, samples, cost, clocks, seen.get(name, {}))
             yield self._moved(record, kernel.traffic_of(given, self.device.type, self.spec), samples, cost)
 
     def _priced(self, case: Case) -> Inputs:
@@ -248,7 +246,7 @@ class Measurement:
         return bound(cost, roofs) if roofs and known else None
 
     def _with_time(
-        self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: Observed
+        self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: JsonObject
     ) -> Record:
         """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
         NOISY if the machine was busy."""
@@ -260,14 +258,7 @@ class Measurement:
             status, reason = "NOISY", why
         else:
             status, reason = "OK", record.reason
-        return replace(
-            with_reading(record, samples, clocks),
-            status=cast(Status, status),
-            reason=reason,
-            peak_memory_bytes=seen.peak_memory_bytes,
-            device_kernels=seen.device_kernels,
-            activity_hash=seen.activity_hash,
-        )
+        return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
         """The record with its bound, what the kernel moved, and the rates; a NOISY time or bound gives none.  Traffic

@@ -28,7 +28,7 @@ class Settings:
     min_samples: int = 5
     """Of each kernel, however long they take."""
     checked: bool = False
-    """Whether the caller has checked the kernels: then they are only timed, without a look at a CPU's memory."""
+    """Whether the caller has checked the kernels: then they are only timed."""
     judge: bool = True
     """Whether timed calls get fresh values, and the outputs that the last ones leave are judged."""
     paired: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,8 +19,8 @@ from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.poison import alike, kept_names, same_bits
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timers import Function, Observed
-from rooflab.bench.core.timers.timing import observed, time_functions
+from rooflab.bench.core.timers import Function
+from rooflab.bench.core.timers.timing import time_functions
 from rooflab.kernels.registry import interpreting
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 
@@ -101,17 +101,23 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
         return ClockWatch(uuid, unread=f"{type(error).__name__}: {error}")
 
 
-def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
-    """Peak memory and device kernels of one call of each kernel, and the failures of kernels that raised an error.
+def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
+    """For each kernel the fields of its record that one call on a GPU shows (peak memory, the device's kernels), and
+    the failures of kernels that raised an error.
 
     This runs after the timing of its case, because it attaches a profiler, which may slow all later launches.  Only
     the first case of a process is timed before a profiler was ever attached.
     """
-    seen: dict[str, Observed] = {}
+    seen: dict[str, dict[str, Any]] = {}
     failures: dict[str, Failed] = {}
+    if device.type == "cpu":
+        return seen, failures
+    from rooflab.bench.core.timers.activity import observed
+    from rooflab.bench.core.timers.cuda import CudaCalls
+
     for name, rotation in timed.items():
         try:
-            seen[name] = observed(rotation.first, device)
+            seen[name] = observed(rotation.first, CudaCalls(device))
         except Failed.errors() as error:
             failures[name] = Failed.of(error, "after timing")
     return seen, failures

@@ -91,11 +91,10 @@ class Recording:
 
 
 def profiler_of(cuda: FakeCuda, running: bool = False) -> Callable[..., Any]:
-    """Stands for `cpu.profiled`; `running`: another profiler runs already."""
+    """Stands for `activity.profiled`; `running`: another profiler runs already."""
 
     @contextmanager
-    def profiled(use_device: str) -> Iterator[Recording | None]:
-        assert use_device == "cuda"
+    def profiled() -> Iterator[Recording | None]:
         yield None if running else Recording(cuda)
 
     return profiled

@@ -5,9 +5,11 @@ import torch
 
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import why_invalid
+from rooflab.bench.core.timers.activity import observed
 from rooflab.bench.core.timers.card import ClockWatch
+from rooflab.bench.core.timers.cuda import CudaCalls
 from rooflab.bench.core.timers.sm_clock import DeviceClock, sm_clock_under_load
-from rooflab.bench.core.timers.timing import observed, time_functions
+from rooflab.bench.core.timers.timing import time_functions
 from rooflab.roofline.model import Cost
 
 pytestmark = pytest.mark.gpu
@@ -44,9 +46,9 @@ def test_a_function_that_waits_for_the_device_is_named_so(product):
 
 
 def test_cupti_sees_the_kernels_of_a_call(product):
-    one, two = (observed(call, DEVICE) for call in (product, lambda: (product(), product())))
-    assert one.device_kernels and two.device_kernels == one.device_kernels * 2
-    assert one.activity_hash == observed(product, DEVICE).activity_hash != two.activity_hash
+    seen = [observed(call, CudaCalls(DEVICE)) for call in (product, product, lambda: (product(), product()))]
+    one, again, two = ((each["device_kernels"], each["activity_hash"]) for each in seen)
+    assert one[0] and one == again and two[0] == one[0] * 2 and two[1] != one[1]
 
 
 def test_the_device_reads_its_own_clock(product):

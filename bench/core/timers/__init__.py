@@ -14,7 +14,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any
@@ -94,17 +93,6 @@ Call = tuple[str, Function, int]
 """Name, function, and how often it is called within one sample."""
 ROUNDING_S = 1e-9
 """Differences below it are the rounding of event times, which come as fp32 milliseconds."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """Observations of one call other than its time."""
-
-    peak_memory_bytes: float | None = None
-    """Peak bytes that the call held, minus the bytes of its result."""
-    device_kernels: tuple[str, ...] = ()
-    activity_hash: str | None = None
-    """SHA-256 over the kernels' names, code, grids, blocks and shared memory in order."""
 
 
 class Timer(ABC):

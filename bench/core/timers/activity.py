@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,8 +19,7 @@ import torch
 
 from rooflab.bench.base.cubin import code_hash
 from rooflab.bench.base.plain import JsonObject
-from rooflab.bench.core.timers import Function, Observed
-from rooflab.bench.core.timers.cpu import profiled
+from rooflab.bench.core.timers import Function, bound
 from rooflab.bench.core.timers.cuda import CudaCalls
 from rooflab.kernels.registry import interpreting
 
@@ -46,12 +45,29 @@ class DeviceKernel(NamedTuple):
     """Bytes of a copy or fill."""
 
 
-def observed_on_cuda(call: Function, cuda: CudaCalls) -> Observed:
-    """The peak memory of one `call` and the device's work of the next: the first one may compile and tune.
+@contextmanager
+def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
+    """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None where another profiler
+    runs.
 
-    The peak is that of torch's allocator, minus the bytes of the result, which is alive until the peak is read.  There
-    are no kernels and no hash where CUPTI records nothing, or where another profiler runs.  Raises whatever `call`
-    raises.
+    `torch.profiler` itself imports torch's compiler and thereby Triton: that import would fix Triton's mode for the
+    process, and takes 1 s.  Leaving the block waits for the device.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
+    if torch._C._autograd._profiler_enabled():
+        yield None
+        return
+    (profile,) = bound("torch.autograd.profiler", "profile")
+    with cast(torch.autograd.profiler.profile, profile(use_device="cuda", use_kineto=True)) as recording:
+        yield recording
+
+
+def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
+    """The fields of a record for the peak memory of one `call`, and for the device's work of the next call.
+
+    The first call may compile and tune.  The peak is that of torch's allocator, minus the bytes of the result, which is
+    alive until the peak is read.  There are no kernels and no hash where CUPTI records nothing, or where another
+    profiler runs.  Raises whatever `call` raises.
     """
     with cuda.use():
         cuda.synchronize()
@@ -61,13 +77,15 @@ def observed_on_cuda(call: Function, cuda: CudaCalls) -> Observed:
         cuda.synchronize()
         peak, after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
         del result
-        seen = Observed(float(max(0, peak - max(after, before))))
-        with launched_code() as launched, profiled("cuda") as recording:
+        with launched_code() as launched, profiled() as recording:
             call()
             cuda.synchronize()
-        kernels = kernels_in(_events(recording)) if recording else []
-        names = tuple(kernel.name for kernel in kernels)
-        return replace(seen, device_kernels=names, activity_hash=activity_hash(kernels, launched))
+    kernels = kernels_in(_events(recording)) if recording else []
+    return {
+        "peak_memory_bytes": float(max(0, peak - max(after, before))),
+        "device_kernels": tuple(kernel.name for kernel in kernels),
+        "activity_hash": activity_hash(kernels, launched),
+    }
 
 
 def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:

@@ -1,23 +1,20 @@
-"""One GPU: its clocks while it works, whether it was throttled, and a lock of the card."""
+"""One GPU: its clocks while it works, and whether it was throttled."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import statistics
-import tempfile
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection
+from contextlib import ExitStack
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from rooflab.bench.base.plain import Json, JsonObject
-from rooflab.bench.core.environment import Environment, ask, nvml_of, power
+from rooflab.bench.core.environment import ask, nvml_of, power
 
 if TYPE_CHECKING:  # it imports Triton
     from rooflab.bench.core.timers.sm_clock import DeviceClock
@@ -132,30 +129,3 @@ def _runs_python(process: psutil.Process) -> bool:
         return Path(process.exe() or "").name.startswith("python")
     except psutil.AccessDenied:  # of another user, so not of this program
         return False
-
-
-@contextmanager
-def card_lock(device: torch.device, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock of the GPU `device` inside `with`; waits for it, and then says so once.
-
-    The lock is on a file of the machine's temporary folder, named by the card; the system frees it when the process
-    ends, however it ends.  Raises `ValueError` for a device that is no GPU.
-    """
-    gpu = Environment.now(device.index or 0).gpu if device.type == "cuda" else None
-    if gpu is None:
-        raise ValueError(f"wait-for-gpu: expected a CUDA device, got {device}")
-    path = Path(tempfile.gettempdir()) / f"rooflab-{gpu.uuid}.lock"
-    try:  # without O_CREAT, which Linux refuses for another user's file in a shared temporary folder
-        handle = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        os.fchmod(handle, 0o666)  # whatever the umask says: every user may open it
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another run on {gpu.name} ({path})")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -7,20 +7,18 @@ that two concurrent measuring processes do not choose the same processor.  Only 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.environment import last_level_cache_bytes
-from rooflab.bench.core.timers import Call, Flush, Function, Observed, Timer, bound
+from rooflab.bench.core.timers import Call, Flush, Function, Timer
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
 _TASKS, _CPUS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
@@ -187,33 +185,3 @@ def _step(clock: Callable[[], float]) -> float:
     while now <= began:
         now = clock()
     return now - began
-
-
-@contextmanager
-def profiled(use_device: str | None = None) -> Iterator[torch.autograd.profiler.profile | None]:
-    """Runs Kineto, the recorder behind `torch.profiler`: all allocations on a CPU, or the kernels of the device `cuda`.
-
-    `torch.profiler` itself imports torch's compiler and thereby Triton: that import would fix Triton's mode for the
-    process, and takes 1 s.  Leaving the block waits for the device.  Yields None where another profiler runs.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
-    if torch._C._autograd._profiler_enabled():
-        yield None
-        return
-    (profile,) = bound("torch.autograd.profiler", "profile")
-    made = profile(use_device=use_device, use_kineto=True, profile_memory=use_device is None)
-    with cast(torch.autograd.profiler.profile, made) as recording:
-        yield recording
-
-
-def observed_on_cpu(call: Function) -> Observed:
-    """The peak memory of one `call`, whose result is alive until the peak is read; None where a profiler runs."""
-    with profiled() as recording:
-        result = call()
-    if recording is None:
-        return Observed()
-    events = [event for event in cast(Any, recording.kineto_results).events() if event.name() == "[memory]"]
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.device_type().name == "CPU")
-    held = list(itertools.accumulate((change for _, change in changes), initial=0))
-    del result
-    return Observed(float(max(0, max(held) - max(held[-1], 0))))

@@ -16,8 +16,8 @@ import torch
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.noise import Samples, few, why_noisy
 from rooflab.bench.core.settings import check_device
-from rooflab.bench.core.timers import Function, Observed, Timer, tampered
-from rooflab.bench.core.timers.cpu import CpuTimer, observed_on_cpu
+from rooflab.bench.core.timers import Function, Timer, tampered
+from rooflab.bench.core.timers.cpu import CpuTimer
 
 perf_counter = time.perf_counter
 STEPS_PER_SAMPLE = 10
@@ -43,19 +43,6 @@ def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> T
     from rooflab.bench.core.timers.cuda import CudaCalls, EventTimer  # imported where there is a GPU
 
     return EventTimer(CudaCalls(device), cold, flush)
-
-
-def observed(call: Function, device: torch.device) -> Observed:
-    """Peak memory and device kernels of one call, and None for what another profiler that runs hides.
-
-    Call it after timing: it attaches a profiler, which may slow all later launches.  Raises whatever `call` raises.
-    """
-    if device.type == "cpu":
-        return observed_on_cpu(call)
-    from rooflab.bench.core.timers.activity import observed_on_cuda
-    from rooflab.bench.core.timers.cuda import CudaCalls
-
-    return observed_on_cuda(call, CudaCalls(device))
 
 
 def time_functions(
