@@ -146,17 +146,13 @@ def _check_options(op: str | None, by: str | None, every: bool, seconds: float |
 
 
 def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float) -> None:
-    from rooflab.bench.checks.checking import in_common, looking_again, size_of, smallest_failures
+    from rooflab.bench.checks.checking import size_of, smallest_failures
     from rooflab.bench.core import NOT_RUN
 
     smallest: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
         smallest.setdefault((row.op, row.kernel), row)
-    again = looking_again(check, limit_s)
-    for op, name in smallest:
-        if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
-            show.line(f"{op}/{name}: {text}", "red")
-    for command in smallest_failures([*smallest.values()], check.device, again):
+    for command in smallest_failures([*smallest.values()], check, limit_s):
         show.note(f"again: {command}")
 
 
