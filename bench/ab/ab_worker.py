@@ -134,7 +134,7 @@ def _function(blank: Record, job: Job) -> Record:
     except Failed.errors() as error:
         failed = Failed.of(error, "the functions")
         return _ended(blank, failed.status, failed.reason)
-    return _timed(*prepared[:4], blank, job, prepared.device, prepared.first_call_s)
+    return _timed(*prepared[:4], blank, job, prepared.device)
 
 
 _OF_A_READING = (
@@ -152,14 +152,7 @@ _OF_A_READING = (
 
 
 def _timed(
-    kernel: registry.Kernel,
-    spec: OpSpec,
-    case: Case,
-    scheme: Scheme,
-    blank: Record,
-    job: Job,
-    device: torch.device,
-    first_call_s: float = 0.0,
+    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: Job, device: torch.device
 ) -> Record:
     share = job["slow_down"]
     settings = Settings(
@@ -171,7 +164,7 @@ def _timed(
         paired=True,
         roof=device.type == "cuda",  # a CPU has no limits that are known without a measurement
     )
-    run = Measurement(spec, scheme, settings, first_call_s={kernel.name: first_call_s})
+    run = Measurement(spec, scheme, settings)
     if share:
         run.wrap = lambda rotation: Slowed(rotation, share, device)
     (made,) = run.records([kernel], [case])
@@ -179,7 +172,6 @@ def _timed(
         blank,
         **{name: getattr(made, name) for name in _OF_A_READING},
         reason=made.reason if made.status != "OK" else "",
-        metrics={name: value for name, value in made.metrics.items() if name == "first_call_ms"},
     )
     if made.status != "OK":
         return timed

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import cloudpickle
@@ -24,7 +23,7 @@ import torch
 from rooflab.bench.ab.ab_run import AbResult, run
 from rooflab.bench.ab.output import power
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.sides import Comparison, Side, SideName, Target
+from rooflab.bench.ab.sides import Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.core import FunctionOp, Verdict
 from rooflab.kernels._user_files import import_file
@@ -60,16 +59,7 @@ class Compared:
         text = f"{sides}: takes {change(found.effect)} ({bounds}), {found.pairs} pairs"
         text += f": {found.reason}" if found.reason else ""
         stopped = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
-        return f"{text}. {power([found])}{self._first_calls()}{stopped}"
-
-    def _first_calls(self) -> str:
-        """One sentence with the median first call of each function; empty if no process has reported one."""
-        sides: tuple[SideName, ...] = ("B", "A")
-        read = [[record.metrics.get("first_call_ms") for record in self.result.read_of(side, KEY)] for side in sides]
-        mine, reference = ([ms for ms in side if ms is not None] for side in read)
-        if not mine or not reference:
-            return ""
-        return f" First call, not in these times: {median(mine):.3g} ms against {median(reference):.3g} ms."
+        return f"{text}. {power([found])}{stopped}"
 
 
 def compare(

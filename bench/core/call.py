@@ -10,7 +10,6 @@ from functools import partial
 import psutil
 import torch
 
-from rooflab.bench.base.system_time import time
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, as_tuple, nbytes
 
@@ -32,23 +31,19 @@ class Rotation:
     after timing: a kernel may be right when it is called once and wrong when calls follow one another.
     """
 
-    def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs], first_call_s: float = 0.0):
+    def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
         self.own_stream = kernel.nondeterministic is not None
         """Whether a kernel that draws does so from a random stream of its own."""
         self._copies = copies
         self._calls: list[Callable[[], Result]] = []
         self._last: list[Result] = [None] * len(copies)
-        self.first_call_s = first_call_s
-        """Seconds of the longest first call that was made before; 0 without one."""
         outputs: Outputs | None = None
         for inputs in copies:
             arguments = self.arguments(kernel, spec, inputs)
             if "out" in kernel.accepted and not spec.mutates:
                 if outputs is None:
-                    began = time.perf_counter()
                     outputs = as_tuple(kernel.fn(**arguments))
-                    self.first_call_s = max(self.first_call_s, time.perf_counter() - began)
                 outs = tuple(torch.empty_like(output) for output in outputs)
                 arguments["out"] = outs[0] if len(outs) == 1 else outs
             bind = getattr(kernel.fn, "bind", None)  # of a function that is no kernel

@@ -98,7 +98,6 @@ def check_kernel(
         weak=tuple(check.weak),
         races=seen.races,
         bytes=seen.bytes,
-        first_call_s=runner.first_call_s,
     )
 
 

@@ -213,8 +213,6 @@ class CheckResult:
     """Races between threads, which only the emulator sees."""
     bytes: Mapping[str, int] | None = None
     """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
-    first_call_s: float = 0.0
-    """Seconds of the first call, which may compile; 0 where it was made in another process."""
 
     @property
     def discriminating(self) -> bool:

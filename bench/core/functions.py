@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rooflab.bench.base.system_time import time
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.failed import Failed
@@ -71,8 +70,6 @@ class FunctionOp(NamedTuple):
     case: Case
     scheme: Scheme
     device: torch.device
-    first_call_s: float = 0.0
-    """Seconds of its first call, if it was made."""
 
     @classmethod
     def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
@@ -91,11 +88,9 @@ class FunctionOp(NamedTuple):
                 lambda own: partial(function, **own) if keywords else partial(function, *own.values()), names
             )
 
-        own, began = dict(zip(names, copied([*named(made).values()]), strict=True)), time.perf_counter()
+        own = dict(zip(names, copied([*named(made).values()]), strict=True))
         dtypes = [output.dtype for output in as_tuple(called(reference)(**own))]
-        first_call_s = time.perf_counter() - began if fn is reference else 0.0
-        op = op_of(called(fn), called(reference), lambda seed: named(make(seed)), dtypes, tensors[0].device)
-        return op._replace(first_call_s=first_call_s)
+        return op_of(called(fn), called(reference), lambda seed: named(make(seed)), dtypes, tensors[0].device)
 
     @staticmethod
     def judge(actual: object, expected: object) -> list[ErrorStats]:
@@ -215,9 +210,9 @@ class Checked(NamedTuple):
         whether the result changes later.
         """
         expected = reference(*copied(args)) if reference is not None else None
-        own, began = copied(args), time.perf_counter()
+        own = copied(args)
         result, interpreted = _watched(partial(fn, *own))
-        first_call_s, outputs = time.perf_counter() - began, _plain(result)
+        outputs = _plain(result)
         op = _op_of_call(fn, args, reference or fn, [output.dtype for output in outputs], device_of(*args, result))
 
         def wrong(actual: object) -> str:
@@ -229,7 +224,6 @@ class Checked(NamedTuple):
         before, after = _tensors_of(args), _tensors_of(own)
         changes = any(not same_bits(value, after[place]) for place, value in before.items())
         judged = reference is not None and not changes
-        op = op._replace(first_call_s=first_call_s)
         again = lambda: "" if reference is None else wrong(fn(*copied(args)))
         return cls(result, fault, interpreted, op, judged, again)
 

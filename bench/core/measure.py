@@ -64,8 +64,6 @@ class Measurement:
     """Whether the ceilings were measured again in this run, which happens at most once."""
     broken: str = field(default="", init=False)
     """Why no kernel can run any more; empty while kernels can run."""
-    first_call_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of each kernel's first call, made in its check or before."""
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.settings.device)
@@ -158,13 +156,10 @@ class Measurement:
 
     def _checked(self, kernel: Kernel, case: Case) -> CheckResult:
         self.running([kernel.id])
-        known = kernel.name in self.gated
         found = self._gate(kernel, case)
-        before_s = found.first_call_s if found and not known else 0.0
         if found is None or found.status == "OK":
             asked = kernel, self.spec, case, self.scheme, self.device, self.settings.seed
             found = self.check(*asked) if self.check else self.check_here(kernel, case)
-        self.first_call_s[kernel.name] = max(before_s, found.first_call_s)  # each of them may compile
         fault = self._fault(kernel.id)
         return replace(found, status="RUNTIME_ERROR", reason=fault) if fault and found.status == "OK" else found
 
@@ -211,7 +206,7 @@ class Measurement:
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
         """The kernel as a function that cycles through `copies`.  Raises `Failed`."""
         try:
-            rotation = Rotation(kernel, self.spec, copies, self.first_call_s.get(kernel.name, 0.0))
+            rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:
                 rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)

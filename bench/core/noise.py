@@ -55,8 +55,6 @@ class Samples:
     """Why the reading says little: the machine was busy, or the samples spread, drift or are few."""
     few: str = ""
     """Why the samples are too few, which makes the reading noise too."""
-    first_call_s: float | None = None
-    """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
     fault: str = ""
     """Why the reading must not be published (a replaced clock)."""
     launch_floor_s: float | None = None
@@ -155,8 +153,7 @@ def why_invalid(
 
 def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) -> Record:
     """The record with a reading, but for its rates.  Non-finite samples give no latency; they are kept."""
-    more = {"launch_floor": samples.launch_floor_s, "first_call": samples.first_call_s}
-    metrics = {f"{name}_ms": value * 1e3 for name, value in more.items() if value is not None}
+    floor = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
     times = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
     p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in times)
     return replace(
@@ -170,5 +167,5 @@ def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) ->
         samples=Record.packed(samples.seconds),
         sample_count=len(samples.seconds),
         clocks=clocks,
-        metrics={"calls_per_sample": float(samples.calls_per_sample), **metrics},
+        metrics={"calls_per_sample": float(samples.calls_per_sample), **floor},
     )

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import packed as packed_with
 from rooflab.bench.core.call import planned
 from rooflab.bench.core.check_data import named_in, options_on
@@ -114,8 +113,6 @@ class Runner:
         self._memory: dict[str, Guarded] = {}
         self._last: tuple[Outputs, Outputs] | None = None
         """The last call's outputs, and their values when they were read."""
-        self.first_call_s = 0.0
-        """Seconds of the first call, which may compile; 0 before it, and where another process makes it."""
 
     def begin(self) -> None:
         """Refuses a kernel that cannot run here; sets the precision of torch's products."""
@@ -228,10 +225,7 @@ class Runner:
         accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted)
-        began = time.perf_counter()
-        returned = self.kernel.fn(**accepted)
-        self.first_call_s = self.first_call_s or time.perf_counter() - began
-        return returned
+        return self.kernel.fn(**accepted)
 
     @contextmanager
     def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:

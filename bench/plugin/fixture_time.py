@@ -41,7 +41,7 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
         judge=checked.judged,
         roof=cost is not None,
     )
-    run = Measurement(spec, op.scheme, settings, beside=beside, first_call_s={op.kernel.name: op.first_call_s})
+    run = Measurement(spec, op.scheme, settings, beside=beside)
     began = processor_time()
     (record,) = run.records([op.kernel], [op.case])
     others = others_since(began)
@@ -78,7 +78,6 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "l2_state": record.l2_state,
         "calls_per_sample": int(record.metrics.get("calls_per_sample", 1)),
         "samples": record.samples,
-        "first_call_s": record.metrics.get("first_call_ms", 0.0) / 1e3,
         "clocks": record.clocks,
         "others": timed.others,
         "probe_s": timed.probe_s,

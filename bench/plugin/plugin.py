@@ -258,8 +258,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     arguments, and its bits may differ between two runs.
     `rooflab.bench.core.timers.timing` measures device time with a cold cache, and the time becomes an ordinary
     pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof
-    to the result's `extra_info`, next to the raw samples. The first calls, which may compile, are no samples:
-    `extra_info` has the longest, `first_call_s`. `afterwards()` is called after timing; it returns a description of an
+    to the result's `extra_info`, next to the raw samples. The first calls, which may compile, are no samples.
+    `afterwards()` is called after timing; it returns a description of an
     error, or None.
 
     The marker's `max_time` and `min_rounds`, or the options of that name, limit the time. If pytest-benchmark is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -255,22 +254,3 @@ def test_a_kernel_that_fails_only_under_repeated_calls_publishes_no_number_and_c
     tired, right = run(kernel("tired", fn=tires), kernel("right"))
     assert tired.status == status and tired.reason.startswith(said) and tired.latency_median_ms is None, tired.reason
     assert right.status == "OK" and right.latency_median_ms > 0
-
-
-def test_a_slow_first_call_is_reported_by_itself_wherever_it_was_made(monkeypatch):
-    """In the check, which comes first; again for another case; or in the timing, if no check has called the kernel."""
-    monkeypatch.setattr("rooflab.bench.core.timers.cpu.last_level_cache_bytes", lambda: 4096)
-    sizes = set()
-
-    def compiles(x, weight=None):
-        if len(x) not in sizes:
-            sizes.add(len(x))
-            time.sleep(0.05)
-        return x * weight
-
-    cases, spec = (CASE, Case(T=6, H=8), CASE), replace(SPEC, cases={"smoke": (CASE,)})
-    late, other, known = run(kernel(fn=compiles), check=None, cases=cases, spec=spec)
-    sizes.clear()
-    (unchecked,) = run(kernel(fn=compiles))
-    assert all(record.latency_median_ms < 50 <= record.metrics["first_call_ms"] for record in (late, other, unchecked))
-    assert known.metrics["first_call_ms"] < 50

@@ -19,7 +19,7 @@ from rooflab.bench import core
 ROOT = Path(__file__).parents[2]
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "base core records show.py revisions compile emulator predict emulate tune checks ab "
+    "base core show.py revisions compile emulator predict emulate tune checks ab "
     "suite report plugin exchange engine load latency commands.py lab.py cli __main__.py bench_kernels.py "
     "run_from_checkout.py"
 ).split()
@@ -114,10 +114,10 @@ def test_the_emulator_is_a_house_of_its_own_with_one_door():
 
 
 def test_the_core_has_one_face():
-    """Other rooms import what `core/__init__.py` names, and each name is used; `records` has the old places."""
+    """Other rooms import what `core/__init__.py` names, and each name is used."""
     used: set[str] = set()
     for name, node in nodes(ast.ImportFrom):
-        others = name.startswith("bench/") and not name.startswith(("bench/core/", "bench/records/"))
+        others = name.startswith("bench/") and not name.startswith("bench/core/")
         if others and (node.module or "").startswith("rooflab.bench.core"):
             assert node.module == "rooflab.bench.core", f"{name} imports {node.module}"
             used |= {alias.name for alias in node.names}

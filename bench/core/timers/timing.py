@@ -61,10 +61,9 @@ def time_functions(
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
 
-    1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget, and
-       the longest is reported by itself (`Samples.first_call_s`).  Then warm up, one call of each in turn, until a
-       round makes no function 5% faster than its fastest so far (at least three rounds, or 30% of the budget), so that
-       caches and clocks have settled.
+    1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget.  Then
+       warm up, one call of each in turn, until a round makes no function 5% faster than its fastest so far (at least
+       three rounds, or 30% of the budget), so that caches and clocks have settled.
     2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
        is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
@@ -114,7 +113,8 @@ def time_functions(
         if gc.isenabled():
             stack.callback(gc.enable)
             gc.disable()
-        first_calls = {name: _first_call_s(watch, function) for name, function in functions.items()}
+        for function in [*functions.values()] * FIRST_CALLS:
+            watch.first_call(function)
         began = perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
@@ -136,7 +136,7 @@ def time_functions(
         found = {}
         for name, values in readings.items():
             samples = _samples(watch, name, values, calls[name], cold)
-            more = {"noise": noisy[name], "few": lacking, "first_call_s": first_calls[name], "fault": replaced or ""}
+            more = {"noise": noisy[name], "few": lacking, "fault": replaced or ""}
             found[name] = replace(samples, **more)
         return found
 
@@ -148,16 +148,6 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
         raise ValueError(f"budget_s: expected a positive number of seconds, got {budget_s}")
     if min_samples < 1:
         raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
-
-
-def _first_call_s(watch: Timer, function: Function) -> float:
-    """Makes the first calls of a function; seconds of the longest, or of an earlier one that the function noted."""
-    longest = float(getattr(function, "first_call_s", 0.0))
-    for _ in range(FIRST_CALLS):
-        began = perf_counter()
-        watch.first_call(function)
-        longest = max(longest, perf_counter() - began)
-    return longest
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
