@@ -35,14 +35,6 @@ FULL_EPSILONS = 64
 """Allowed roundings in fp32 and fp64, where the order of a long sum matters: sqrt(4096) roundings of the sum."""
 
 
-def faults(actual: object, expected: object) -> list[str]:
-    """What `FunctionOp.judge` finds wrong, one sentence each."""
-    try:
-        return [stats.describe() for stats in FunctionOp.judge(actual, expected) if not stats.passed]
-    except ValueError as error:
-        return [str(error)]
-
-
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
     """The largest allowed absolute error of each element of an output of `dtype`."""
     magnitude = oracle.detach().to("cpu", torch.float64).abs()
@@ -78,19 +70,11 @@ class FunctionOp(NamedTuple):
         Its outputs have the reference's dtypes.  Raises `ValueError` if there is no tensor among the inputs.
         """
         made = make(seed)
-        names, keywords = list(named(made)), isinstance(made, Mapping)
         tensors = [value for value in named(made).values() if isinstance(value, torch.Tensor)]
         if not tensors:
             raise ValueError("make_inputs: expected at least one tensor, got none")
-
-        def called(function: Function) -> AsKernel:
-            return AsKernel(
-                lambda own: partial(function, **own) if keywords else partial(function, *own.values()), names
-            )
-
-        own = dict(zip(names, copied([*named(made).values()]), strict=True))
-        dtypes = [output.dtype for output in as_tuple(called(reference)(**own))]
-        return op_of(called(fn), called(reference), lambda seed: named(make(seed)), dtypes, tensors[0].device)
+        dtypes = [output.dtype for output in as_tuple(_bound(reference, made, copied(named(made)))())]
+        return op_of(fn, reference, make, dtypes, tensors[0].device)
 
     @staticmethod
     def judge(actual: object, expected: object) -> list[ErrorStats]:
@@ -137,23 +121,34 @@ class AsKernel:
         return self.bind(inputs)()
 
 
+def _bound(function: Function, made: object, inputs: Inputs) -> Callable[[], Result]:
+    """The call of a function with `inputs`, by keywords where `make` made a mapping, or else in order."""
+    return partial(function, **inputs) if isinstance(made, Mapping) else partial(function, *inputs.values())
+
+
 def op_of(
-    fn: AsKernel,
-    reference: AsKernel,
-    make: Callable[[int], Inputs],
+    fn: Function,
+    reference: Function,
+    make: Callable[[int], object],
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> FunctionOp:
     """The op of `fn` on the inputs that `make(seed)` gives.
 
-    The reference runs in its own precision and is the oracle; outputs have `dtypes`, and may differ by a few roundings.
-    Inputs keep the layout that `make` gives them.
+    The reference runs in its own precision, on copies of the inputs, and is the oracle; outputs have `dtypes`, and may
+    differ by a few roundings.  Inputs keep the layout that `make` gives them.  Tensors that cannot be guarded stay
+    those of `make(0)`.
     """
-    strides = {name: value.stride() for name, value in make(0).items() if isinstance(value, torch.Tensor)}
+    made = make(0)
+    values = named(made)
+    names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]
+    strides = {name: values[name].stride() for name in names if isinstance(values[name], torch.Tensor)}
+    called = AsKernel(lambda inputs: _bound(fn, made, {**values, **inputs}), names)
+    right = AsKernel(lambda inputs: _bound(reference, made, copied({**values, **inputs})), names)
 
     def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
-        fresh = make(seed)
-        return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
+        fresh = named(make(seed))
+        return {name: _to_meta(fresh[name]) if place.type == "meta" else fresh[name] for name in names}
 
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
@@ -168,7 +163,7 @@ def op_of(
     outputs = tuple(f"output {index}" for index in range(len(dtypes)))
     spec = OpSpec(
         name=KEY,
-        reference=reference,
+        reference=right,
         make_inputs=spec_inputs,
         # Nothing says what the function must read: a gather does not read most of its inputs.
         cost=lambda args: Cost(read_bytes=0.0, write_bytes=0.0),
@@ -178,7 +173,7 @@ def op_of(
         output_dtypes=dict(zip(outputs, dtypes, strict=True)),
         schemes=(SCHEME,),
     )
-    kernel = Kernel(KEY, "fn", "optimized", "torch", fn, unsupported=unsupported)
+    kernel = Kernel(KEY, "fn", "optimized", "torch", called, unsupported=unsupported)
     return FunctionOp(kernel, spec, Case(), Scheme(SCHEME, torch.float32, torch.float32, torch.float32), device)
 
 
@@ -209,51 +204,43 @@ class Checked(NamedTuple):
         two runs may differ in their bits.  Without a reference only the memory around the arguments is watched, and
         whether the result changes later.
         """
-        expected = reference(*copied(args)) if reference is not None else None
-        own = copied(args)
+        expected = reference(*_copies(args)) if reference is not None else None
+        own = _copies(args)
         result, interpreted = _watched(partial(fn, *own))
         outputs = _plain(result)
-        op = _op_of_call(fn, args, reference or fn, [output.dtype for output in outputs], device_of(*args, result))
+        plain = [
+            place for place, value in enumerate(args) if isinstance(value, torch.Tensor) and _can_be_guarded(value)
+        ]
+
+        def make(seed: int) -> list[object]:
+            fresh = [_same_layout(value) if place in plain else value for place, value in enumerate(args)]
+            return (
+                [_shifted(value) if place in plain else value for place, value in enumerate(fresh)] if seed else fresh
+            )
+
+        dtypes = [output.dtype for output in outputs]
+        op = op_of(fn, reference or fn, make, dtypes, device_of(*args, result))
+        op = op._replace(kernel=replace(op.kernel, nondeterministic="its two runs may differ in their bits"))
 
         def wrong(actual: object) -> str:
-            return "; ".join(faults(actual, expected)) if reference is not None else ""
+            try:
+                verdicts = FunctionOp.judge(actual, expected) if reference is not None else []
+            except ValueError as error:
+                return str(error)
+            return "; ".join(stats.describe() for stats in verdicts if not stats.passed)
 
         fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
-        if not fault and not interpreted and outputs and op.spec.parameters:
+        if not fault and not interpreted and outputs and plain:
             fault = _fault(op, reference is not None)
-        before, after = _tensors_of(args), _tensors_of(own)
-        changes = any(not same_bits(value, after[place]) for place, value in before.items())
-        judged = reference is not None and not changes
-        again = lambda: "" if reference is None else wrong(fn(*copied(args)))
+        judged = reference is not None and all(same_bits(args[place], own[place]) for place in plain)
+        again = lambda: "" if reference is None else wrong(fn(*_copies(args)))
         return cls(result, fault, interpreted, op, judged, again)
 
 
-def _tensors_of(args: Sequence[object]) -> dict[int, torch.Tensor]:
-    """By place, the arguments that are tensors with memory of their own and strides."""
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    found = {place: value for place, value in enumerate(args) if isinstance(value, torch.Tensor)}
-    return {n: v for n, v in found.items() if type(v) in kinds and v.layout == torch.strided and not v.is_meta}
-
-
-def _op_of_call(
-    fn: Function, args: Sequence[object], reference: Function, dtypes: Sequence[torch.dtype], device: torch.device
-) -> FunctionOp:
-    """The op of one call, whose inputs are the tensors among `args`."""
-    tensors = _tensors_of(args)
-    names = {place: f"arg{place}" for place in tensors}
-
-    def full(inputs: Inputs) -> list[object]:
-        return [inputs[names[place]] if place in names else value for place, value in enumerate(args)]
-
-    def make(seed: int) -> Inputs:
-        fresh = map(_same_layout, tensors.values())
-        return dict(zip(names.values(), fresh if seed == 0 else map(_shifted, fresh), strict=True))
-
-    called = AsKernel(lambda inputs: partial(fn, *full(inputs)), names.values())
-    # On copies, for it may change its arguments too.
-    right = AsKernel(lambda inputs: partial(reference, *copied(full(inputs))), names.values())
-    op = op_of(called, right, make, dtypes, device)
-    return op._replace(kernel=replace(op.kernel, nondeterministic="its two runs may differ in their bits"))
+def _can_be_guarded(value: torch.Tensor) -> bool:
+    """Whether a tensor has memory of its own and strides."""
+    own = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return own and value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
@@ -301,8 +288,12 @@ def _plain(result: object) -> tuple[torch.Tensor, ...]:
     return ()
 
 
-def copied(args: Sequence[object]) -> list[object]:
-    """The arguments; tensors are copied with the same strides."""
+def copied(inputs: Inputs) -> Inputs:
+    """The inputs; tensors are copied with the same strides."""
+    return dict(zip(inputs, _copies([*inputs.values()]), strict=True))
+
+
+def _copies(args: Sequence[object]) -> list[Any]:
     return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
 
 

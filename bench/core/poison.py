@@ -358,6 +358,6 @@ def alike(inputs: Inputs, others: Inputs) -> bool:
     return all(
         isinstance(value, torch.Tensor) and value.shape == others[name].shape
         if isinstance(others[name], torch.Tensor)
-        else value == others[name]
+        else value is others[name] or value == others[name]
         for name, value in inputs.items()
     )

@@ -145,4 +145,4 @@ def _equal(one: object, other: object) -> bool:
     """Whether two values are the same, tensors bit for bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
-    return type(one) is type(other) and one == other
+    return one is other or (type(one) is type(other) and one == other)
