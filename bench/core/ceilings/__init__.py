@@ -241,8 +241,8 @@ def value_of(record: Record) -> float | None:
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
     """The ceilings computed from the records of the limits of `device`, or None with the missing limits.
 
-    A rate is the best of its records: for memory over its four accesses, for a dtype over its instructions and the
-    sources of their operands.
+    A rate is the best of its records: for memory over its four accesses, for a dtype over its
+    instructions.
     """
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm = 10 * major + minor

@@ -35,7 +35,7 @@ LARGEST_STEP = 64
 """Largest growth factor of a probe's repeats in one step, because the first reading is of a cold device."""
 HALF = (0.4, 0.6)
 """Allowed share of the time for half of the work; outside it the kernel did not do the assumed work."""
-GROUPS_OF_HOPPER = 23
+GROUPS_OF_HOPPER = 18
 """Number of limits of a Hopper; the budget is divided by it, so that a card with fewer limits takes less."""
 MAKERS = (streams, vector, wgmma, mma_sync)
 Time = Callable[..., dict[str, Samples]]
@@ -106,7 +106,7 @@ KINDS = {
     "memory ": ("B/s", "hbm_bytes_per_s"),
     "l2_": ("B/s", "l2_bytes_per_s"),
     "ex2": ("op/s", "sfu_ops_per_s"),
-    "rsqrt": ("op/s", "sfu_ops_per_s"),
+    "rsqrt": ("op/s", "sfu_ops_per_s"),  # of older records
     "launch ": ("s", "launch_floor_s"),
 }
 """The unit of a limit and its field in `Ceilings`, by the beginning of its name; all others are FLOP/s."""
