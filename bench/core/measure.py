@@ -24,7 +24,6 @@ from rooflab.bench.core.running import ContextBroken, Running
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
-from rooflab.bench.core.timers import Function
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel
@@ -55,10 +54,6 @@ class Measurement:
     """Names of kernels whose check with planted inputs was made on this device before."""
     wrap: Callable[[Rotation], Rotation] = lambda rotation: rotation
     """Gives what is timed in place of a kernel's calls."""
-    beside: Mapping[str, Function] = field(default_factory=dict)
-    """What is timed in the same rounds, such as a probe of the machine."""
-    beside_s: Mapping[str, float] = field(default_factory=dict, init=False)
-    """The median seconds of these, in the last case."""
     gated: dict[str, CheckResult] = field(default_factory=dict, init=False)
     raised: bool = field(default=False, init=False)
     """Whether the ceilings were measured again in this run, which happens at most once."""
@@ -177,11 +172,9 @@ class Measurement:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
             self.running([f"{self.spec.name}/{name}" for name in ready])
-        functions: dict[str, Function] = {**ready, **self.beside} if ready else {}
-        timed, failures, clocks = time_together(functions, self.settings, unseen)
+        timed, failures, clocks = time_together(ready, self.settings, unseen)
         if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
-        self.beside_s = {name: timed.pop(name).median_s for name in self.beside if name in timed}
         return timed, failures, clocks
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:

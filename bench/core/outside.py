@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from functools import partial
@@ -30,7 +30,7 @@ from rooflab.bench.core.process import Child, ChildFailed, Pool, cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
 from rooflab.bench.core.timers import tampered
-from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
+from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, get_scheme
@@ -153,8 +153,10 @@ class Outside(Runner):
     def settle(self) -> None:
         self._ask("settle")
 
-    def seen(self) -> Seen:
-        return Seen("none") if self._child.ended else Seen(*cast(Iterable[Any], self._ask("seen")))
+    def seen(self) -> dict[str, Any]:
+        if self._child.ended:
+            return {"checked_by": "none", "races": ()}
+        return cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
@@ -218,7 +220,7 @@ class Serving:
             result = getattr(self._runner, name)(*arguments)
         if name == "run":  # a tensor of a subclass is read by the class's own code
             return tuple(output.detach().as_subclass(torch.Tensor) for output in result)
-        return (result.by, result.races, result.bytes and dict(result.bytes)) if isinstance(result, Seen) else result
+        return result
 
 
 answer = Serving().answer

@@ -87,17 +87,6 @@ def _on_sms(count: int | None) -> Iterator[None]:
         _device.few_sms = None
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a check's runs showed beside outputs."""
-
-    by: CheckedBy
-    races: tuple[str, ...] = ()
-    """Races between threads, which only the emulator sees."""
-    bytes: Mapping[str, int] | None = None
-    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
-
-
 class Runner:
     """Runs one kernel for a check.  It knows the inputs, but neither the seed nor the right outputs.
 
@@ -270,9 +259,9 @@ class Runner:
         """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
         return None
 
-    def seen(self) -> Seen:
-        """What the runs showed."""
-        return Seen(self.by, self.races, self.bytes)
+    def seen(self) -> dict[str, Any]:
+        """What the runs showed beside outputs, as fields of `CheckResult`."""
+        return {"checked_by": self.by, "races": self.races, "bytes": self.bytes}
 
     def around(self) -> AbstractContextManager[object]:
         """The context of each request of another process (`outside.Serving`)."""

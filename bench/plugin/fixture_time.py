@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-import torch
-
 from rooflab.bench.core import Checked, Measurement, Record, Settings
-from rooflab.kernels._waiting import others_since, processor_time
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 
@@ -19,49 +15,25 @@ class Timed(NamedTuple):
     record: Record
     wrong: str
     """The fault of the result of a call after the timed calls; empty if the result is right."""
-    others: float | None
-    """The share of all processors' time that other processes took meanwhile; None if the system does not tell it."""
-    probe_s: float | None
-    """The median seconds of `probe` in the same rounds, which shows the CPU's speed meanwhile; None on a GPU."""
 
 
 def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Timed:
     """Times a function that has been checked, on several copies of its arguments, and judges one more call.
 
-    The results of the timed calls are judged too, unless the function changes its inputs.  On a CPU each round also
-    times `probe`.
+    The results of the timed calls are judged too, unless the function changes its inputs.
     """
-    op, beside = checked.op, {"probe": probe()} if checked.op.device.type == "cpu" else {}
+    op = checked.op
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
     settings = Settings(
         device=str(op.device),
-        budget_s=budget_s / (1 + len(beside)),
+        budget_s=budget_s,
         min_samples=min_samples,
         checked=True,
         judge=checked.judged,
         roof=cost is not None,
     )
-    run = Measurement(spec, op.scheme, settings, beside=beside)
-    began = processor_time()
-    (record,) = run.records([op.kernel], [op.case])
-    others = others_since(began)
-    return Timed(record, checked.again(), others, run.beside_s.get("probe"))
-
-
-def probe() -> Callable[[], None]:
-    """Returns a function with the same work on every machine and day: the softmax of 256 rows of 1,024 fp32 numbers.
-
-    It reads and computes on torch's threads, as most kernels do; on one core of a Xeon it takes 0.4 ms.  It takes
-    longer on a CPU that shares its cores or caches with work that no counter here shows.
-    """
-    x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
-    out = torch.empty_like(x)
-    softmax = torch.softmax
-
-    def work() -> None:
-        softmax(x, -1, out=out)
-
-    return work
+    (record,) = Measurement(spec, op.scheme, settings).records([op.kernel], [op.case])
+    return Timed(record, checked.again())
 
 
 def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
@@ -79,8 +51,6 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "calls_per_sample": int(record.metrics.get("calls_per_sample", 1)),
         "samples": record.samples,
         "clocks": record.clocks,
-        "others": timed.others,
-        "probe_s": timed.probe_s,
         "device_kernels": list(record.device_kernels),
         "activity_hash": record.activity_hash,
         **({"cost": asdict(cost)} if cost else {}),
