@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -95,8 +95,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
                     own.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
                 if point is not None:
-                    task = CheckTask(kernel, point.case, scheme, chosen.seed, principle=point.principle)
-                    own.append(task.otherwise(point.values.get(HOW, often)))
+                    how: Any = point.values.get(HOW, often)
+                    own.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
             found += principles_first(_offered(own, spec, schemes), lambda item: item.principle)
     return found
 

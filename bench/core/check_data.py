@@ -43,12 +43,8 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[Otherwise, ...]:
-        """What `otherwise` takes."""
+        """The values of `planted` that stand for one way to pass the data and one planted set."""
         return OTHERWISE
-
-    def otherwise(self, way: object) -> CheckTask:
-        """The check with the runs of one of `ways` and one planted set; of a truth value with all of them or none."""
-        return self._replace(planted=cast(Planted, way))
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
         """The check in the first of `schemes`, or else without optional keys of its case, or in another scheme, as the

@@ -311,17 +311,13 @@ def ask(nvml: ModuleType, function: str, *arguments: object) -> Json:
         return None
 
 
-def power(nvml: ModuleType, handle: object) -> tuple[int | None, str | None]:
-    """The power draw in mW, and the name of the query that NVML answered.
+def power_w(nvml: ModuleType, handle: object) -> float | None:
+    """The power draw in watts at this moment; None if this card does not tell.
 
-    `nvmlDeviceGetPowerUsage` averages over 1 s on most cards, far longer than a kernel runs, so it is called only if
-    the instantaneous power is not available.
+    The other query, `nvmlDeviceGetPowerUsage`, averages over 1 s on most cards, far longer than a kernel runs.
     """
     fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
-    if fields is not None and fields[0].nvmlReturn == SUCCESS:
-        return int(fields[0].value.uiVal), "NVML_FI_DEV_POWER_INSTANT"
-    power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-    return power_mw, None if power_mw is None else "nvmlDeviceGetPowerUsage"
+    return int(fields[0].value.uiVal) / 1000 if fields is not None and fields[0].nvmlReturn == SUCCESS else None
 
 
 def tree_hash(root: Path = ROOT, folders: Sequence[str] = FOLDERS) -> str:

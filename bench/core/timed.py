@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,7 @@ def time_together(
     """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is for each kernel; it doubles
     for kernels with a noisy reading among them, unless the reading is one of a pair.
 
-    If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
-    the rest fail together but each runs alone, the samples taken alone are returned, and their method says so.
+    If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.
     """
     if not ready:
         return {}, {}, None
@@ -68,20 +66,17 @@ def _together_or_alone(
     except Failed.errors() as error:
         if len(ready) == 1:
             return {}, {name: Failed.of(error, "while timed") for name in ready}
-    alone: dict[str, Samples] = {}
     failures: dict[str, Failed] = {}
     for name, function in ready.items():
         try:
-            alone |= together({name: function})
+            together({name: function})
         except Failed.errors() as error:
             failures[name] = Failed.of(error, "while timed")
-    if len(alone) > 1:
-        try:
-            return together({name: ready[name] for name in alone}), failures
-        except Failed.errors():
-            note = ", timed alone"
-            alone = {name: replace(samples, method=samples.method + note) for name, samples in alone.items()}
-    return alone, failures
+    rest = {name: function for name, function in ready.items() if name not in failures}
+    try:
+        return together(rest) if rest else {}, failures
+    except Failed.errors() as error:
+        return {}, failures | dict.fromkeys(rest, Failed.of(error, "while timed together"))
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:

@@ -27,7 +27,6 @@ EMULATED = "emulated"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
 MACHINE_KEY = "rooflab"
 """The key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
-NOT_TIMED = "benchmarks are checked and not timed"
 NO_DRIVER = (
     "fn: Triton finds no GPU here, and a time needs one; `rooflab check --kernel FILE` checks a registered kernel in "
     "the emulator, and the fixture `emulated` runs any there"
@@ -61,17 +60,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def asked(config: pytest.Config) -> bool:
     """Whether the benchmarks of this plugin run in this session."""
     return bool(config.getoption("rooflab_benchmark") or config.getoption("benchmark_only", False))
-
-
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """A header line that gives the reason if `--benchmark` cannot time benchmarks in this run; else None."""
-    if not asked(config):
-        return None
-    if config.getoption("dist", "no") != "no":
-        return f"rooflab: {NOT_TIMED}: xdist runs tests side by side, and each would be in the other's time"
-    if config.getoption("benchmark_disable") and not config.getoption("benchmark_enable"):
-        return f"rooflab: {NOT_TIMED}: --benchmark-disable"
-    return None
 
 
 @pytest.hookimpl(trylast=True)  # pytest reports what -k and -m deselect; this hook runs after them

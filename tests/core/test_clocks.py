@@ -56,10 +56,10 @@ def test_what_nobody_answered_does_not_look_like_a_card_that_was_not_throttled(n
         watch.read()
     summary = watch.summary()
     assert summary["throttled"] is None and summary["throttle_unread"] == "NVML gave no reasons"
-    assert (summary["power_w"], summary["power_by"]) == ([612.5, 612.5], "NVML_FI_DEV_POWER_INSTANT")
+    assert summary["power_w"] == [612.5, 612.5]
     with ClockWatch(None, Counter()) as watch:
         watch.read()
-    assert watch.summary()["throttle_unread"] == "NVML was not asked" and "power_by" not in watch.summary()
+    assert watch.summary()["throttle_unread"] == "NVML was not asked"
 
 
 class Counter:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from rooflab.bench.base.plain import Json, JsonObject
-from rooflab.bench.core.environment import ask, nvml_of, power
+from rooflab.bench.core.environment import ask, nvml_of, power_w
 
 if TYPE_CHECKING:  # it imports Triton
     from rooflab.bench.core.timers.sm_clock import DeviceClock
@@ -64,13 +64,11 @@ class ClockWatch(ExitStack):
         if self._nvml is None or self._nvml[1] is None:
             return
         nvml, handle = self._nvml
-        power_mw, power_by = power(nvml, handle)
         self._readings.append(
             {
-                "power_by": power_by,
                 "sm_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
                 "memory_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-                "power_w": None if power_mw is None else power_mw / 1000,
+                "power_w": power_w(nvml, handle),
                 "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
                 "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
                 "processes": [one.pid for one in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()],
@@ -82,9 +80,8 @@ class ClockWatch(ExitStack):
 
         It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
         reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the number
-        of `other_processes` on the card (None where NVML does not know this one, as in some containers); the source of
-        the power reading; and the median, minimum and maximum of the SM clock that the device itself read, or
-        `sm_clock_unread`, why it did not.
+        of `other_processes` on the card (None where NVML does not know this one, as in some containers); and the
+        median, minimum and maximum of the SM clock that the device itself read, or `sm_clock_unread`, why it did not.
         """
         held = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not held:
@@ -95,7 +92,6 @@ class ClockWatch(ExitStack):
 
         bits = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None
         unread = "NVML gave no reasons" if self._readings else "NVML was not asked"
-        power_by = ", ".join(sorted(set(read("power_by"))))
         return {
             "readings": len(self._readings),
             **{name: [min(read(name)), max(read(name))] if read(name) else None for name in RANGES},
@@ -103,7 +99,6 @@ class ClockWatch(ExitStack):
             "throttle_names": [name for bit, name in REASONS.items() if (bits or 0) & bit],
             "throttled": None if bits is None else [name for bit, name in REASONS.items() if bits & bit & THROTTLED],
             **({"throttle_unread": unread} if bits is None else {}),
-            **({"power_by": power_by} if power_by else {}),
             "other_processes": others_among({pid for pids in read("processes") for pid in pids}),
             "sm_clock_hz": statistics.median(held) if held else None,
             "sm_clock_range_hz": [min(held), max(held)] if held else None,
