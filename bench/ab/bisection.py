@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rooflab.bench.revisions.trees import git, resolve
+from rooflab.bench.base.git import git
+from rooflab.bench.revisions.trees import resolve
 
 
 def bisect_lines(

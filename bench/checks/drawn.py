@@ -2,8 +2,7 @@
 pairs of values in the time that there is; and how a failing case is made small.
 
 A principle is a kind of inputs on which kernels go wrong that are right on usual inputs; a check is drawn for it
-(`CheckTask.principle`, from `DomainPoint.principle` or the case).  A run, or a planted set of inputs, shows a principle
-if its label begins with the principle and a colon: `32-bit offsets: far x`, `planted values: a row of zeros`.
+(`CheckTask.principle`, from `DomainPoint.principle` or the case).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from rooflab.bench.core import NOT_RUN, CheckResult, CheckTask, Selection, source_of
+from rooflab.bench.core import CheckTask, Selection, source_of
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.domain import Domain, DomainPoint, shrunk
@@ -246,15 +245,9 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     return found
 
 
-PRINCIPLES = ("32-bit offsets", "sizes of its file", "empty", "uneven rows", "values", "several tiles")
-OFFSETS, SIZES, EMPTY, UNEVEN, VALUES, TILES = PRINCIPLES
+EMPTY, TILES = "empty", "several tiles"
+"""Names of principles."""
 Item = TypeVar("Item")
-
-
-def shown_by(labels: Iterable[str]) -> set[str]:
-    """The principles that the labels of runs show."""
-    begun = (label.removeprefix("planted ").partition(":")[0] for label in labels)
-    return {principle for principle in begun if principle in PRINCIPLES}
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
@@ -262,14 +255,3 @@ def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str])
     places = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early = {0, *(place for principle, place in places.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early, place))]
-
-
-def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
-    """A line with two lists: the principles that the checks have tried, and the principles that they have not tried.
-    If a whole plan ran without a fault, the second list has the principles without a case for these kernels."""
-    ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
-    tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
-    named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]
-    whole = len(made) == len(checks) and all(result.status == "OK" for result in ran.values())  # a fault ends a check
-    left = "without a case here" if whole else "not tried"
-    return f"principles tried: {named[0]}; {left}: {named[1]}"

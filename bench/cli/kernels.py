@@ -88,7 +88,7 @@ def check(
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.checks.checking import run_checks, summarize_checks
-        from rooflab.bench.checks.drawn import drawn_checks, listed_checks, principles_tried
+        from rooflab.bench.checks.drawn import drawn_checks, listed_checks
         from rooflab.bench.core import Checkers, Selection
         from rooflab.bench.emulate import emulators
 
@@ -128,7 +128,6 @@ def check(
         show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
     if drawn:
         show.note("all of the plan was run" if len(made) == len(asked) else None)
-        show.note(principles_tried(asked, made))
     _show_faults(results, check, limit_s / 3)
     if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unknown)}")

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from types import ModuleType
 import psutil
 import torch
 
+from rooflab.bench.base.git import git_says
 from rooflab.bench.base.plain import Json
 from rooflab.bench.core.record import Kind, Record, Status, new_run_id
 from rooflab.bench.core.select import file_of
@@ -236,17 +236,6 @@ def own_state() -> tuple[str | None, bool | None]:
     if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in told and not re.fullmatch("[0-9a-f]{16}", tree)):
         raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {told!r}")
     return commit, tree != Environment.tree() if tree else None
-
-
-def git_says(root: Path, *arguments: str) -> str | None:
-    """The output of git, or None if git fails or is not installed."""
-    # A killed `git status` that may take locks would leave index.lock behind, and the user's next commit fails.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def gpu_uuid(device: torch.device | int) -> str:

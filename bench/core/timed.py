@@ -20,7 +20,6 @@ from rooflab.bench.core.poison import alike, kept_names, same_bits
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timers import Function
 from rooflab.bench.core.timers.timing import time_functions
-from rooflab.kernels.registry import interpreting
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 
 if TYPE_CHECKING:  # a CPU does without it
@@ -86,8 +85,6 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
     from rooflab.bench.core.timers.card import ClockWatch
 
     uuid = gpu_uuid(device)
-    if interpreting():
-        return ClockWatch(uuid)
     try:
         from rooflab.bench.core.timers.sm_clock import DeviceClock  # imports Triton
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from rooflab.bench.base.git import git
 from rooflab.bench.revisions.repository import import_roots
-from rooflab.bench.revisions.trees import git
 
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from rooflab.bench.base.git import git_says
 from rooflab.bench.core import source_of
-from rooflab.bench.revisions.trees import git
 from rooflab.kernels import registry
 
 
@@ -26,7 +25,7 @@ def repository_of(files: Sequence[str], own: Path) -> Path | None:
     if len(roots) > 1:
         raise ValueError(f"kernel: expected files of one git repository, got {', '.join(files)}")
     root = roots.pop()
-    if not files and root in (None, _top(own)) and _git(own, "ls-files", "kernels/registry.py"):
+    if not files and root in (None, _top(own)) and git_says(own, "ls-files", "kernels/registry.py"):
         return None
     if root is None:
         what = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
@@ -34,14 +33,8 @@ def repository_of(files: Sequence[str], own: Path) -> Path | None:
     return root
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    with suppress(ValueError):
-        return git(folder, *arguments)
-    return ""
-
-
 def _top(folder: Path) -> Path | None:
-    top = _git(folder, "rev-parse", "--show-toplevel")
+    top = git_says(folder, "rev-parse", "--show-toplevel")
     return Path(top).resolve() if top else None
 
 

@@ -68,21 +68,14 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """A processor for each thread: the wanted one if free, else one on an idle core, else any free processor."""
-    free, chosen = sorted(allowed), dict[int, int]()
-
-    def idle_cores() -> set[object]:
-        return {core_of[cpu] for cpu in free} - {core_of[cpu] for cpu in chosen.values()}
-
-    for index, cpu in enumerate(wanted):
-        idle = idle_cores()
-        if cpu in free and (core_of[cpu] in idle or not idle):
-            chosen[index] = cpu
-            free.remove(cpu)
-    for index in sorted(set(range(len(wanted))) - chosen.keys()):
-        idle = idle_cores()
-        chosen[index] = next((cpu for cpu in free if core_of[cpu] in idle), free[0])
-        free.remove(chosen[index])
+    """A processor for each thread: the wanted one if its core is idle, else one on an idle core, else any free one."""
+    chosen: dict[int, int] = {}
+    cores = [core_of.get(cpu) for cpu in wanted]
+    # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
+    for index in sorted(range(len(wanted)), key=lambda index: cores.index(cores[index]) != index):
+        free = [cpu for cpu in (wanted[index], *sorted(allowed)) if cpu in allowed and cpu not in chosen.values()]
+        busy = {core_of[cpu] for cpu in chosen.values()}
+        chosen[index] = next((cpu for cpu in free if core_of[cpu] not in busy), free[0])
     return [chosen[index] for index in range(len(wanted))]
 
 
