@@ -42,11 +42,11 @@ def run_checks(
     order = sorted(range(len(checks)), key=ranks.__getitem__)
     results = {} if into is None else into
     check.start(checks)
-    for index, found in check.each([checks[place] for place in order], limit_s):
-        results[order[index]] = found
+    for index, result in check.each([checks[place] for place in order], limit_s):
+        results[order[index]] = result
         if writer:
-            writer.write(found.record(checks[order[index]].kernel, writer.run_id, environment))
-        done(found)
+            writer.write(result.record(checks[order[index]].kernel, writer.run_id, environment))
+        done(result)
     return [results[place] for place in sorted(results)]
 
 
@@ -93,10 +93,10 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
     rows = []
     counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
     for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):
-        own = [result for result in results if (result.op, result.kernel) == (op, name)]
-        ran = [result for result in own if result.status not in NOT_RUN]
+        of_kernel = [result for result in results if (result.op, result.kernel) == (op, name)]
+        ran = [result for result in of_kernel if result.status not in NOT_RUN]
         errors = [error.max_error_over_tolerance for result in ran for error in result.errors]
-        skipped = [result.reason for result in own if result.status in NOT_RUN]
+        skipped = [result.reason for result in of_kernel if result.status in NOT_RUN]
         rows.append(
             {
                 "op": op,
@@ -105,8 +105,8 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
                 "ok": sum(result.status == "OK" for result in ran),
                 "failed": sum(result.status != "OK" for result in ran),
                 "not run": len(skipped),
-                "left out": (left_out := max(0, counts[op, name] - len(own))),
-                "unknown": bool(left_out) and all(result.not_offered for result in own),
+                "left out": (left_out := max(0, counts[op, name] - len(of_kernel))),
+                "unknown": bool(left_out) and all(result.not_offered for result in of_kernel),
                 "checked_by": " ".join(dict.fromkeys(result.checked_by for result in ran)) or "none",
                 "worst": max(errors, default=None),
                 "weak": sum(not result.discriminating for result in ran),

@@ -53,10 +53,10 @@ class Rotation:
     @staticmethod
     def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Scalar] | None = None) -> Inputs:
         """The inputs that the kernel takes, its weight packed where it packs one, and the config with these fields."""
-        found = {name: value for name, value in inputs.items() if name in kernel.accepted}
-        if kernel.prepare is not None and spec.prepared is not None and found.get(spec.prepared) is not None:
-            found[spec.prepared] = packed(kernel.prepare, spec.prepared, found)
-        return found if config is None else found | {"config": kernel.tunable.make_config(config)}
+        accepted = {name: value for name, value in inputs.items() if name in kernel.accepted}
+        if kernel.prepare is not None and spec.prepared is not None and accepted.get(spec.prepared) is not None:
+            accepted[spec.prepared] = packed(kernel.prepare, spec.prepared, accepted)
+        return accepted if config is None else accepted | {"config": kernel.tunable.make_config(config)}
 
     @staticmethod
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
@@ -141,7 +141,7 @@ def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
 def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.dtype]:
     """The dtype of each output: for a float oracle the scheme's output dtype unless the op says otherwise, for an
     integer oracle the oracle's own dtype."""
-    own = spec.output_dtypes
+    declared = spec.output_dtypes
     named = zip(output_names(spec, oracle), oracle, strict=True)
-    found = [own.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
-    return [scheme.activation if dtype == "activation" else dtype for dtype in found]
+    dtypes = [declared.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
+    return [scheme.activation if dtype == "activation" else dtype for dtype in dtypes]

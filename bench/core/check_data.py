@@ -66,8 +66,8 @@ def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
 
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
     """The arguments that a call may leave out, and that have another value than their default."""
-    known = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
-    return {name for name, default in known.items() if name in inputs and not _is(inputs[name], default)}
+    defaults = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
+    return {name for name, default in defaults.items() if name in inputs and not _is(inputs[name], default)}
 
 
 def _is(value: object, default: object) -> bool:
@@ -161,8 +161,8 @@ class CheckData:
     @property
     def bytes(self) -> int:
         """Of the tensors that it holds now."""
-        known = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
-        return sum(value.untyped_storage().nbytes() for value in known if isinstance(value, torch.Tensor))
+        values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
+        return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
     def _passing_wrong_answers(self) -> Iterator[str]:
         mutates = self.spec.mutates
@@ -277,7 +277,7 @@ class KeptData(threading.local):
 
     def keep(self, name: str, data: CheckData) -> CheckData:
         """Keeps the data under a name, if there is room."""
-        if sum(one.bytes for one in self._data.values()) + data.bytes <= self._room:
+        if sum(item.bytes for item in self._data.values()) + data.bytes <= self._room:
             self._data[name] = data
         return data
 

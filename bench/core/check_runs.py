@@ -186,8 +186,8 @@ class Check:
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
         """What explains a wrong output, after a colon; empty if nothing that a second look confirms."""
         look = Look(self.spec, self.runner, self.device, self._own_stream)
-        found = look.fault(read, data, layout, self.answers, data is self.right)
-        return f": {found}" if found else ""
+        explanation = look.fault(read, data, layout, self.answers, data is self.right)
+        return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
         """A run with every argument arranged so that has other strides then; None if the launcher takes no such one."""
@@ -208,9 +208,9 @@ class Check:
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether the op's contract lets an argument lie so: a kernel may take the rest for granted."""
-        known = self.spec.contract.arguments.get(name) if self.spec.contract else None
+        argument = self.spec.contract.arguments.get(name) if self.spec.contract else None
         try:
-            check_layout(name, tensor, known.layout if known else "any")
+            check_layout(name, tensor, argument.layout if argument else "any")
         except ValueError:
             return False
         return True
@@ -223,7 +223,7 @@ class Check:
         forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
         models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
         for kind in FAR:
-            outs = {"out"} if any(strides_of(one, kind) != one.stride() for one in models) else set[str]()
+            outs = {"out"} if any(strides_of(model, kind) != model.stride() for model in models) else set[str]()
             names = self._movable(data, kind) | outs
 
             def run(names: set[str], kind: Arrangement = kind) -> Outputs:
@@ -269,16 +269,16 @@ class Check:
     def _in_place(self, data: CheckData) -> None:
         """A run whose outputs lie in the memory of inputs, where the op allows that and the kernel takes it."""
         forms = dict(zip(data.names, data.forms, strict=True))
-        own = {
+        shared = {
             output: name
             for output, name in self.spec.in_place.items()
             if isinstance(value := data.inputs.get(name), torch.Tensor)
             if forms.get(output) == (value.shape, value.dtype)
         }
-        if own and "out" in self.kernel.accepted:
+        if shared and "out" in self.kernel.accepted:
             with suppress(LayoutRefused):
-                layout = Layout(forms=data.forms, in_place=own)
-                self._judged(f"other data, out is {', '.join(own.values())}", data, layout)
+                layout = Layout(forms=data.forms, in_place=shared)
+                self._judged(f"other data, out is {', '.join(shared.values())}", data, layout)
 
     def _with_other_options(self, first: CheckData) -> None:
         """The first data with other numbers as options, which a kernel may have kept from an earlier call."""
@@ -354,8 +354,8 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
     """One of them, each as likely; empty without any."""
     state, chosen = random.Random(seed), list[tuple[str, CheckData]]()
-    for count, found in enumerate(sets, 1):
-        chosen = [found] if not state.randrange(count) else chosen
+    for count, item in enumerate(sets, 1):
+        chosen = [item] if not state.randrange(count) else chosen
     return chosen
 
 

@@ -130,18 +130,18 @@ class Environment:
         then in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without
         git.
         """
-        found, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
+        environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
         if file := file_of(kernel):
-            found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-            found["rooflab"], (commit, dirty) = _version("rooflab"), git_state(file)
+            environment["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            environment["rooflab"], (commit, dirty) = _version("rooflab"), git_state(file)
         if self.commit is None or self.dirty is None:
-            found["tree"] = Environment.tree()
+            environment["tree"] = Environment.tree()
         return Record(
             kind=kind,
             run_id=run_id or new_run_id(),
             status=status,
             reason=reason,
-            environment=found,
+            environment=environment,
             commit=commit,
             dirty=dirty,
             op=kernel.op,
@@ -228,13 +228,13 @@ def own_state() -> tuple[str | None, bool | None]:
     The variable is COMMIT, or COMMIT:TREE with the `tree_hash` at that commit, which shows whether the copy changed.
     Without TREE the second value is None.  Raises `ValueError` if the variable has another form.
     """
-    found = git_state(ROOT)
-    told = os.environ.get(COMMIT, "")
-    if found[0] is not None or not told:
-        return found
-    commit, _, tree = told.partition(":")
-    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in told and not re.fullmatch("[0-9a-f]{16}", tree)):
-        raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {told!r}")
+    state = git_state(ROOT)
+    variable = os.environ.get(COMMIT, "")
+    if state[0] is not None or not variable:
+        return state
+    commit, _, tree = variable.partition(":")
+    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in variable and not re.fullmatch("[0-9a-f]{16}", tree)):
+        raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {variable!r}")
     return commit, tree != Environment.tree() if tree else None
 
 
@@ -247,16 +247,16 @@ def _gpu(index: int) -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     device, uuid = torch.cuda.get_device_properties(index), gpu_uuid(index)
-    known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
-    with nvml_of(uuid) as found:
-        if found is None or found[1] is None:
-            return Gpu(*known)
-        nvml, handle = found
+    properties = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
+    with nvml_of(uuid) as connection:
+        if connection is None or connection[1] is None:
+            return Gpu(*properties)
+        nvml, handle = connection
         limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
         ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
         mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
         return Gpu(
-            *known,
+            *properties,
             driver=ask(nvml, "nvmlSystemGetDriverVersion"),
             max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
             max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
@@ -326,10 +326,10 @@ _own_tree = cache(tree_hash)
 def file_state(file: Path) -> tuple[str | None, bool | None]:
     """`git_state` of a file, as it was when the process first asked."""
     folder, name = file.absolute().parent, file.name
-    known = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
-    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known else None
+    listed = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
+    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if listed else None
     if commit is None:
         return None, None
     changes = git_says(folder, "status", "--porcelain", "--untracked-files=no")
-    own = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
-    return commit, None if changes is None or own is None else bool(changes or own)
+    of_file = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
+    return commit, None if changes is None or of_file is None else bool(changes or of_file)

@@ -153,9 +153,9 @@ def op_of(
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
 
-    def unsupported(given: object) -> str | None:
+    def unsupported(arguments: object) -> str | None:
         for name, stride in strides.items():
-            value = getattr(given, name, None)
+            value = getattr(arguments, name, None)
             if isinstance(value, torch.Tensor) and value.stride() != stride and value.numel():
                 return f"{name} is not laid out as make_inputs lays it out"
         return None
@@ -205,8 +205,8 @@ class Checked(NamedTuple):
         whether the result changes later.
         """
         expected = reference(*_copies(args)) if reference is not None else None
-        own = _copies(args)
-        result, interpreted = _watched(partial(fn, *own))
+        copies = _copies(args)
+        result, interpreted = _watched(partial(fn, *copies))
         outputs = _plain(result)
         plain = [
             place for place, value in enumerate(args) if isinstance(value, torch.Tensor) and _can_be_guarded(value)
@@ -232,23 +232,23 @@ class Checked(NamedTuple):
         fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
         if not fault and not interpreted and outputs and plain:
             fault = _fault(op, reference is not None)
-        judged = reference is not None and all(same_bits(args[place], own[place]) for place in plain)
+        judged = reference is not None and all(same_bits(args[place], copies[place]) for place in plain)
         again = lambda: "" if reference is None else wrong(fn(*_copies(args)))
         return cls(result, fault, interpreted, op, judged, again)
 
 
 def _can_be_guarded(value: torch.Tensor) -> bool:
     """Whether a tensor has memory of its own and strides."""
-    own = type(value) in (torch.Tensor, torch.nn.Parameter)
-    return own and value.layout == torch.strided and not value.is_meta
+    usual_type = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return usual_type and value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
     """What the check finds; without a judge, of one run."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
-        found = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
-        return "" if found.status == "OK" else found.reason
+        result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
+        return "" if result.status == "OK" else result.reason
     try:
         runner.begin()
         runner.load("first", op.spec.make_inputs(op.case, op.scheme, op.device, 0))
@@ -329,7 +329,7 @@ def _watched(call: Callable[[], Result]) -> tuple[Result, bool]:
     def builder() -> object:
         return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
 
-    if known := builder():
-        vars(known)["grid_idx"] = None
+    if interpreter := builder():
+        vars(interpreter)["grid_idx"] = None
     result = call()
     return result, getattr(builder(), "grid_idx", None) is not None

@@ -97,9 +97,9 @@ class Measurement:
             try:
                 self._check_runnable(kernel, short)
                 if not self.settings.checked:
-                    checked[kernel.name] = found = self._checked(kernel, case)
-                    if found.status != "OK":
-                        raise Failed(found.status, found.reason)
+                    checked[kernel.name] = result = self._checked(kernel, case)
+                    if result.status != "OK":
+                        raise Failed(result.status, result.reason)
                 copies = copies or Rotation.copies(self.spec, case, self.scheme, self.device, seed)
                 ready[kernel.name] = self._function(kernel, copies)
             except Failed as fault:
@@ -113,15 +113,15 @@ class Measurement:
         seen, broken = observe({name: ready[name] for name in timed if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         failed |= failures | broken
-        given = priced or (copies[0] if copies else self._priced(case))
-        cost = self.spec.cost_of(given)
+        inputs = priced or (copies[0] if copies else self._priced(case))
+        cost = self.spec.cost_of(inputs)
         for kernel in kernels:
             name = kernel.name
             record = self._record(kernel, case, cost, checked.get(name), failed.get(name))
             samples = None if name in failed else timed[name]
             if samples is not None:
                 record = self._with_time(record, samples, cost, clocks, seen.get(name, {}))
-            yield self._moved(record, kernel.traffic_of(given, self.device.type, self.spec), samples, cost)
+            yield self._moved(record, kernel.traffic_of(inputs, self.device.type, self.spec), samples, cost)
 
     def _priced(self, case: Case) -> Inputs:
         return self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.settings.seed)
@@ -151,12 +151,12 @@ class Measurement:
 
     def _checked(self, kernel: Kernel, case: Case) -> CheckResult:
         self.running([kernel.id])
-        found = self._gate(kernel, case)
-        if found is None or found.status == "OK":
+        result = self._gate(kernel, case)
+        if result is None or result.status == "OK":
             asked = kernel, self.spec, case, self.scheme, self.device, self.settings.seed
-            found = self.check(*asked) if self.check else self.check_here(kernel, case)
+            result = self.check(*asked) if self.check else self.check_here(kernel, case)
         fault = self._fault(kernel.id)
-        return replace(found, status="RUNTIME_ERROR", reason=fault) if fault and found.status == "OK" else found
+        return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
     def _fault(self, who: str) -> str:
         """What has broken the CUDA context, also noted in `broken`; empty where nothing has."""
@@ -183,16 +183,16 @@ class Measurement:
         if self.check is None and kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
-                found = self._first(kernel, small)
-                if found.status != "UNSUPPORTED":
-                    self.gated[kernel.name] = found
+                result = self._first(kernel, small)
+                if result.status != "UNSUPPORTED":
+                    self.gated[kernel.name] = result
                     break
         return self.gated.get(kernel.name)
 
     def _first(self, kernel: Kernel, case: Case) -> CheckResult:
         """The kernel's first check: in a child process, or here if it is no registered kernel, which no child finds."""
-        own, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
-        if own is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
+        registered, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
+        if registered is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return self.check_here(kernel, case, planted=True)
 
@@ -209,11 +209,11 @@ class Measurement:
             raise Failed.of(error, "before timing") from error
 
     def _record(
-        self, kernel: Kernel, case: Case, cost: Cost, found: CheckResult | None, fault: Failed | None
+        self, kernel: Kernel, case: Case, cost: Cost, result: CheckResult | None, fault: Failed | None
     ) -> Record:
         """The record of a kernel that was not timed."""
         roofs, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
-        status, reason = (fault.status, fault.reason) if fault else ("OK", found.reason if found else "")
+        status, reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
         if roofs and roofs.noise and self._bound(cost):
             reason = reason or f"its bound is NOISY: {roofs.noise}"
         return replace(
@@ -221,17 +221,17 @@ class Measurement:
             config=asdict(config) if config is not None else None,
             seed=self.settings.seed,
             device=cast(DeviceType, self.device.type),
-            checked_by=found.checked_by if found else "none",
-            errors=tuple(asdict(stats) for stats in found.errors) if found else (),
-            weak=found.weak if found else (),
+            checked_by=result.checked_by if result else "none",
+            errors=tuple(asdict(stats) for stats in result.errors) if result else (),
+            weak=result.weak if result else (),
             flops=cost.flops,
             least_bytes=cost.bytes,
         )
 
     def _bound(self, cost: Cost) -> Bound | None:
         roofs = self.ceilings
-        known = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
-        return bound(cost, roofs) if roofs and known else None
+        all_rates = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
+        return bound(cost, roofs) if roofs and all_rates else None
 
     def _with_time(
         self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: JsonObject
@@ -239,10 +239,10 @@ class Measurement:
         """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
         NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)
-        few = samples.noise if samples.few or not self.settings.paired else ""
+        noise = samples.noise if samples.few or not self.settings.paired else ""
         if why := why_invalid(samples, cost, self._limits(), clocks):
             status, reason = "INVALID", why
-        elif why := few or shared(clocks):
+        elif why := noise or shared(clocks):
             status, reason = "NOISY", why
         else:
             status, reason = "OK", record.reason
@@ -256,8 +256,8 @@ class Measurement:
         if traffic and median_s and limits:
             fastest = max(limits.hbm_bytes_per_s, limits.l2_bytes_per_s or 0.0)
             if traffic.bytes / median_s > ABOVE * fastest:
-                told = "its claimed traffic is left out: no memory here could have moved it in that time"
-                traffic, reason = None, reason or told
+                note = "its claimed traffic is left out: no memory here could have moved it in that time"
+                traffic, reason = None, reason or note
         moved = traffic.bytes if traffic else cost.bytes
         seconds = median_s if record.status != "NOISY" else None
         roofs, limit = self.ceilings, self._bound(cost)
@@ -280,10 +280,10 @@ class Measurement:
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
         """After a first reading above measured ceilings, measures them again: a busy machine may have lowered them."""
-        known = self.ceilings
-        if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
+        ceilings = self.ceilings
+        if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return
-        above = samples.median_s > 0 and above_limits(samples, cost, known)
+        above = samples.median_s > 0 and above_limits(samples, cost, ceilings)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
         if above and not (above[0] == "memory" and in_cache):
-            self.ceilings, self.raised = raise_ceilings(known, self.device), True
+            self.ceilings, self.raised = raise_ceilings(ceilings, self.device), True

@@ -108,14 +108,14 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
     On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate bounds only the bytes read, and only
     where L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
     """
-    known = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
-    bounded = replace(cost, tensor_flops=known)
+    tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
+    bounded = replace(cost, tensor_flops=tensor_flops)
     on_gpu = samples.method.startswith("cuda")
     if on_gpu:
         read_bytes = 0.0 if samples.l2_state == "warm" else cost.read_bytes
         bounded = replace(bounded, write_bytes=0.0, read_bytes=read_bytes)
-    found = bound(bounded, limits)
-    times: dict[str, float] = {found.limiter: found.fraction(samples.median_s)}
+    limit = bound(bounded, limits)
+    times: dict[str, float] = {limit.limiter: limit.fraction(samples.median_s)}
     if limits.l2_bytes_per_s and on_gpu:
         times["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
     most = max(times, key=lambda part: times[part])

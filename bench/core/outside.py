@@ -78,15 +78,15 @@ class Checkers:
             task = task.taken(spec, refused) or task
         kernel, case, scheme = task.kernel, task.case, task.scheme
         priced = spec.make_inputs(case, scheme, torch.device("meta"), task.seed)
-        own = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
-        user, pool = f"{own}{kernel.id} ", self._pool(kernel)
+        file = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
+        user, pool = f"{file}{kernel.id} ", self._pool(kernel)
         with pool.child(user) as child:
             limits, bytes_ = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(priced)
             with closing(Outside(child, limits, bytes_, kernel, spec, scheme, self.device)) as runner:
                 result = check_kernel(kernel, spec, case, scheme, self.device, task.seed, task.planted, runner)
             if result.status not in ("OK", "INCORRECT", *NOT_RUN):
                 child.stop()
-            child.only_for = user if result.status == "INCORRECT" else child.only_for or own
+            child.only_for = user if result.status == "INCORRECT" else child.only_for or file
         if result.not_offered:
             refused |= named_in(result.reason, options_on(spec, priced))
         return result
@@ -108,8 +108,8 @@ class Checkers:
         try:
             with suppress(TimeoutError):  # what still runs then is left out
                 for future in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
-                    if (found := future.result()) is not None:
-                        yield found
+                    if (result := future.result()) is not None:
+                        yield result
         finally:
             if any(future.running() for future in futures):
                 self.over.set()
@@ -188,8 +188,8 @@ class Serving:
     @staticmethod
     def kernel(op: str, name: str, file: str | None) -> Kernel:
         """The kernel of that name, which `file` registers.  Raises `ValueError` on an unknown name."""
-        known = op in registry.ops() and name in registry.kernels(op)
-        if file and not known:
+        registered = op in registry.ops() and name in registry.kernels(op)
+        if file and not registered:
             registry.load_file(Path(file))
         return registry.get_kernel(op, name)
 
@@ -208,10 +208,10 @@ class Serving:
         if name == "begin":
             op, kernel, file, scheme, device = arguments
             try:
-                found = self.kernel(op, kernel, file)
+                loaded = self.kernel(op, kernel, file)
             except (ValueError, ImportError, OSError) as error:
                 raise Failed("RUNTIME_ERROR", str(error)) from error
-            self._runner = self._make(found, registry.get_op(op), get_scheme(scheme), torch.device(device))
+            self._runner = self._make(loaded, registry.get_op(op), get_scheme(scheme), torch.device(device))
             arguments = ()
         assert self._runner is not None, "the first request is `begin`"
         if name == "run":

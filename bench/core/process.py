@@ -264,8 +264,8 @@ class Pool:
     @cache
     def of_kernels(one_thread: bool) -> Pool:
         """The processes in which kernels run, of one thread each or of torch's number; they stay to the end."""
-        own, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
-        return Pool("rooflab.bench.core.outside", environment=own, limit_s=limit_s)
+        environment, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
+        return Pool("rooflab.bench.core.outside", environment=environment, limit_s=limit_s)
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:

@@ -136,10 +136,10 @@ class Unseen:
         del fresh  # before another set is made: its weights may take a large part of the memory
         original = spec.make_inputs(case, scheme, device, seed)
         self._values = {name: value for name, value in values.items() if _finite(original[name])}
-        own = {name: value.clone() for name, value in self._values.items()}
-        self._expected = CheckData(spec, {**original, **own}, scheme)
+        clones = {name: value.clone() for name, value in self._values.items()}
+        self._expected = CheckData(spec, {**original, **clones}, scheme)
         for inputs in copies:
-            for name, value in own.items():
+            for name, value in clones.items():
                 inputs[name].data.copy_(value)
 
     def __call__(self) -> None:
@@ -154,12 +154,12 @@ class Unseen:
 
     def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
         """For each wrong kernel, the fault of the outputs that its last timed calls left."""
-        found = {}
+        faults = {}
         for kernel, rotation in timed.items():
             for _, outputs in rotation.outputs():
                 if bad := self._expected.faults(outputs, rotation.own_stream):
-                    found[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
-        return found
+                    faults[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
+        return faults
 
     def _damaged(self) -> bool:
         return any(

@@ -124,17 +124,17 @@ class Runner:
         refusal = self.kernel.why_not_args(inputs, self.spec)
         if refusal:
             raise Failed.by(refusal)
-        kept, packed = self.spec.prepared, None
-        if self.kernel.prepare is not None and kept is not None and inputs[kept] is not None:
-            weight = guard(inputs[kept])
+        weight_name, packed = self.spec.prepared, None
+        if self.kernel.prepare is not None and weight_name is not None and inputs[weight_name] is not None:
+            weight = guard(inputs[weight_name])
             try:
                 with poisoned_allocations():
-                    packed = packed_with(self.kernel.prepare, kept, {**inputs, kept: weight.view})
+                    packed = packed_with(self.kernel.prepare, weight_name, {**inputs, weight_name: weight.view})
             except Failed.errors() as error:
                 raise Failed.of(error, "prepare") from error
             damage = weight.damage(may_change=False)
             if damage:
-                raise Failed("INCORRECT", f"prepare: {kept} {damage}")
+                raise Failed("INCORRECT", f"prepare: {weight_name} {damage}")
         self._sets[name] = inputs, packed
         return packed is not None
 
@@ -166,12 +166,12 @@ class Runner:
             slots, cache = spec.slots[:2]
             inputs = {**inputs, slots: far_slots(inputs[slots], inputs[cache])}
         guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
-        kept = layout.stale or repeat(None)
+        stale_values = layout.stale or repeat(None)
         outs = [
             guarded[layout.in_place[output]]
             if output in layout.in_place
             else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
-            for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, kept, strict=False)
+            for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, stale_values, strict=False)
         ]
         free = {*self.free, *layout.in_place.values()}
         arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded.items()}}
@@ -228,8 +228,11 @@ class Runner:
         except Failed.errors() as error:
             if may_refuse and isinstance(error, ValueError):
                 raise LayoutRefused(str(error)) from error
-            own = isinstance(error, ValueError) and traceback.extract_tb(error.__traceback__)[-1].filename != CONTRACT
-            if own and named_in(str(error), options_on(self.spec, inputs)):
+            if (
+                isinstance(error, ValueError)
+                and traceback.extract_tb(error.__traceback__)[-1].filename != CONTRACT
+                and named_in(str(error), options_on(self.spec, inputs))
+            ):
                 raise Failed("UNSUPPORTED", f"{self.kernel.id}: {error}") from error
             raise Failed.of(error, "") from error
 
@@ -268,7 +271,7 @@ class Runner:
         return nullcontext()
 
 
-def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[str, Guarded]) -> dict[str, Guarded]:
+def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
     """Guarded copies of all tensors, in the memory `known` where it has a fitting one; adds its own to it.
 
     Arranged and small, those of one dtype lie in one storage.
@@ -276,17 +279,17 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[st
     for place, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
-        if name in known and known[name].view.shape == value.shape:
-            known[name].rewrite(value)
+        if name in guards and guards[name].view.shape == value.shape:
+            guards[name].rewrite(value)
         else:
-            known[name] = guard(value, arranged.get(name, "plain"), place)
+            guards[name] = guard(value, arranged.get(name, "plain"), place)
     if (
         arranged
         and not {*FAR, FAR_PAGES}.intersection(arranged.values())
-        and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS
+        and sum(tensor.buffer.numel() for tensor in guards.values()) < SHARED_ELEMENTS
     ):
-        return in_one_storage(known)
-    return known
+        return in_one_storage(guards)
+    return guards
 
 
 def _raise(name: str, fault: str | None) -> None:

@@ -77,9 +77,9 @@ def _roofs(cost: Cost, seconds: float, ceilings: Ceilings | None) -> dict[str, A
     if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
         return {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
     limit = bound(cost, ceilings)
-    found = {"limiter": limit.limiter, "bound_s": limit.seconds, "ceilings": asdict(ceilings)}
+    fields = {"limiter": limit.limiter, "bound_s": limit.seconds, "ceilings": asdict(ceilings)}
     if ceilings.noise:
-        return found | {"roof": f"NOISY: {ceilings.noise}"}
+        return fields | {"roof": f"NOISY: {ceilings.noise}"}
     parts = {part: part_s for part, part_s in limit.parts.items() if part_s}
-    found[f"fraction_of_{ceilings.kind}_roof"] = limit.fraction(seconds)
-    return found | {f"fraction_of_{ceilings.kind}_{part}_roof": part_s / seconds for part, part_s in parts.items()}
+    fields[f"fraction_of_{ceilings.kind}_roof"] = limit.fraction(seconds)
+    return fields | {f"fraction_of_{ceilings.kind}_{part}_roof": part_s / seconds for part, part_s in parts.items()}

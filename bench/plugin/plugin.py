@@ -86,8 +86,8 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     if asked(config):
         from rooflab.bench.core import Environment
 
-        found = Environment.now().to_dict()
-        machine_info[MACHINE_KEY] = {name: found[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
+        here = Environment.now().to_dict()
+        machine_info[MACHINE_KEY] = {name: here[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
 
 
 class Replay:
@@ -138,14 +138,14 @@ class QuietCheck:
         if (compared["path"], current.fullname) in self.noisy:
             return None
         self.compared += 1
-        found: str | None = self.check.fails(current, compared)
+        answer: str | None = self.check.fails(current, compared)
         now, before = current[self.check.field], compared[self.check.field]
         on_cpu = current.extra_info.get("device_type") == "cpu"
-        if found and on_cpu and (now - before < SMALL_S or now < PROCESSES * before):
+        if answer and on_cpu and (now - before < SMALL_S or now < PROCESSES * before):
             slower = f"{1e6 * (now - before):.2g} us ({now / before - 1:.0%})"
             self.lines.append(f"{current.fullname}: {slower} slower, as two processes differ by themselves")
             return None
-        return found
+        return answer
 
 
 def _noise(info: Mapping[str, Any]) -> str:
@@ -157,11 +157,13 @@ def _noise(info: Mapping[str, Any]) -> str:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-benchmark compares in this hook, before it yields
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     """Leaves NOISY readings out of `--benchmark-compare-fail`; ends with 13 if nothing else was left to compare."""
-    known = getattr(session.config, "_benchmarksession", None)
+    benchmarking = getattr(session.config, "_benchmarksession", None)
     lines, noisy = session.config.stash.setdefault(_NOISY, []), set()
-    if known is None or not known.compare_fail:
+    if benchmarking is None or not benchmarking.compare_fail:
         return (yield)
-    for bench, (path, baseline) in itertools.product(filter(None, known.benchmarks), known.compared_mapping.items()):
+    for bench, (path, baseline) in itertools.product(
+        filter(None, benchmarking.benchmarks), benchmarking.compared_mapping.items()
+    ):
         if bench.fullname not in baseline:
             continue
         then = baseline[bench.fullname].get("extra_info", {})
@@ -169,7 +171,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
             lines.append(f"{bench.fullname}: its baseline {path.name} is {before}")
         if before or _noise(bench.extra_info):
             noisy.add((str(path), bench.fullname))
-    known.compare_fail = checks = [QuietCheck(check, noisy, lines) for check in known.compare_fail]
+    benchmarking.compare_fail = checks = [QuietCheck(check, noisy, lines) for check in benchmarking.compare_fail]
     if noisy:
         lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy)}")
     result = yield

@@ -90,9 +90,9 @@ def _remove(root: Path, path: Path) -> None:
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
     """Raises `ValueError` where the kernels and specs of `tree` do not have the form that this `bench` measures."""
     file = tree / "reference" / "spec.py"
-    found = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
-    if found is None or int(found[1]) != CONTRACT:
-        got = f"contract {found[1]}" if found else "none"
+    contract = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
+    if contract is None or int(contract[1]) != CONTRACT:
+        got = f"contract {contract[1]}" if contract else "none"
         raise ValueError(
             f"{option}: expected a revision with contract {CONTRACT} in reference/spec.py, got {got} in {label}"
         )

@@ -64,9 +64,9 @@ def measure_cuda(
 
     `advance` is called once a limit.  Raises `ValueError` where CuPy is not installed.
     """
-    found: dict[str, Any] = environment.record_fields()
-    found["environment"] |= {"microkernels": microkernels_hash()}
-    blank = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **found)
+    fields: dict[str, Any] = environment.record_fields()
+    fields["environment"] |= {"microkernels": microkernels_hash()}
+    blank = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **fields)
     time: Time = partial(time_functions, device=device, min_samples=3)
     share_s = budget_s / GROUPS_OF_HOPPER
     card = card_of(device)
@@ -193,8 +193,8 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     work, throttled = repeats * kernel.work, (blank.clocks or {}).get("throttled")
     share = half.median_s / whole.median_s if whole.median_s else 0.0
     gpu = blank.environment["gpu"]
-    known = identify(gpu["name"]) if gpu else None
-    most = value_in(known.ceilings(known.max_clock_hz), record) if known else None
+    sheet = identify(gpu["name"]) if gpu else None
+    most = value_in(sheet.ceilings(sheet.max_clock_hz), record) if sheet else None
     reason = whole.fault
     if not reason and throttled:
         reason = f"the card was throttled ({', '.join(throttled)})"

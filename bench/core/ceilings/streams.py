@@ -97,9 +97,9 @@ def _stream(
         (sums if access == "read" else a).fill_(POISON)
         launch(passes)
         if access == "read":
-            found, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
-            right = (found - passes * expected) % 2**32 == 0
-            return "" if right else f"the words read add up to {found}, expected {passes * expected} modulo 2^32"
+            total, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
+            right = (total - passes * expected) % 2**32 == 0
+            return "" if right else f"the words read add up to {total}, expected {passes * expected} modulo 2^32"
         for start in range(0, a.numel(), SLICE):
             differ = differs(access, start, *(array[start : start + SLICE] for array in arrays)).nonzero()
             if len(differ):

@@ -66,10 +66,10 @@ def tampered(threads: int | None = None) -> str | None:
     With `threads` it also says that torch has another number of threads now.  It undoes all of it, so that the next
     kernel is not blamed for the last one's change.
     """
-    found = []
+    faults = []
     if threads is not None and (now := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
-        found.append(f"the number of torch's threads changed from {threads} to {now}")
+        faults.append(f"the number of torch's threads changed from {threads} to {now}")
     for full, (owner, name, function) in _BOUND.items():
         new = getattr(owner, name, None)
         pythons_own = owner is time and isinstance(new, BuiltinFunctionType) and new.__name__ == name
@@ -78,14 +78,14 @@ def tampered(threads: int | None = None) -> str | None:
         if foreign or (new is not function and not pythons_own):
             setattr(owner, name, function)
             place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
-            found.append(f"{full} was replaced{place}")
+            faults.append(f"{full} was replaced{place}")
     reading = (ctypes.c_long * 2)()
     # time-machine changes Python's own clocks from inside: only the system's time shows it.
     for name, number in (("time", 0), ("perf_counter", 1)) if LIBC else ():
         LIBC.clock_gettime(number, reading)
         if (apart := abs(getattr(time, name)() - reading[0] - 1e-9 * reading[1])) > APART_S:
-            found.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
-    return "; ".join(found) or None
+            faults.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
+    return "; ".join(faults) or None
 
 
 Function = Callable[[], object]

@@ -101,13 +101,13 @@ def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:
 def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
     """The device's work in a trace, in the order in which it began."""
     work = [event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE_EVENTS]
-    found = []
+    kernels = []
     for event in sorted(work, key=lambda event: event["ts"]):
         args = event["args"]
         grid, block = (tuple(map(int, args.get(name, ()))) for name in ("grid", "block"))
         sizes = int(args.get("shared memory", 0)), int(args.get("bytes", 0))
-        found.append(DeviceKernel(str(event["name"]), grid, block, *sizes))
-    return found
+        kernels.append(DeviceKernel(str(event["name"]), grid, block, *sizes))
+    return kernels
 
 
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
@@ -121,8 +121,10 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
     codes: defaultdict[str, list[str]] = defaultdict(list)
     for name, code in launched:
         codes[name].append(code)
-    known = {name: iter(found) for name, found in codes.items() if len(found) == runs[name]}
-    rows = [[kernel.name, next(known[kernel.name]) if kernel.name in known else "", *kernel[1:]] for kernel in kernels]
+    codes_of = {name: iter(hashes) for name, hashes in codes.items() if len(hashes) == runs[name]}
+    rows = [
+        [kernel.name, next(codes_of[kernel.name]) if kernel.name in codes_of else "", *kernel[1:]] for kernel in kernels
+    ]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 

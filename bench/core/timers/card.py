@@ -71,7 +71,9 @@ class ClockWatch(ExitStack):
                 "power_w": power_w(nvml, handle),
                 "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
                 "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-                "processes": [one.pid for one in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()],
+                "processes": [
+                    process.pid for process in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+                ],
             }
         )
 

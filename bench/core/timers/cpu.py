@@ -67,21 +67,21 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
     return ""
 
 
-def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
+def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
     """A processor for each thread: the wanted one if its core is idle, else one on an idle core, else any free one."""
     chosen: dict[int, int] = {}
-    cores = [core_of.get(cpu) for cpu in wanted]
+    cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
-    for index in sorted(range(len(wanted)), key=lambda index: cores.index(cores[index]) != index):
-        free = [cpu for cpu in (wanted[index], *sorted(allowed)) if cpu in allowed and cpu not in chosen.values()]
+    for index in sorted(range(len(last_cpus)), key=lambda index: cores.index(cores[index]) != index):
+        free = [cpu for cpu in (last_cpus[index], *sorted(allowed)) if cpu in allowed and cpu not in chosen.values()]
         busy = {core_of[cpu] for cpu in chosen.values()}
         chosen[index] = next((cpu for cpu in free if core_of[cpu] not in busy), free[0])
-    return [chosen[index] for index in range(len(wanted))]
+    return [chosen[index] for index in range(len(last_cpus))]
 
 
 def _threads(count: int) -> tuple[int, ...]:
     """The calling thread and the threads that were busy during its parallel op."""
-    key = own, _ = threading.get_native_id(), count
+    key = caller, _ = threading.get_native_id(), count
     if key in _known and all((_TASKS / str(thread)).is_dir() for thread in _known[key]):
         return _known[key]
     values = torch.ones(2**22)
@@ -90,12 +90,12 @@ def _threads(count: int) -> tuple[int, ...]:
     for _ in range(4):
         values.add_(1.0)
     spent = {thread: after[0] - before.get(thread, (0, 0))[0] for thread, after in run_times().items()}
-    least = BUSY_SHARE * spent.get(own, 0)
-    others = sorted((thread for thread in spent if thread != own and spent[thread] > least), key=lambda t: -spent[t])
-    found = (own, *others[: count - 1])
-    if len(found) == count:
-        _known[key] = found
-    return found
+    least = BUSY_SHARE * spent.get(caller, 0)
+    others = sorted((thread for thread in spent if thread != caller and spent[thread] > least), key=lambda t: -spent[t])
+    threads = (caller, *others[: count - 1])
+    if len(threads) == count:
+        _known[key] = threads
+    return threads
 
 
 def _core(cpu: int) -> object:
@@ -108,20 +108,20 @@ def _core(cpu: int) -> object:
 
 def _affinities() -> dict[int, set[int]]:
     """Where each thread of this process may run, without those that have ended; none if the system does not tell."""
-    found: dict[int, set[int]] = {}
+    affinities: dict[int, set[int]] = {}
     for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
         with suppress(OSError):
-            found[int(task.name)] = os.sched_getaffinity(int(task.name))
-    return found
+            affinities[int(task.name)] = os.sched_getaffinity(int(task.name))
+    return affinities
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
     """Restores each thread's affinity; a thread started meanwhile inherited one processor, and gets `allowed`."""
     for thread, now in _affinities().items():
-        wanted = before.get(thread, allowed)
-        if now != wanted:
+        affinity = before.get(thread, allowed)
+        if now != affinity:
             with suppress(OSError):
-                os.sched_setaffinity(thread, wanted)
+                os.sched_setaffinity(thread, affinity)
 
 
 def keep_freed_memory() -> str:
@@ -132,8 +132,8 @@ def keep_freed_memory() -> str:
     32 MiB, glibc's limit, are given back as before.  An empty note where the allocator has no such setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
-    kept = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
-    return ", freed memory kept" if all(kept) else ""
+    accepted = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
+    return ", freed memory kept" if all(accepted) else ""
 
 
 class CpuTimer(Timer):

@@ -180,8 +180,8 @@ class EventTimer(Timer):
 
     def step_s(self, readings: Sequence[float]) -> float:
         """The smallest difference between two readings, now or when the step was read; it differs between cards."""
-        found = [step for step in (grid_of(readings), self._grid) if step is not None]
-        return min(found, default=COARSE_STEP_S)
+        steps = [step for step in (grid_of(readings), self._grid) if step is not None]
+        return min(steps, default=COARSE_STEP_S)
 
     def launch_floor_s(self, calls: int) -> float | None:
         """The minimum of several readings of an empty kernel, per call, with `calls` per sample."""

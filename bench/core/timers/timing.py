@@ -133,12 +133,12 @@ def time_functions(
                 take()
             lacking, noisy = judged(waiting())
         replaced = tampered(threads)
-        found = {}
+        samples_of = {}
         for name, values in readings.items():
             samples = _samples(watch, name, values, calls[name], cold)
             more = {"noise": noisy[name], "few": lacking, "fault": replaced or ""}
-            found[name] = replace(samples, **more)
-        return found
+            samples_of[name] = replace(samples, **more)
+        return samples_of
 
 
 def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_samples: int) -> None:
@@ -191,8 +191,8 @@ def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -
 
 
 def _calls_per_sample(watch: Timer, seconds: float) -> int:
-    wanted = STEPS_PER_SAMPLE * watch.step_s([seconds])
-    if seconds >= wanted:
+    shortest_s = STEPS_PER_SAMPLE * watch.step_s([seconds])
+    if seconds >= shortest_s:
         return 1
     # A call of zero measured time gets the most calls that a sample may have.
-    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
+    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * shortest_s / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
