@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -208,15 +208,12 @@ class Checked(NamedTuple):
         copies = _copies(args)
         result, interpreted = _watched(partial(fn, *copies))
         outputs = _plain(result)
-        plain = [
-            place for place, value in enumerate(args) if isinstance(value, torch.Tensor) and _can_be_guarded(value)
-        ]
+        tensors = {n: value for n, value in enumerate(args) if _can_be_guarded(value)}
 
         def make(seed: int) -> list[object]:
-            fresh = [_same_layout(value) if place in plain else value for place, value in enumerate(args)]
-            return (
-                [_shifted(value) if place in plain else value for place, value in enumerate(fresh)] if seed else fresh
-            )
+            fresh = {n: _same_layout(value) for n, value in tensors.items()}
+            values = {n: _shifted(value) for n, value in fresh.items()} if seed else fresh
+            return [values.get(n, value) for n, value in enumerate(args)]
 
         dtypes = [output.dtype for output in outputs]
         op = op_of(fn, reference or fn, make, dtypes, device_of(*args, result))
@@ -230,17 +227,18 @@ class Checked(NamedTuple):
             return "; ".join(stats.describe() for stats in verdicts if not stats.passed)
 
         fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
-        if not fault and not interpreted and outputs and plain:
+        if not fault and not interpreted and outputs and tensors:
             fault = _fault(op, reference is not None)
-        judged = reference is not None and all(same_bits(args[place], copies[place]) for place in plain)
+        judged = reference is not None and all(same_bits(value, copies[n]) for n, value in tensors.items())
         again = lambda: "" if reference is None else wrong(fn(*_copies(args)))
         return cls(result, fault, interpreted, op, judged, again)
 
 
-def _can_be_guarded(value: torch.Tensor) -> bool:
-    """Whether a tensor has memory of its own and strides."""
-    usual_type = type(value) in (torch.Tensor, torch.nn.Parameter)
-    return usual_type and value.layout == torch.strided and not value.is_meta
+def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor with memory of its own and strides."""
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:

@@ -136,8 +136,7 @@ def time_functions(
         samples_of = {}
         for name, values in readings.items():
             samples = _samples(watch, name, values, calls[name], cold)
-            more = {"noise": noisy[name], "few": lacking, "fault": replaced or ""}
-            samples_of[name] = replace(samples, **more)
+            samples_of[name] = replace(samples, noise=noisy[name], few=lacking, fault=replaced or "")
         return samples_of
 
 
