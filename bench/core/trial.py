@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -77,16 +78,6 @@ class Layout:
 PLAIN = Layout()
 
 
-@contextmanager
-def _on_sms(count: int | None) -> Iterator[None]:
-    """`sm_count` answers `count` inside the `with` block, so that a CTA of a small case walks over several tiles."""
-    _device.few_sms = count
-    try:
-        yield
-    finally:
-        _device.few_sms = None
-
-
 class Runner:
     """Runs one kernel for a check.  It knows the inputs, but neither the seed nor the right outputs.
 
@@ -146,7 +137,7 @@ class Runner:
         """
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
-        with poisoned_allocations() if layout.poisoned else nullcontext(), _on_sms(layout.sms):
+        with poisoned_allocations() if layout.poisoned else nullcontext(), patch.object(_device, "few_sms", layout.sms):
             arguments = *self._sets[name], layout
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.

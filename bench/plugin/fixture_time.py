@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rooflab.bench.core import Checked, Measurement, Record, Settings
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 
-class Timed(NamedTuple):
-    """The result of timing a function."""
+def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Record:
+    """The record of the times of a function that has been checked, on several copies of its arguments.
 
-    record: Record
-    wrong: str
-    """The fault of the result of a call after the timed calls; empty if the result is right."""
-
-
-def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Timed:
-    """Times a function that has been checked, on several copies of its arguments, and judges one more call.
-
-    The results of the timed calls are judged too, unless the function changes its inputs.
+    It is INCORRECT if the results of the timed calls are wrong, which are judged unless the function changes its
+    inputs, or if the result of one more call is.
     """
     op = checked.op
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
@@ -33,15 +26,18 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
         roof=cost is not None,
     )
     (record,) = Measurement(spec, op.scheme, settings).records([op.kernel], [op.case])
-    return Timed(record, checked.again())
+    wrong = checked.again() if record.status in ("OK", "NOISY") else ""
+    if not wrong:
+        return record
+    return replace(record, status="INCORRECT", reason=f"after timing: {wrong}", latency_median_ms=None)
 
 
-def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
+def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
     """The JSON values stored next to pytest-benchmark's statistics; `record.unpack_samples` reads `samples`.
 
     They hold all that an A/B needs from a reading: every sample in time order, the method, the machine, and the clocks.
     """
-    record, environment = timed.record, timed.record.environment
+    environment = record.environment
     info: dict[str, Any] = {
         "device": environment["gpu"]["name"] if record.device == "cuda" else environment["cpu"],
         "device_type": record.device,

@@ -267,9 +267,9 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             return benchmark.pedantic(lambda: checked.result)
         if checked.interpreted:
             pytest.skip(INTERPRETED)
-        timed = _by_fn(benchmark, plugin_timing.time_kernel, checked, cost, **_limits(item))
-        info = plugin_timing.extra_info(timed, cost)
-        if timed.record.status in ("OK", "NOISY") and (wrong := timed.wrong or (afterwards() if afterwards else None)):
+        record = _by_fn(benchmark, plugin_timing.time_kernel, checked, cost, **_limits(item))
+        info = plugin_timing.extra_info(record, cost)
+        if afterwards and record.status in ("OK", "NOISY") and (wrong := afterwards()):
             info["status"] = f"INCORRECT: after timing: {wrong}"
         noisy = info["status"].startswith("NOISY: ")
         if info["status"] != "OK" and not noisy:
@@ -277,7 +277,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if noisy:
             config.stash.setdefault(_NOISY, []).append(f"{item.nodeid}: {info['status']}")
         benchmark.extra_info.update(plain(info) | {"checked": reference is not None or afterwards is not None})
-        samples = timed.record.samples_s
+        samples = record.samples_s
         item.stash[_REPLAY].load(samples)
         return benchmark.pedantic(lambda: checked.result, rounds=len(samples))
 

@@ -120,7 +120,7 @@ def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, m
         samples = Samples((seconds,) * 5, "a fake clock", "cold", noise="busy" if seconds > 0.01 else "")
         noisy = ("NOISY", "busy") if samples.noise else ("OK", "")
         made = Record(kind="bench", run_id="r", status=noisy[0], reason=noisy[1], environment=here, device="cpu")
-        return plugin_timing.Timed(with_reading(made, samples, None), "")
+        return with_reading(made, samples, None)
 
     monkeypatch.setattr(plugin_timing, "time_kernel", time_kernel)
     pytester.makepyfile(

@@ -64,13 +64,13 @@ def world():
     return World()
 
 
-def measure(world, monkeypatch, *groups, makers=None, budget_s=10.0, gpu=None, advance=lambda limit: None):
+def measure(world, monkeypatch, *groups, makers=None, budget_s=10.0, gpu=None):
     load = lambda source, name, *, options=(): lambda grid, block, *arguments, shared_bytes=0: None
     monkeypatch.setattr(module, "MAKERS", makers or (lambda card, load: iter(groups),))
     monkeypatch.setattr(module, "card_of", lambda device: CARD)
     monkeypatch.setattr(module, "time_functions", world.time)
     monkeypatch.setattr(_cuda, "load", load)
-    *found, floor = measure_cuda(CARD.device, replace(Environment.now(), gpu=gpu), budget_s, advance)
+    *found, floor = measure_cuda(CARD.device, replace(Environment.now(), gpu=gpu), budget_s)
     assert floor.kernel == "launch events" and (floor.status == "OK" or floor.reason == world.fault)
     assert value_of(floor) == (None if world.fault else 2e-6)
     return found

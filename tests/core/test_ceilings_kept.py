@@ -51,7 +51,7 @@ def card(monkeypatch, tmp_path, hopper):  # noqa: F811
     found = Measured()
     found.budgets, found.run_ids = [], map(str, itertools.count())
 
-    def measure(device, environment, budget_s, advance):
+    def measure(device, environment, budget_s):
         if found.error is not None:
             raise found.error
         found.budgets.append(budget_s)

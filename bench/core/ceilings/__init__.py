@@ -16,7 +16,6 @@ import torch
 from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
 from rooflab.bench.core.ceilings.cuda_limits import (
-    GROUPS_OF_HOPPER,
     compile_microkernels,
     kind_of,
     measure_cuda,
@@ -114,11 +113,6 @@ class MachineLimits(NamedTuple):
         """Compiles what measures a Hopper's, with no GPU (`cuda_limits.compile_microkernels`); their number."""
         return compile_microkernels()
 
-    @staticmethod
-    def most() -> int:
-        """How often `measured` calls `advance` at most."""
-        return GROUPS_OF_HOPPER
-
     @classmethod
     def kept(cls, device: torch.device) -> MachineLimits:
         """Those of this machine that were measured before; no records where none hold here.
@@ -144,25 +138,18 @@ class MachineLimits(NamedTuple):
         )
 
     @classmethod
-    def measured(
-        cls,
-        device: torch.device,
-        budget_s: float | None = None,
-        advance: Callable[[str], None] = lambda limit: None,
-        raising: bool = False,
-    ) -> MachineLimits:
+    def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
         """Measures those of this machine, and keeps their records.
 
         Limits of a GPU that give no ceilings replace none that do, and NOISY limits of a CPU count for this process
-        only.  `advance` is called once for each limit of a GPU; `raising` keeps, of each limit, the better of what was
-        kept and what was measured.  Raises `ValueError` where CuPy, which launches the microkernels, is not installed,
-        and if the cache folder cannot be written to.
+        only.  `raising` keeps, of each limit, the better of what was kept and what was measured.  Raises `ValueError`
+        where CuPy, which launches the microkernels, is not installed, and if the cache folder cannot be written to.
         """
         check_writable("ROOFLAB_CACHE", cache_folder())
         environment, path = _here(device)
         budget_s = budget_s or BUDGET_S[device.type]
         on_cpu = device.type == "cpu"
-        records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s, advance)
+        records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s)
         _, reason = assemble(records, device)
         before, missing = cls.kept(device)
         if raising:

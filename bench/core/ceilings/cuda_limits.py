@@ -57,12 +57,10 @@ def microkernels_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def measure_cuda(
-    device: torch.device, environment: Environment, budget_s: float, advance: Callable[[str], None]
-) -> list[Record]:
+def measure_cuda(device: torch.device, environment: Environment, budget_s: float) -> list[Record]:
     """A record for each launch shape, in about `budget_s` seconds beside compiling and checking.
 
-    `advance` is called once a limit.  Raises `ValueError` where CuPy is not installed.
+    Raises `ValueError` where CuPy is not installed.
     """
     fields: dict[str, Any] = environment.record_fields()
     fields["environment"] |= {"microkernels": microkernels_hash()}
@@ -74,11 +72,9 @@ def measure_cuda(
     for maker in MAKERS:
         try:
             for kernels in maker(card, _cuda.load):
-                advance(kernels[0].limit)
                 records += _shapes(kernels, blank, time, share_s)
         except RuntimeError as error:  # the memory is too small, or the device is lost
             records.append(_failed(replace(blank, kernel=maker.__name__), error))
-    advance("launch")
     return [*records, _floor(blank, time, share_s)]
 
 
