@@ -30,22 +30,20 @@ from rooflab.kernels.registry import CPU_BACKENDS, Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
-Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
-"""`check.check_kernel`, or a function that replaces it."""
-
 
 @dataclass
 class Measurement:
-    """The settings and the state of a measurement, shared by all records of a run."""
+    """The settings and the state of a measurement, shared by all records of a run.
+
+    A kernel's first check has planted inputs, on the first small case that it takes, in a child process, where it may
+    hang or break its context.  Then it is checked here on each case, without planted inputs, which take seconds at a
+    model's sizes.
+    """
 
     spec: OpSpec
     scheme: Scheme
     settings: Settings = Settings()
     run_id: str = field(default_factory=new_run_id)
-    check: Checker | None = None
-    """By default `check.check_kernel`.  A kernel's first check has planted inputs, on the first small case that it
-    takes, in a child process, where it may hang or break its context.  Then it is checked here on each case, without
-    planted inputs, which take seconds at a model's sizes."""
     ceilings: Ceilings | None = None
     """By default the machine's ceilings."""
     running: Callable[[Sequence[str]], None] = Running.note
@@ -153,8 +151,7 @@ class Measurement:
         self.running([kernel.id])
         result = self._gate(kernel, case)
         if result is None or result.status == "OK":
-            asked = kernel, self.spec, case, self.scheme, self.device, self.settings.seed
-            result = self.check(*asked) if self.check else self.check_here(kernel, case)
+            result = self.check_here(kernel, case)
         fault = self._fault(kernel.id)
         return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
@@ -180,7 +177,7 @@ class Measurement:
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
         """The kernel's check with planted inputs, once per run: on the first small case that the kernel takes, or else
         on `case`; None if it was made before."""
-        if self.check is None and kernel.name not in self.gated and kernel.name not in self.planted_before:
+        if kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
                 result = self._first(kernel, small)

@@ -72,8 +72,16 @@ QUICK = Settings(budget_s=1e-4)
 
 
 def run(*kernels, check=passes, cases=(CASE,), spec=SPEC, **options):
-    options = {"ceilings": CEILINGS, "settings": QUICK, "check": check} | options
-    return list(Measurement(spec, FP32, **options).records(kernels, cases))
+    return list(measurement(kernels, check, spec, **options).records(kernels, cases))
+
+
+def measurement(kernels, check=passes, spec=SPEC, **options):
+    """A measurement whose kernels are checked by `check`; None: by the real checker."""
+    made = Measurement(spec, FP32, **({"ceilings": CEILINGS, "settings": QUICK} | options))
+    if check:
+        made.planted_before = frozenset(each.name for each in kernels)
+        made.check_here = lambda kernel, case: check(kernel, spec, case, FP32, made.device, made.settings.seed)
+    return made
 
 
 @pytest.fixture
@@ -205,7 +213,7 @@ def test_once_a_kernel_has_broken_the_context_nothing_runs_and_it_alone_is_blame
     assert (guilty.status, guilty.reason) == ("RUNTIME_ERROR", "illegal access"), "right, and a fault all the same"
     assert {one.reason for one in bad} == {f"{BROKEN}, by scale/bad: illegal access"} and len(bad) == 5
     assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in bad)
-    limited = Measurement(SPEC, FP32, replace(QUICK, limit_s=60.0), check=passes, ceilings=CEILINGS)
+    limited = measurement(kernels, settings=replace(QUICK, limit_s=60.0))
     limited.running, found = lambda ids: told.append(list(ids)), []
     with pytest.raises(ContextBroken, match="^the CUDA context was already broken, by scale/bad: illegal access$"):
         found.extend(limited.records(kernels, cases))
