@@ -81,7 +81,7 @@ def check_kernel(
         seen = runner.seen() if status in ("OK", "INCORRECT") else seen
     except Failed as failed:  # its process ended after the last run
         status, reason = failed.status, failed.reason
-    if status == "OK" and seen["races"]:
+    if status == "OK" and seen.get("races"):
         status, reason = "INCORRECT", f"race: {seen['races'][0]}"
     return CheckResult(
         op=spec.name,

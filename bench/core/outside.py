@@ -154,9 +154,7 @@ class Outside(Runner):
         self._ask("settle")
 
     def seen(self) -> dict[str, Any]:
-        if self._child.ended:
-            return {"checked_by": "none", "races": ()}
-        return cast("dict[str, Any]", self._ask("seen"))
+        return {"checked_by": "none"} if self._child.ended else cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""

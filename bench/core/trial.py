@@ -243,19 +243,9 @@ class Runner:
             return "interpreter"
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
-    @property
-    def races(self) -> tuple[str, ...]:
-        """Races between threads that the runs showed; only the emulator sees them."""
-        return ()
-
-    @property
-    def bytes(self) -> Mapping[str, int] | None:
-        """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
-        return None
-
     def seen(self) -> dict[str, Any]:
-        """What the runs showed beside outputs, as fields of `CheckResult`."""
-        return {"checked_by": self.by, "races": self.races, "bytes": self.bytes}
+        """What the runs showed beside outputs, as fields of `CheckResult`; the emulator also shows races and bytes."""
+        return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
         """The context of each request of another process (`outside.Serving`)."""

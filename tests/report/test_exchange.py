@@ -15,7 +15,7 @@ from rooflab.bench.exchange import convert
 from rooflab.bench.exchange.convert import export, read
 from rooflab.bench.exchange.files import Imported, make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
-from rooflab.bench.plugin.fixture_time import Timed, extra_info
+from rooflab.bench.plugin.fixture_time import extra_info
 from rooflab.bench.report.figures import cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case
@@ -209,7 +209,7 @@ def priced(name, cost, median_s, status="OK", reason=""):
         latency_median_ms=median_s * 1e3,
         ceilings=asdict(ROOF),
     )
-    return named(f"t.py::{name}", median_s) | {"extra_info": extra_info(Timed(record, "", None, None), cost)}
+    return named(f"t.py::{name}", median_s) | {"extra_info": extra_info(record, cost)}
 
 
 def on_gpu(*benchmarks, gpu=ROOF.device):
