@@ -11,7 +11,7 @@ MODULES = {
     "replicas": ("ray",),
     "fleet": ("ray",),
 }
-"""By extra the modules that commands import of it.  The extras `cuda`, `tracing` and `published` are not here: the one
+"""The modules that commands import of each extra.  The extras `cuda`, `tracing` and `published` are not here: the one
 place that uses each of them asks for it."""
 
 

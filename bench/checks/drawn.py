@@ -1,4 +1,4 @@
-"""Which checks a command makes: of listed cases, or of cases that a seed draws from an op's domain and that cover
+"""The checks that a command makes: of listed cases, or of cases that a seed draws from an op's domain and that cover
 pairs of values in the time that there is; and how a failing case is made small.
 
 A principle is a kind of inputs on which kernels go wrong that are right on usual inputs; a check is drawn for it

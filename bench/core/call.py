@@ -20,7 +20,7 @@ COPIES = 3
 
 
 Result = torch.Tensor | Outputs | None
-"""What a kernel returns; None from one that changes its arguments."""
+"""The return value of a kernel; None from a kernel that changes its arguments."""
 
 
 class Rotation:
@@ -60,7 +60,7 @@ class Rotation:
 
     @staticmethod
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
-        """At least one set of a case's inputs, and as many as it takes and memory holds.
+        """Makes sets of a case's inputs: `COPIES` of them, or as many as memory holds, and at least one.
 
         Each set is generated, not cloned, so that strides, views and lengths are those of the case.
         """

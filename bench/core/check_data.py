@@ -21,8 +21,8 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
 OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
-"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
-outputs over inputs, with other options.  Every check pads."""
+"""The ways to pass the drawn data in a check with planted inputs: in another arrangement in memory, with rows of stride
+0, with outputs over inputs, with other options.  Every check also pads strides."""
 Planted = bool | Otherwise | Literal["planted alone"]
 """Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
 first data, all planted sets and nothing else."""
@@ -39,7 +39,7 @@ class CheckTask(NamedTuple):
     principle: str = ""
     """A kind of inputs on which kernels go wrong that are right on usual ones, if it was drawn for one."""
     schemes: tuple[Scheme, ...] = ()
-    """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
+    """The scheme of a drawn check, and then the schemes to try if the kernel refuses an option of the case."""
 
     @staticmethod
     def ways() -> tuple[Otherwise, ...]:
@@ -75,7 +75,7 @@ def _is(value: object, default: object) -> bool:
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:
-    """Those of the names that a text has as words."""
+    """The names in `names` that stand as whole words in a text."""
     return {name for name in names if re.search(rf"\b{name}\b", text)}
 
 
@@ -87,7 +87,7 @@ class CheckData:
     inputs: Inputs
     scheme: Scheme
     name: str = ""
-    """By which a `Runner` knows these inputs."""
+    """The name under which a `Runner` keeps these inputs."""
 
     @cached_property
     def oracle(self) -> Outputs:
@@ -113,7 +113,7 @@ class CheckData:
         return tuple((oracle.shape, dtype) for oracle, dtype in zip(self.oracle, dtypes, strict=True))
 
     def misfit(self, outputs: Outputs) -> str:
-        """How the number, shapes and dtypes of `outputs` differ from the right ones; empty where they do not."""
+        """The difference in number, shape or dtype between `outputs` and the right outputs; empty without one."""
         if len(outputs) != len(self.names):
             return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
         for name, output, form in zip(self.names, outputs, self.forms, strict=True):
@@ -124,7 +124,7 @@ class CheckData:
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
-        """What is wrong with `outputs`; empty where they are right."""
+        """The faults of `outputs` as one text; empty if they are right."""
         judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
         return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
 
@@ -160,7 +160,7 @@ class CheckData:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors that it holds now."""
+        """Bytes of the tensors that this object holds now."""
         values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
         return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
@@ -256,7 +256,7 @@ class KeptData(threading.local):
     """
 
     SHARE = 0.4
-    """Of the free memory of the device; on a CPU every core's process has its part of that."""
+    """The part of the device's free memory for kept data; on a CPU the processes of all cores share it."""
 
     def __init__(self) -> None:
         self._case: tuple[object, ...] = ()
@@ -264,7 +264,7 @@ class KeptData(threading.local):
         self._room = 0.0
 
     def of(self, device: torch.device, *case: object) -> dict[str, CheckData]:
-        """What is kept of a case, by name; of another one than the last, nothing yet."""
+        """The kept data of a case, by name; empty if it is another case than the last one."""
         if (device, *case) != self._case:
             self._data = {}  # before its memory is counted
             self._case = device, *case

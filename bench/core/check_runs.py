@@ -25,7 +25,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 OTHER_SEED = 1000
 """Added to the seed for the other data; it is large, because specs draw their arguments from consecutive seeds."""
 GPU_REPEATS = 3
-"""How many more runs on a GPU must agree bit for bit; they may reveal races."""
+"""The number of additional runs on a GPU that must agree bit for bit; they may reveal races."""
 SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
 FEW_SMS, ONE_SM = 2, 1
@@ -33,14 +33,14 @@ FEW_SMS, ONE_SM = 2, 1
 loop of a persistent CTA over its tiles would end after the first.  With two SMs a CTA must also leave out the tiles of
 the other."""
 KEPT_ANSWERS = 4
-"""How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
+"""The number of first calls whose outputs are kept, to recognise a cached answer; planted inputs come later."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
     "window": lambda value: value + 5,
 }
-"""What becomes of an option that is a number, if an op has it and a case names it."""
+"""By the name of a numeric option, the change that gives it another value in the run with other options."""
 OFFSETS = "32-bit offsets"
-"""How the labels of runs with far rows begin."""
+"""The beginning of the labels of runs with far rows."""
 SAME = "same memory"
 """The name of the data that lies in the memory of the run before."""
 KEPT = KeptData()
@@ -60,7 +60,7 @@ class Check:
     worst: dict[str, ErrorStats] = field(default_factory=dict)
     weak: list[str] = field(default_factory=list)
     answers: list[Earlier] = field(default_factory=list)
-    """Of the first calls."""
+    """The right outputs of the first calls."""
     right: CheckData | None = None
     """The data of the first run; None until the kernel was right on it."""
     packed: set[str] = field(default_factory=set)
@@ -184,7 +184,7 @@ class Check:
         return self.kernel.nondeterministic is not None
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
-        """What explains a wrong output, after a colon; empty if nothing that a second look confirms."""
+        """The explanation of a wrong output, after a colon; empty if a second look confirms none."""
         look = Look(self.spec, self.runner, self.device, self._own_stream)
         explanation = look.fault(read, data, layout, self.answers, data is self.right)
         return f": {explanation}" if explanation else ""

@@ -155,8 +155,9 @@ class Environment:
 
 
 def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
-    """Such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed: not the uuid, and
-    not the size of the host's memory, which differs between machines of one kind."""
+    """A machine's key, such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed.
+
+    The hash leaves out the uuid, and the size of the host's memory, which differs between machines of one kind."""
     name = gpu.name if gpu else cpu
     parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -26,7 +26,7 @@ from rooflab.roofline.model import Cost
 KEY = "function"
 """The name of a function's op."""
 SCHEME = "as made"
-"""Its only scheme, for its tensors have the dtypes that the caller gives them."""
+"""The only scheme of a function's op: the caller gives the tensors their dtypes."""
 Result = torch.Tensor | Outputs
 Function = Callable[..., Result]
 HALF_EPSILONS = 4
@@ -187,14 +187,14 @@ class Checked(NamedTuple):
     result: Any
     """The function's return value."""
     fault: str
-    """What is wrong; empty where nothing is."""
+    """The fault that the check found; empty without one."""
     interpreted: bool
     """Whether Triton's interpreter ran it."""
     op: FunctionOp
     judged: bool
     """Whether its timed calls can be judged: there is a reference, and it changes none of its arguments."""
     again: Callable[[], str]
-    """Calls it once more, and says what is wrong."""
+    """Calls the function once more, and returns the fault of its result."""
 
     @classmethod
     def of(cls, fn: Function, args: Sequence[object], reference: Function | None) -> Checked:
@@ -242,7 +242,7 @@ def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
-    """What the check finds; without a judge, of one run."""
+    """The fault that the check finds; if nothing can judge outputs, the fault of one watched run."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
         result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)

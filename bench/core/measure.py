@@ -45,7 +45,7 @@ class Measurement:
     settings: Settings = Settings()
     run_id: str = field(default_factory=new_run_id)
     ceilings: Ceilings | None = None
-    """By default the machine's ceilings."""
+    """The ceilings that give the bounds; None: the machine's own."""
     running: Callable[[Sequence[str]], None] = Running.note
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     planted_before: frozenset[str] = frozenset()
@@ -156,7 +156,7 @@ class Measurement:
         return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
     def _fault(self, who: str) -> str:
-        """What has broken the CUDA context, also noted in `broken`; empty where nothing has."""
+        """The CUDA error that has broken the context, also noted in `broken`; empty without one."""
         if why := already_broken(self.device):
             self.broken = f"{BROKEN}, by {who}: {why}"
         return why

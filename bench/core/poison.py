@@ -310,7 +310,7 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 LATE_S = 0.1
-"""How long to watch an output for late writes."""
+"""Seconds for which an output is watched for late writes."""
 
 
 def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What a run of measurements is asked, beside its kernels and cases."""
+"""The settings of a run of measurements, beside its kernels and cases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLUSHES = ("read", "write")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Made once, from the command line, and handed on whole.
+    """The options of a measurement, made once from the command line and handed on whole.
 
     Raises `ValueError` on a budget that is not positive, an unknown flush, or another device.
     """
@@ -18,15 +18,15 @@ class Settings:
     device: str = "cpu"
     """`cpu`, or a CUDA device."""
     seed: int = 0
-    """Of the inputs and of the order of timing."""
+    """Seed of the inputs and of the order of timing."""
     budget_s: float = 0.5
-    """For one kernel on one case; the kernels of a case are timed interleaved."""
+    """Seconds for one kernel on one case; the kernels of a case are timed interleaved."""
     limit_s: float = math.inf
-    """For the whole run: what does not begin within it is left out."""
+    """Seconds for the whole run: a case that does not begin within them is left out."""
     flush: str = "read"
-    """How the cache is emptied before a sample: one of `FLUSHES`."""
+    """The way in which the cache is emptied before a sample: one of `FLUSHES`."""
     min_samples: int = 5
-    """Of each kernel, however long they take."""
+    """Fewest samples of each kernel, however long they take."""
     checked: bool = False
     """Whether the caller has checked the kernels: then they are only timed."""
     judge: bool = True

@@ -68,7 +68,7 @@ class Layout:
     twice: bool = False
     """Calls the kernel a second time at once, as a timer does, and reads that call's result."""
     in_place: Mapping[str, str] = field(default_factory=dict)
-    """By output the input in whose memory the caller's output lies."""
+    """By the name of an output, the input in whose memory the caller's output lies."""
     elsewhere: bool = False
     """Another thread makes the call."""
     sms: int | None = None
@@ -201,7 +201,7 @@ class Runner:
         return outputs, read
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """What the kernel returns, `twice` of the second call, unless an interpreter runs it."""
+        """The kernel's return value; with `twice`, that of a second call at once, unless it is interpreted."""
         accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted)
@@ -238,13 +238,13 @@ class Runner:
 
     @property
     def by(self) -> CheckedBy:
-        """What runs the kernel."""
+        """The means that runs the kernel, as in a record's `checked_by`."""
         if self.kernel.backend in ("triton", "gluon") and interpreting():
             return "interpreter"
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """What the runs showed beside outputs, as fields of `CheckResult`; the emulator also shows races and bytes."""
+        """Fields of `CheckResult` that the runs showed beside outputs; the emulator also shows races and bytes."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""What explains the wrong outputs of a run, if a second look confirms it."""
+"""Explanations of a run's wrong outputs, each confirmed by a second look."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Look:
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Which of the tensors with far rows alone makes the result wrong; nothing unless near rows are right."""
+        """The tensors whose far rows alone make the result wrong; empty unless near rows are right."""
         near = replace(layout, arranged={}, out=None, forms=())
         alone = {name: replace(near, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them

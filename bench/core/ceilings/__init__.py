@@ -115,7 +115,7 @@ class MachineLimits(NamedTuple):
 
     @classmethod
     def kept(cls, device: torch.device) -> MachineLimits:
-        """Those of this machine that were measured before; no records where none hold here.
+        """The limits of this machine that were measured before; no records where none hold here.
 
         They hold under the conditions in which they were measured: on CUDA the card, its driver, power limit and
         clocks, and the microkernels; on a CPU torch and its threads.  NVML cannot report a locked clock (`nvidia-smi
@@ -139,7 +139,7 @@ class MachineLimits(NamedTuple):
 
     @classmethod
     def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
-        """Measures those of this machine, and keeps their records.
+        """Measures the limits of this machine, and keeps their records.
 
         Limits of a GPU that give no ceilings replace none that do, and NOISY limits of a CPU count for this process
         only.  `raising` keeps, of each limit, the better of what was kept and what was measured.  Raises `ValueError`

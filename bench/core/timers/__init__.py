@@ -1,4 +1,4 @@
-"""What every timer is made of, and the functions under the timers and the judge, which are watched.
+"""The base of the timers, and the functions under the timers and the judge, which are watched.
 
 Kernels that replaced `perf_counter` or an event's `elapsed_time` have been submitted to public contests.  The timers
 call what is bound here at import, so a replaced function does not change a reading; `tampered` names it, because a
@@ -96,7 +96,7 @@ ROUNDING_S = 1e-9
 
 
 class Timer(ABC):
-    """How one kind of device reads times; `timing.time_functions` decides what is read and in which order."""
+    """The readings of one kind of device; `timing.time_functions` decides what is read and in which order."""
 
     @abstractmethod
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
@@ -127,7 +127,7 @@ class Timer(ABC):
 
     @abstractmethod
     def method(self, name: str) -> str:
-        """How `name` was timed."""
+        """The name of the method by which `name` was timed."""
 
 
 def grid_of(readings: Sequence[float]) -> float | None:

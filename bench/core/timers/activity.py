@@ -1,4 +1,4 @@
-"""What one call did on a GPU: its peak memory, and by CUPTI which kernels it ran and what their code was."""
+"""Observes one call on a GPU: its peak memory, and by CUPTI the kernels that it ran and their code."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class ClockWatch(ExitStack):
 
 
 def others_among(pids: Collection[int]) -> int | None:
-    """How many of a card's processes are not of this program; None if this process is not among them.
+    """The number of a card's processes that are not of this program; None if this process is not among them.
 
     Of this program are all descendants of its first process that runs Python.
     """

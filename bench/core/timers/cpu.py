@@ -107,7 +107,7 @@ def _core(cpu: int) -> object:
 
 
 def _affinities() -> dict[int, set[int]]:
-    """Where each thread of this process may run, without those that have ended; none if the system does not tell."""
+    """The processors on which each thread of this process may run; empty if the system does not tell."""
     affinities: dict[int, set[int]] = {}
     for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
         with suppress(OSError):

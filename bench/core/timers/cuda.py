@@ -21,7 +21,7 @@ _cuda: Any = torch.cuda
 
 
 class Torch:
-    """What the timers use of torch's CUDA, as it was at import."""
+    """The functions of torch's CUDA that the timer uses, as they were at import."""
 
     Event, current_stream, synchronize, sleep = map(
         staticmethod, bound("torch.cuda", "Event current_stream synchronize _sleep")
@@ -97,7 +97,7 @@ class EventTimer(Timer):
         with cuda.use():
             self.flush = Flush(cuda.device, cuda.l2_bytes() if cold else 0, flush)
             self.cycles_per_s = self._calibrate()
-            """Of the clock that the wait counts."""
+            """Cycles per second of the clock that the wait counts."""
             self._grid = self._read_grid()
 
     def _calibrate(self) -> float:

@@ -150,7 +150,7 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
-    """How many rounds fit into a budget after the warm-up: the time left divided by that of the median round.
+    """The number of rounds that fit into a budget after the warm-up: the time left over that of the median round.
 
     `ends` are the times at which rounds began and ended.
     """
