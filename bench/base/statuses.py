@@ -21,5 +21,5 @@ class ExitStatus(IntEnum):
 
     @classmethod
     def first(cls, statuses: Collection[int]) -> ExitStatus:
-        """The first of the statuses in `found`, in the order of this class."""
+        """The first of the statuses in `statuses`, in the order of this class."""
         return next((status for status in cls if status in statuses), cls.DONE)

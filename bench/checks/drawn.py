@@ -128,8 +128,8 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """The points of a cover of the op's domain and of `CheckTask.ways`, every third point near a kernel's `own`
-    numbers if there are any; no points for an op that states no domain."""
+    """The points of a cover of the op's domain and of `CheckTask.ways`, every third point near a kernel's own
+    `numbers` if there are any; no points for an op that states no domain."""
     if spec.domain is None:
         return []
     cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))

@@ -12,7 +12,7 @@ runs it in another one, which never has the oracle or the verdict (`outside.py`)
 6. on planted inputs.
 Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
 outputs may change. If a wrong result looks like a known fault, the reason names it (`why.py`). A kernel that
-replaces a function of the timer or the judge is INVALID (`timers/tamper.py`). When a kernel is timed, each round has
+replaces a function of the timer or the judge is INVALID (`timers/__init__.py`). When a kernel is timed, each round has
 fresh values, and the outputs that it leaves are judged afterwards (`timed.py`).
 
 This stands against mistakes, and against what written or generated kernels are known to do. It does not defend against

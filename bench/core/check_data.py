@@ -37,7 +37,7 @@ class CheckTask(NamedTuple):
     seed: int = 0
     planted: Planted = True
     principle: str = ""
-    """A kind of inputs on which kernels go wrong that are right on usual ones, if it was drawn for one."""
+    """The name of the principle for which the check was drawn (`checks/drawn.py`); empty for a usual case."""
     schemes: tuple[Scheme, ...] = ()
     """The scheme of a drawn check, and then the schemes to try if the kernel refuses an option of the case."""
 

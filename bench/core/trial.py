@@ -253,7 +253,7 @@ class Runner:
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Guarded copies of all tensors, in the memory `known` where it has a fitting one; adds its own to it.
+    """Guarded copies of all tensors, in the memory of a fitting one in `guards`, to which new ones are added.
 
     Arranged and small, those of one dtype lie in one storage.
     """

@@ -17,7 +17,7 @@ from rooflab.kernels import registry
 
 
 def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
-    """The repository of these files, or of the working directory; None if it is Rooflab's checkout at `own`.
+    """The repository of these files, or of the working directory; None if it is Rooflab's own `checkout`.
 
     Raises `ValueError` where there is no repository.
     """

@@ -196,7 +196,7 @@ def _conditions(environment: JsonObject, device: torch.device) -> dict[str, obje
 
 
 def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
-    """Measures again after a reading above the measured ceilings `known`; a busy machine lowers no rate of them.
+    """Measures again after a reading above the measured `ceilings`; a busy machine lowers no rate of them.
 
     Where the measurement yields no ceilings, what was kept still counts, and a note says why.
     """

@@ -143,14 +143,14 @@ MMA_SHAPES = (MmaShape(256, 2, 2, 4, 4), MmaShape(128, 2, 4, 4, 2), MmaShape(128
 
 
 def wgmma(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields those of each dtype, with operands in shared memory; only on Hopper."""
+    """Yields the microkernels of wgmma for each dtype, with operands in shared memory; only on Hopper."""
     if card.sm == 90:
         for dtype in DTYPES:
             yield [_wgmma(card, load, dtype, shape) for shape in WGMMA_SHAPES]
 
 
 def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields those of each dtype that mma.sync multiplies on this card; none below compute capability 8.0."""
+    """Yields the microkernels of mma.sync for each dtype that it multiplies here; none below compute capability 8.0."""
     if card.sm >= 80:
         for dtype in dtypes_of(card.sm):
             yield [_mma_sync(card, load, dtype, shape) for shape in MMA_SHAPES]

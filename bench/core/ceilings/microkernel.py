@@ -107,7 +107,7 @@ def summing(
 
 
 def disagreement(sums: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
-    """The fault of `found`, or "": it may differ from `expected` by `tolerance` times the RMS of `expected`."""
+    """The fault of `sums`, or "": it may differ from `expected` by `tolerance` times the RMS of `expected`."""
     sums, expected = sums.double(), expected.double()
     allowed = tolerance * float(expected.square().mean().sqrt())
     worst = float((sums - expected).abs().max())

@@ -52,7 +52,7 @@ ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 
 
 def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields those of HBM's four accesses, then of L2's."""
+    """Yields the microkernels of HBM's four accesses, then those of L2."""
     words = _whole_chunks(HBM_TIMES_L2 * card.l2_bytes)
     generator = torch.Generator(card.device).manual_seed(0)
     # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
