@@ -1,4 +1,4 @@
-"""Device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of each roof."""
+"""Device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of the roof."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rooflab.bench.core import Checked, Measurement, Record, Settings
-from rooflab.roofline.model import Ceilings, Cost, bound
+from rooflab.roofline.model import Cost
 
 
 def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Record:
@@ -52,30 +52,15 @@ def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
         **({"cost": asdict(cost)} if cost else {}),
     }
     info["status"] = f"{record.status}: {record.reason}" if record.status != "OK" else "OK"
-    seconds = (record.latency_median_ms or 0.0) / 1e3
-    if cost is None or not seconds > 0 or record.status == "NOISY":
+    if cost is None or record.flops_per_s is None:
         return info
-    info |= {
-        "flops": cost.flops,
-        "bytes": cost.bytes,
-        "flops_per_s": cost.flops / seconds,
-        "bytes_per_s": cost.bytes / seconds,
-    }
-    if cost.bytes:
-        info["intensity_flop_per_byte"] = cost.intensity
-    return info | _roofs(cost, seconds, Ceilings(**record.ceilings) if record.ceilings else None)
-
-
-def _roofs(cost: Cost, seconds: float, ceilings: Ceilings | None) -> dict[str, Any]:
-    """The fraction of each roof that a reading reaches."""
-    if ceilings is None:
-        return {"roof": "unknown: no data sheet of this device is in the table"}
-    if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
-        return {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
-    limit = bound(cost, ceilings)
-    fields = {"limiter": limit.limiter, "bound_s": limit.seconds, "ceilings": asdict(ceilings)}
-    if ceilings.noise:
-        return fields | {"roof": f"NOISY: {ceilings.noise}"}
-    parts = {part: part_s for part, part_s in limit.parts.items() if part_s}
-    fields[f"fraction_of_{ceilings.kind}_roof"] = limit.fraction(seconds)
-    return fields | {f"fraction_of_{ceilings.kind}_{part}_roof": part_s / seconds for part, part_s in parts.items()}
+    info |= {"flops": record.flops, "bytes": record.least_bytes}
+    info |= {"flops_per_s": record.flops_per_s, "bytes_per_s": record.bytes_per_s}
+    if record.intensity is not None:
+        info["intensity_flop_per_byte"] = record.intensity
+    if record.ceilings is None or record.bound_ms is None:
+        return info | {"roof": "unknown: no rates of this device are known, or none of these dtypes"}
+    info |= {"limiter": record.limiter, "bound_s": record.bound_ms / 1e3, "ceilings": record.ceilings}
+    if record.bound_fraction is None:
+        return info | {"roof": f"NOISY: {record.ceilings['noise']}"}
+    return info | {f"fraction_of_{record.ceilings['kind']}_roof": record.bound_fraction}

@@ -225,7 +225,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     The check is that of kernels (`bench/core/check.py`), without planted inputs and other strides; `fn` may change its
     arguments, and its bits may differ between two runs.
     `rooflab.bench.core.timers.timing` measures device time with a cold cache, and the time becomes an ordinary
-    pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof
+    pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of the roof
     to the result's `extra_info`, next to the raw samples. The first calls, which may compile, are no samples.
     `afterwards()` is called after timing; it returns a description of an
     error, or None.
