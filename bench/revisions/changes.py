@@ -37,10 +37,12 @@ def touched_ops(
     for text in changed:
         parts = PurePosixPath(text).parts
         if parts[0] in MEASURED:
-            named = parts[1] if parts[0] == "kernels" and len(parts) > 2 else PurePosixPath(text).stem
+            in_folder = parts[0] == "kernels" and len(parts) > 2
+            named = parts[1] if in_folder else PurePosixPath(text).stem
+            unused = in_folder and not named.startswith("_")  # it lies in the folder of an op that neither side has
             if named in ops and parts[0] != "roofline":
                 touched |= {named, *(users or {}).get(named, ())}
-            elif _is_code(parts):
+            elif not unused and not text.endswith((".md", ".txt")) and parts[-1] != "plot.py":
                 return list(ops)
         elif text in SETTINGS or text.startswith(DECIDES):
             return list(ops)
@@ -116,9 +118,3 @@ def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
                     packages = (parent / "__init__.py" for parent in (place, *place.parents) if parent != tree)
                     waiting += [place.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
     return reached
-
-
-def _is_code(parts: tuple[str, ...]) -> bool:
-    """Whether all ops may use a file: false for a text, and for a file in an op's folder that neither side has."""
-    in_op_folder = parts[0] == "kernels" and len(parts) > 2 and not parts[1].startswith("_")
-    return not in_op_folder and not parts[-1].endswith((".md", ".txt")) and parts[-1] != "plot.py"

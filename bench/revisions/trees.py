@@ -7,12 +7,12 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.base.git import git
+from rooflab.bench.base.git import git, git_says
 from rooflab.bench.core import git_state
 from rooflab.reference.spec import CONTRACT
 
@@ -74,17 +74,11 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
             label = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
             yield Tree(label, path, commit, False)
         finally:
-            _remove(root, path)
-
-
-def _remove(root: Path, path: Path) -> None:
-    """Removes a worktree, even an incomplete one; an error here must not hide an earlier error."""
-    try:
-        git(root, "worktree", "remove", "--force", str(path))
-    except ValueError:
-        shutil.rmtree(path, ignore_errors=True)
-        with suppress(ValueError):
-            git(root, "worktree", "prune")
+            try:
+                git(root, "worktree", "remove", "--force", str(path))
+            except ValueError:  # an incomplete worktree; an error here must not hide an earlier one
+                shutil.rmtree(path, ignore_errors=True)
+                git_says(root, "worktree", "prune")
 
 
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
