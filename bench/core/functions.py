@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
@@ -305,17 +306,10 @@ def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
 
 def device_of(*values: object) -> torch.device:
     """The CUDA device of the first CUDA tensor, in containers too; if there is no tensor, the current CUDA device."""
-    pending = list(values)
-    while pending:
-        value = pending.pop(0)
-        if isinstance(value, torch.Tensor) and value.is_cuda:
-            return value.device
-        if isinstance(value, tuple | list):
-            pending.extend(value)
-        elif isinstance(value, dict):
-            pending.extend(value.values())
+    tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    if on_cuda := [tensor.device for tensor in tensors if tensor.is_cuda]:
+        return on_cuda[0]
     # A closure hides its tensors; a CPU clock would time only the launch of CUDA work.
-    tensors = any(isinstance(value, torch.Tensor) for value in values)
     if torch.cuda.is_available() and not tensors:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
