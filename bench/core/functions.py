@@ -205,14 +205,14 @@ class Checked(NamedTuple):
         two runs may differ in their bits.  Without a reference only the memory around the arguments is watched, and
         whether the result changes later.
         """
-        expected = reference(*_copies(args)) if reference is not None else None
-        copies = _copies(args)
+        expected = reference(*map(_copy, args)) if reference is not None else None
+        copies = [*map(_copy, args)]
         result, interpreted = _watched(partial(fn, *copies))
         outputs = _plain(result)
         tensors = {n: value for n, value in enumerate(args) if _can_be_guarded(value)}
 
         def make(seed: int) -> list[object]:
-            fresh = {n: _same_layout(value) for n, value in tensors.items()}
+            fresh = {n: _copy(value) for n, value in tensors.items()}
             values = {n: _shifted(value) for n, value in fresh.items()} if seed else fresh
             return [values.get(n, value) for n, value in enumerate(args)]
 
@@ -231,7 +231,7 @@ class Checked(NamedTuple):
         if not fault and not interpreted and outputs and tensors:
             fault = _fault(op, reference is not None)
         judged = reference is not None and all(same_bits(value, copies[n]) for n, value in tensors.items())
-        again = lambda: "" if reference is None else wrong(fn(*_copies(args)))
+        again = lambda: "" if reference is None else wrong(fn(*map(_copy, args)))
         return cls(result, fault, interpreted, op, judged, again)
 
 
@@ -289,19 +289,16 @@ def _plain(result: object) -> tuple[torch.Tensor, ...]:
 
 def copied(inputs: Inputs) -> Inputs:
     """The inputs; tensors are copied with the same strides."""
-    return dict(zip(inputs, _copies([*inputs.values()]), strict=True))
+    return {name: _copy(value) for name, value in inputs.items()}
 
 
-def _copies(args: Sequence[object]) -> list[Any]:
-    return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
-
-
-def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides; `clone` would not keep all of them."""
-    if tensor.is_meta or torch._debug_has_internal_overlap(tensor):
-        return tensor.clone()
-    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return strided.copy_(tensor)
+def _copy(value: Any) -> Any:
+    """A copy of a tensor with the same strides, not all of which `clone` would keep; any other value unchanged."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_meta or torch._debug_has_internal_overlap(value):
+        return value.clone()
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 def device_of(*values: object) -> torch.device:
