@@ -250,7 +250,7 @@ def _gpu(index: int) -> Gpu | None:
     device, uuid = torch.cuda.get_device_properties(index), gpu_uuid(index)
     properties = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
     with nvml_of(uuid) as connection:
-        if connection is None or connection[1] is None:
+        if connection is None:
             return Gpu(*properties)
         nvml, handle = connection
         limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
@@ -273,10 +273,7 @@ POWER_INSTANT, SUCCESS = 186, 0
 
 @contextmanager
 def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
-    """Yields NVML and its handle of the GPU, or None if the package or the driver is not installed.
-
-    The handle is None if this machine has no GPU with this uuid.
-    """
+    """Yields NVML and its handle of the GPU; None without the package, the driver, or a GPU with this uuid."""
     if importlib.util.find_spec("pynvml") is None:
         yield None
         return
@@ -288,7 +285,8 @@ def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
         yield None
         return
     try:
-        yield pynvml, ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+        handle = ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+        yield None if handle is None else (pynvml, handle)
     finally:
         pynvml.nvmlShutdown()
 

@@ -61,7 +61,7 @@ class ClockWatch(ExitStack):
     def read(self) -> None:
         if self._device_clock is not None:
             self._device_clock.enqueue()
-        if self._nvml is None or self._nvml[1] is None:
+        if self._nvml is None:
             return
         nvml, handle = self._nvml
         self._readings.append(
@@ -111,7 +111,7 @@ class ClockWatch(ExitStack):
 def others_among(pids: Collection[int]) -> int | None:
     """The number of a card's processes that are not of this program; None if this process is not among them.
 
-    Of this program are all descendants of its first process that runs Python.
+    The processes of this program are its first process that runs Python, and all descendants of that one.
     """
     if os.getpid() not in pids:
         return None
