@@ -159,7 +159,6 @@ def _timed(
         device=job["device"],
         seed=job["seed"],
         budget_s=job["kernel_s"],
-        timer=job["timer"],
         checked=True,
         judge=job["judge"],
         paired=True,

@@ -32,10 +32,9 @@ class AbSettings:
     """Seconds for one kernel in one process."""
     seed: int = 0
     device: str = "cpu"
-    timer: str | None = None
 
     def __post_init__(self) -> None:
-        Settings(device=self.device, timer=self.timer)  # refuses a timer that the device does not have
+        Settings(device=self.device)  # refuses a device that is neither cpu nor cuda
         if self.pairs < 1:
             raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
         if self.budget_s is not None and not self.budget_s > 0:
@@ -167,7 +166,7 @@ class JobRunner:
     def _job(self, side: Side, mode: Mode, keys: Collection[str]) -> dict[str, Any]:
         """The work of one fresh process as JSON values: the side, with the targets of `keys`, and the settings."""
         job: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
-        how = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s", "timer")}
+        how = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
         return job | how | {"mode": mode}
 
     def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:

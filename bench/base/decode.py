@@ -22,8 +22,8 @@ def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
     class.
     """
     with _at(place):
-        found: Kind = _decode(kind, values, "")
-    return found
+        value: Kind = _decode(kind, values, "")
+    return value
 
 
 def decoded_fields(kind: type, values: JsonObject, place: str) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def _decode(kind: Any, value: Json, path: str) -> Any:
 
 
 def _object(kind: Any, values: Mapping[str, Json], path: str, inside: str) -> Any:
-    given = {}
+    arguments = {}
     for item in fields(kind):
         if item.name in values:
-            given[item.name] = _decode(_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
+            arguments[item.name] = _decode(_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
         elif item.default is MISSING and item.default_factory is MISSING:
             raise ValueError(f"{inside}{item.name}: expected a value, got none")
     try:
-        return kind(**given)
+        return kind(**arguments)
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if path else str(error)) from error

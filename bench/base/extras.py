@@ -10,7 +10,7 @@ MODULES = {
     "serve": ("fastapi", "uvicorn", "h11", "uvloop", "zmq", "prometheus_client", "aiohttp"),
     "replicas": ("ray",),
 }
-"""By extra the modules that commands import of it.  The extras `cuda`, `tracing` and `published` are not here: the one
+"""The modules that commands import of each extra.  The extras `cuda`, `tracing` and `published` are not here: the one
 place that uses each of them asks for it."""
 
 

@@ -49,10 +49,10 @@ def in_utc(text: str) -> str:
     Raises `ValueError` on any other text.
     """
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise ValueError(f"timestamp: expected a time in ISO 8601, got {text!r}") from error
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|[1-9]\d{0,2}(,\d{3})+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.I)
@@ -64,11 +64,11 @@ def number_in(text: str, place: str) -> float | None:
 
     Raises `ValueError` with the place on a decimal comma: without the comma it would be another number.
     """
-    found = text.strip()
-    if _NUMBER.fullmatch(found):
-        return float(found.replace(",", ""))
-    if _COMMA.fullmatch(found):
-        raise ValueError(f"{place}: expected a number with a decimal point, got {found!r}")
+    stripped = text.strip()
+    if _NUMBER.fullmatch(stripped):
+        return float(stripped.replace(",", ""))
+    if _COMMA.fullmatch(stripped):
+        raise ValueError(f"{place}: expected a number with a decimal point, got {stripped!r}")
     return None
 
 

@@ -20,6 +20,6 @@ class ExitStatus(IntEnum):
     DONE = 0
 
     @classmethod
-    def first(cls, found: Collection[int]) -> ExitStatus:
-        """The first of the statuses in `found`, in the order of this class."""
-        return next((status for status in cls if status in found), cls.DONE)
+    def first(cls, statuses: Collection[int]) -> ExitStatus:
+        """The first of the statuses in `statuses`, in the order of this class."""
+        return next((status for status in cls if status in statuses), cls.DONE)

@@ -1,12 +1,10 @@
-"""Makes the checks that a command asks for, sums them up, says what all wrong checks share and what to run again."""
+"""Makes the checks that a command asks for, sums them up, and says what to run again."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from rooflab.bench.checks.drawn import HOW, drawn_points, most_work, own_numbers
 from rooflab.bench.core import NOT_RUN, Checkers, CheckResult, CheckTask, Environment, RunWriter, source_of
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
+from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, get_scheme, nbytes
 
 
@@ -43,42 +42,25 @@ def run_checks(
     order = sorted(range(len(checks)), key=ranks.__getitem__)
     results = {} if into is None else into
     check.start(checks)
-    for index, found in check.each([checks[place] for place in order], limit_s):
-        results[order[index]] = found
+    for index, result in check.each([checks[place] for place in order], limit_s):
+        results[order[index]] = result
         if writer:
-            writer.write(found.record(checks[order[index]].kernel, writer.run_id, environment))
-        done(found)
+            writer.write(result.record(checks[order[index]].kernel, writer.run_id, environment))
+        done(result)
     return [results[place] for place in sorted(results)]
 
 
-Again = Callable[[CheckResult, Case, str], str]
-"""The status of a result's kernel on another case, in a scheme; empty if this case cannot be checked."""
-
-
-def looking_again(check: Checkers, limit_s: float) -> Again:
-    """Checks of kernels on other cases, within `limit_s` seconds in all, from now on."""
+def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s: float) -> Iterator[str]:
+    """For each failure, the command that shows it; drawn cases are made as small as possible while they still fail,
+    within `limit_s` seconds in all."""
     ends = time.monotonic() + limit_s
-
-    def again(known: CheckResult, case: Case, scheme: str) -> str:
-        spec, kernel = registry.get_op(known.op), registry.get_kernel(known.op, known.kernel)
-        item = CheckTask(kernel, case, get_scheme(scheme), known.seed, known.beyond)
-        try:
-            spec.make_inputs(spec.check_case(case), item.scheme, torch.device("meta"), 0)
-        except ValueError:
-            return ""
-        return next((found.status for _, found in check.each([item], ends - time.monotonic())), "")
-
-    return again
-
-
-def smallest_failures(failures: Sequence[CheckResult], device: torch.device, again: Again) -> Iterator[str]:
-    """For each failure, the command that shows it; drawn cases are made as small as possible while they still fail."""
     for failed in failures:
         spec, kernel = registry.get_op(failed.op), registry.get_kernel(failed.op, failed.kernel)
-        most, case = most_work(kernel, device), failed.case
+        most, case = most_work(kernel, check.device), failed.case
 
-        def fails(smaller: Case, failed: CheckResult = failed) -> bool:
-            return again(failed, smaller, failed.scheme) == failed.status
+        def fails(smaller: Case, failed: CheckResult = failed, kernel: Kernel = kernel) -> bool:
+            task = CheckTask(kernel, smaller, get_scheme(failed.scheme), failed.seed, failed.beyond)
+            return any(row.status == failed.status for _, row in check.each([task], ends - time.monotonic()))
 
         for point in drawn_points(spec, failed.seed, most, own_numbers(source_of(kernel))):
             if point.case == failed.case and HOW in point.values:
@@ -111,10 +93,10 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
     rows = []
     counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
     for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):
-        own = [result for result in results if (result.op, result.kernel) == (op, name)]
-        ran = [result for result in own if result.status not in NOT_RUN]
+        of_kernel = [result for result in results if (result.op, result.kernel) == (op, name)]
+        ran = [result for result in of_kernel if result.status not in NOT_RUN]
         errors = [error.max_error_over_tolerance for result in ran for error in result.errors]
-        skipped = [result.reason for result in own if result.status in NOT_RUN]
+        skipped = [result.reason for result in of_kernel if result.status in NOT_RUN]
         rows.append(
             {
                 "op": op,
@@ -123,8 +105,8 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
                 "ok": sum(result.status == "OK" for result in ran),
                 "failed": sum(result.status != "OK" for result in ran),
                 "not run": len(skipped),
-                "left out": (left_out := max(0, counts[op, name] - len(own))),
-                "unknown": bool(left_out) and all(result.not_offered for result in own),
+                "left out": (left_out := max(0, counts[op, name] - len(of_kernel))),
+                "unknown": bool(left_out) and all(result.not_offered for result in of_kernel),
                 "checked_by": " ".join(dict.fromkeys(result.checked_by for result in ran)) or "none",
                 "worst": max(errors, default=None),
                 "weak": sum(not result.discriminating for result in ran),
@@ -132,69 +114,3 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
             }
         )
     return rows
-
-
-LOOKS = 3
-"""The most pairs of a wrong and a right case that are tried, until one case can be checked with values of the other."""
-Facts = Mapping[str, Any]
-
-
-def in_common(results: Sequence[CheckResult], again: Again) -> str:
-    """A sentence with a fact that all wrong checks of a kernel share and none of its right checks has, and the run in
-    which all wrong checks failed; empty without such a fact.  With one wrong or one right check almost any fact would
-    do, and many do by chance: so a fact is named only if a wrong case with a right case's value is right, and the
-    other way round.  A case without elements does not count, because any kernel is right on it."""
-    passed = [
-        result for result in results if result.status == "OK" and all(v for k, v in result.case.items() if k.isupper())
-    ]
-    right = [{**result.case, "scheme": result.scheme} for result in passed]
-    failed = [result for result in results if result.status not in ("OK", *NOT_RUN)]
-    wrong = [{**result.case, "scheme": result.scheme} for result in failed]
-    names = list(wrong[0]) if min(len(right), len(wrong)) > 1 else []
-    found: list[tuple[tuple[str, ...], str]] = [
-        ((name,), _apart(name, *({facts.get(name) for facts in side} for side in (wrong, right)))) for name in names
-    ]
-    found += [(pair, _equal_or_not(pair, wrong, right)) for pair in combinations(filter(str.isupper, names), 2)]
-    said = ", ".join(text for own, text in found if text and _holds(own, failed, passed, again))
-    runs = {re.sub(r"\d+\b(?!-bit)", "N", result.labels[-1]) for result in failed if result.labels}
-    run = runs.pop() if names and len(runs) == 1 else "first data"
-    same = "" if run == "first data" else f"all {len(wrong)} wrong checks fail on {run}"
-    told = f"all {len(wrong)} wrong checks have {said}; none of the {len(right)} right ones has" if said else ""
-    return "; ".join(filter(None, (told, same)))
-
-
-def _holds(names: Sequence[str], wrong: Sequence[CheckResult], right: Sequence[CheckResult], again: Again) -> bool:
-    """Whether the fault moves with the values of these names, from a wrong case to a right case and back."""
-    for bad, good in zip(wrong[:LOOKS], right[:LOOKS], strict=False):
-        statuses = []
-        for one, other in ((bad, good), (good, bad)):
-            case = one.case.but(**{name: other.case[name] for name in names if name in other.case})
-            statuses.append(again(one, case, other.scheme if "scheme" in names else one.scheme))
-        if "" not in statuses:
-            return statuses[0] == "OK" and statuses[1] not in ("OK", *NOT_RUN)
-    return False
-
-
-def _equal_or_not(pair: Sequence[str], wrong: Sequence[Facts], right: Sequence[Facts]) -> str:
-    """Whether two sizes are equal in each wrong case and in no right case, or the other way round."""
-    equal = [{facts.get(pair[0]) == facts.get(pair[1]) for facts in side} for side in (wrong, right)]
-    sign = "=" if equal == [{True}, {False}] else "!=" if equal == [{False}, {True}] else ""
-    return f"{pair[0]} {sign} {pair[1]}" if sign else ""
-
-
-def _apart(name: str, wrong: set[Any], right: set[Any]) -> str:
-    """A text that is true of each value in `wrong` and of none in `right`; empty without such a text."""
-    if wrong & right or None in wrong:
-        return ""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in wrong | right):
-        if min(wrong) > max(right):
-            return f"{name} > {max(right)}"
-        if max(wrong) < min(right):
-            return f"{name} < {min(right)}"
-        if len(wrong) > 1:
-            steps = (2**power for power in range(1, 9))
-            apart = (step for step in steps if not any(v % step for v in right) and all(v % step for v in wrong))
-            power = [{bool(int(v) & int(v) - 1) for v in side} for side in (wrong, right)]
-            other = f"{name} that is no power of 2" if power == [{True}, {False}] else ""
-            return other or next((f"{name} % {step} != 0" for step in apart), "")
-    return " or ".join(sorted(Case(**{name: value}).id for value in wrong))

@@ -1,9 +1,8 @@
-"""Which checks a command makes: of listed cases, or of cases that a seed draws from an op's domain and that cover
+"""The checks that a command makes: of listed cases, or of cases that a seed draws from an op's domain and that cover
 pairs of values in the time that there is; and how a failing case is made small.
 
 A principle is a kind of inputs on which kernels go wrong that are right on usual inputs; a check is drawn for it
-(`CheckTask.principle`, from `DomainPoint.principle` or the case).  A run, or a planted set of inputs, shows a principle
-if its label begins with the principle and a colon: `32-bit offsets: far x`, `planted values: a row of zeros`.
+(`CheckTask.principle`, from `DomainPoint.principle` or the case).
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from rooflab.bench.core import NOT_RUN, CheckResult, CheckTask, Selection, source_of
+from rooflab.bench.core import CheckTask, Selection, source_of
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.domain import Domain, DomainPoint, shrunk
@@ -77,28 +76,28 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     first, in the last scheme on the others.  With `every`, edge cases run in every scheme, and the op's own cases with
     all planted inputs. The first check of each principle comes first.
     """
-    found = []
+    checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
         schemes = chosen.schemes_of(spec)
         for kernel in kernels if schemes else ():
             most = most_work(kernel, chosen.device)
             drawn = drawn_points(spec, chosen.seed, most, own_numbers(source_of(kernel)))
-            often, own = every or most == ON_HARDWARE, list[CheckTask]()
+            often, of_kernel = every or most == ON_HARDWARE, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
                 whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
-                own.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
+                of_kernel.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
             if tiled := of_several_tiles(spec):
-                own.append(CheckTask(kernel, tiled, schemes[-1], chosen.seed, "planted alone", TILES))
+                of_kernel.append(CheckTask(kernel, tiled, schemes[-1], chosen.seed, "planted alone", TILES))
             for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn)):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
-                    own.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
+                    of_kernel.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
                 if point is not None:
-                    task = CheckTask(kernel, point.case, scheme, chosen.seed, principle=point.principle)
-                    own.append(task.otherwise(point.values.get(HOW, often)))
-            found += principles_first(_offered(own, spec, schemes), lambda item: item.principle)
-    return found
+                    how: Any = point.values.get(HOW, often)
+                    of_kernel.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
+            checks += principles_first(_offered(of_kernel, spec, schemes), lambda item: item.principle)
+    return checks
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
@@ -107,12 +106,12 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
     refusals, made = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for item in asked:
         item = item._replace(schemes=(item.scheme, *(scheme for scheme in schemes if scheme != item.scheme)))
-        found = item.taken(spec)
-        if found != item:
+        taken = item.taken(spec)
+        if taken != item:
             inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
             refusals.setdefault(re.sub(r"\d+", "N", str(item.kernel.why_not_args(inputs, spec))), item)
-        if found is not None:
-            made.setdefault((found.case, found.scheme, found.planted), found)
+        if taken is not None:
+            made.setdefault((taken.case, taken.scheme, taken.planted), taken)
     takes = [*made.values()]
     return [*takes[:1], *refusals.values(), *takes[1:]]
 
@@ -128,14 +127,14 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
     return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
 
 
-def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """The points of a cover of the op's domain and of `CheckTask.ways`, every third point near a kernel's `own`
-    numbers if there are any; no points for an op that states no domain."""
+def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
+    """The points of a cover of the op's domain and of `CheckTask.ways`, every third point near a kernel's own
+    `numbers` if there are any; no points for an op that states no domain."""
     if spec.domain is None:
         return []
     cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
-    beside = most.cases // 3 if own else 0
-    near, usual = list(cover(beside, own)), list(cover(most.cases - beside))
+    beside = most.cases // 3 if numbers else 0
+    near, usual = list(cover(beside, numbers)), list(cover(most.cases - beside))
     turns = chain.from_iterable(zip_longest(usual[::2], near, usual[1::2]))
     return list({point.case: point for point in turns if point is not None}.values())
 
@@ -144,15 +143,15 @@ def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ())
 def own_numbers(path: Path) -> tuple[int, ...]:
     """The integers from 2 to 2**20 in a kernel's file and in C++ that the file names or holds: block sizes, limits,
     defaults.  Larger numbers are left out, because no case has such a size."""
-    text, found = path.read_text(encoding="utf-8"), set[int]()
+    text, numbers = path.read_text(encoding="utf-8"), set[int]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
-            found |= _numbers_of_c(node.value)
-        found |= set(_folded(node))
+            numbers |= _numbers_of_c(node.value)
+        numbers |= set(_folded(node))
     for other in path.parent.iterdir():
         if other.suffix in (".cu", ".cpp") and (other.stem == path.stem or other.name in text):
-            found |= _numbers_of_c(other.read_text(encoding="utf-8"))
-    return tuple(sorted(number for number in found if 1 < number <= 2**20))
+            numbers |= _numbers_of_c(other.read_text(encoding="utf-8"))
+    return tuple(sorted(number for number in numbers if 1 < number <= 2**20))
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
@@ -188,13 +187,13 @@ def most_different(cases: Sequence[Case]) -> list[Case]:
     Options stand in the last cases of most lists.  In this order 74 wrong kernels took 414 checks instead of 477; the
     fault of a window longer than the keys showed in check 21 instead of 59.
     """
-    left, found, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
+    left, ordered, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
     while left:
         case = max(left, key=lambda one: len(_settings(one) - met))  # max takes the first of the best
         left.remove(case)
-        found.append(case)
+        ordered.append(case)
         met |= _settings(case)
-    return found
+    return ordered
 
 
 def _settings(case: Case) -> set[tuple[str, Scalar]]:
@@ -230,31 +229,25 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     side = max(max(tensor.shape, default=0) for tensor in tensors)
     of_kind = (0, side) if cost.tensor_flops else (rows, 0)
     work = sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind
-    return case if all(found <= limit for found, limit in zip(work, most[1:], strict=True)) else None
+    return case if all(amount <= limit for amount, limit in zip(work, most[1:], strict=True)) else None
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     """The turn of each check among the checks of its kernel; the first check that the kernel takes comes first."""
-    turns, begun, found = Counter[str](), set[str](), []
+    turns, begun, turn_of_each = Counter[str](), set[str](), []
     for item in checks:
         name, spec = item.kernel.id, registry.get_op(item.kernel.op)
         inputs = {} if name in begun else spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
         first = bool(inputs) and item.kernel.why_not_args(inputs, spec) is None
         begun |= {name} if first else set()
         turns[name] += 1
-        found.append(0 if first else turns[name])
-    return found
+        turn_of_each.append(0 if first else turns[name])
+    return turn_of_each
 
 
-PRINCIPLES = ("32-bit offsets", "sizes of its file", "empty", "uneven rows", "values", "several tiles")
-OFFSETS, SIZES, EMPTY, UNEVEN, VALUES, TILES = PRINCIPLES
+EMPTY, TILES = "empty", "several tiles"
+"""Names of principles."""
 Item = TypeVar("Item")
-
-
-def shown_by(labels: Iterable[str]) -> set[str]:
-    """The principles that the labels of runs show."""
-    begun = (label.removeprefix("planted ").partition(":")[0] for label in labels)
-    return {principle for principle in begun if principle in PRINCIPLES}
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
@@ -262,14 +255,3 @@ def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str])
     places = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early = {0, *(place for principle, place in places.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early, place))]
-
-
-def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
-    """A line with two lists: the principles that the checks have tried, and the principles that they have not tried.
-    If a whole plan ran without a fault, the second list has the principles without a case for these kernels."""
-    ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
-    tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
-    named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]
-    whole = len(made) == len(checks) and all(result.status == "OK" for result in ran.values())  # a fault ends a check
-    left = "without a case here" if whole else "not tried"
-    return f"principles tried: {named[0]}; {left}: {named[1]}"

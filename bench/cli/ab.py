@@ -53,8 +53,6 @@ def ab(
     floor_us: Annotated[float, typer.Option(help="Smallest change that matters, in microseconds.")] = 0.5,
     budget_s: Annotated[float | None, typer.Option("--budget", help="Limit of the whole run in seconds.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
-    timer: Annotated[str | None, typer.Option(help="On a GPU: events, graph or cupti.")] = None,
-    wait_for_gpu: option.Wait = False,
     seed: option.Seed = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and if a self-test saw no slowdown.")
@@ -71,10 +69,10 @@ def ab(
     from rooflab.bench.ab.pairs import AbSettings
     from rooflab.bench.ab.sides import Subset
     from rooflab.bench.ab.verdict import Rules
-    from rooflab.bench.core import held_card, pick_device
+    from rooflab.bench.core import pick_device
 
     place = str(pick_device(device))
-    settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
+    settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place)
     subset = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
@@ -84,8 +82,7 @@ def ab(
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(named)}")
     if not base and (head or changed):
         raise ValueError("head: expected --base with --head and --changed")
-    held = held_card(pick_device(device), show.note if wait_for_gpu else None)
-    with held, show.waiting("comparing"), terminated_as_exception():
+    with show.waiting("comparing"), terminated_as_exception():
         if records:
             report = modes.of_records(records, settings.rules, subset)
         elif self_test:

@@ -35,13 +35,10 @@ def ceilings(
     limits = MachineLimits.kept(chosen)
     if limits.records and not refresh:
         show.note(NOT_SPENT if budget_s is not None else None)
-    elif chosen.type == "cpu":
-        with show.waiting("measuring this CPU"):
-            limits = MachineLimits.measured(chosen, budget_s)
     else:
         show.note(f"measuring: {'asked for anew' if limits.records else limits.reason}")
-        with show.progress("ceilings", MachineLimits.most()) as advance:
-            limits = MachineLimits.measured(chosen, budget_s, advance)
+        with show.waiting("measuring this machine"):
+            limits = MachineLimits.measured(chosen, budget_s)
     (records, reason), rows, used = limits, limits.rows, ceilings_for(chosen)
     noise = (records[0].ceilings or {}).get("noise")
     name, conditions, columns = _shown(records, list(rows[0]))

@@ -6,7 +6,6 @@ import math
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ from rooflab.bench import show
 from rooflab.bench.base.plain import Row
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import app, begin_run, exit_for, terminated_as_exception
+from rooflab.bench.cli.app import app, begin_run, exit_for
 from rooflab.bench.cli.names import cuda_device_present
 from rooflab.bench.core import Pool
 from rooflab.roofline.numbers import counted
@@ -89,7 +88,7 @@ def check(
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.checks.checking import run_checks, summarize_checks
-        from rooflab.bench.checks.drawn import drawn_checks, listed_checks, principles_tried
+        from rooflab.bench.checks.drawn import drawn_checks, listed_checks
         from rooflab.bench.core import Checkers, Selection
         from rooflab.bench.emulate import emulators
 
@@ -129,7 +128,6 @@ def check(
         show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
     if drawn:
         show.note("all of the plan was run" if len(made) == len(asked) else None)
-        show.note(principles_tried(asked, made))
     _show_faults(results, check, limit_s / 3)
     if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unknown)}")
@@ -147,17 +145,13 @@ def _check_options(op: str | None, by: str | None, every: bool, seconds: float |
 
 
 def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float) -> None:
-    from rooflab.bench.checks.checking import in_common, looking_again, size_of, smallest_failures
+    from rooflab.bench.checks.checking import size_of, smallest_failures
     from rooflab.bench.core import NOT_RUN
 
     smallest: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
         smallest.setdefault((row.op, row.kernel), row)
-    again = looking_again(check, limit_s)
-    for op, name in smallest:
-        if text := in_common([result for result in results if (result.op, result.kernel) == (op, name)], again):
-            show.line(f"{op}/{name}: {text}", "red")
-    for command in smallest_failures([*smallest.values()], check.device, again):
+    for command in smallest_failures([*smallest.values()], check, limit_s):
         show.note(f"again: {command}")
 
 
@@ -198,14 +192,7 @@ def bench(
         float | None, option.seconds(help="Seconds for the whole run; cases that have not begun by then are left out.")
     ] = None,
     choose: Annotated[bool, typer.Option(help="Write the fastest kernels to kernels/<op>/choices.json.")] = False,
-    timer: Annotated[
-        str | None, typer.Option(help="On a GPU: events (the default), graph or cupti; on a CPU: perf_counter.")
-    ] = None,
     flush: Annotated[str, typer.Option(help="How the cache is emptied before a sample: read or write.")] = "read",
-    lock_clocks: Annotated[
-        bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, if NVML permits it.")
-    ] = False,
-    wait_for_gpu: option.Wait = False,
     out: option.Out = None,
     resume: option.Resume = False,
     json: option.Json = False,
@@ -216,7 +203,7 @@ def bench(
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.core import ContextBroken, Selection, Settings, held_card
+        from rooflab.bench.core import ContextBroken, Selection, Settings
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
@@ -225,16 +212,10 @@ def bench(
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    asked = Settings(
-        device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, timer=timer, flush=flush
-    )
+    asked = Settings(device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
     try:
-        with (
-            terminated_as_exception() if lock_clocks else nullcontext(),
-            held_card(chosen.device, show.note if wait_for_gpu else None, lock_clocks) as clock_mhz,
-            show.progress("bench", count - len(records)) as advance,
-        ):
-            run_benches(chosen, replace(asked, locked_sm_clock_mhz=clock_mhz), writer, advance, records)
+        with show.progress("bench", count - len(records)) as advance:
+            run_benches(chosen, asked, writer, advance, records)
     except KeyboardInterrupt:
         interrupted = True
     except ContextBroken as broken:

@@ -133,9 +133,6 @@ Concurrency = Annotated[
 Data = Annotated[str, typer.Option(help="Prompts: random, sharegpt (its lengths) or prefix (groups share a prefix).")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")]
 NoDrafts = Annotated[str | None, typer.Option("--speculate", hidden=True, callback=refuse_drafts)]
-Wait = Annotated[
-    bool, typer.Option("--wait-for-gpu", help="Wait for the GPU's lock, so that two runs with this option take turns.")
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; what it has is not made again.")]
 
 

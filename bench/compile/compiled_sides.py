@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.base.git import git
 from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.static import OWN_TREE, compilers, own_compilers, own_hash, why_unanswered
 from rooflab.bench.compile.store import tree_hash
 from rooflab.bench.core import ChildFailed, Pool
 from rooflab.bench.revisions.repository import files_in, import_path, repository_of
-from rooflab.bench.revisions.trees import check_contract, checked_out, git
+from rooflab.bench.revisions.trees import check_contract, checked_out
 
 Item = dict[str, Any]
 """A `KernelCase` as JSON, whether the store may keep its code, and the op or file that it belongs to."""

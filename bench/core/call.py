@@ -10,7 +10,6 @@ from functools import partial
 import psutil
 import torch
 
-from rooflab.bench.base.system_time import time
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, as_tuple, nbytes
 
@@ -21,7 +20,7 @@ COPIES = 3
 
 
 Result = torch.Tensor | Outputs | None
-"""What a kernel returns; None from one that changes its arguments."""
+"""The return value of a kernel; None from a kernel that changes its arguments."""
 
 
 class Rotation:
@@ -32,23 +31,19 @@ class Rotation:
     after timing: a kernel may be right when it is called once and wrong when calls follow one another.
     """
 
-    def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs], first_call_s: float = 0.0):
+    def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
         self.own_stream = kernel.nondeterministic is not None
         """Whether a kernel that draws does so from a random stream of its own."""
         self._copies = copies
         self._calls: list[Callable[[], Result]] = []
         self._last: list[Result] = [None] * len(copies)
-        self.first_call_s = first_call_s
-        """Seconds of the longest first call that was made before; 0 without one."""
         outputs: Outputs | None = None
         for inputs in copies:
             arguments = self.arguments(kernel, spec, inputs)
             if "out" in kernel.accepted and not spec.mutates:
                 if outputs is None:
-                    began = time.perf_counter()
                     outputs = as_tuple(kernel.fn(**arguments))
-                    self.first_call_s = max(self.first_call_s, time.perf_counter() - began)
                 outs = tuple(torch.empty_like(output) for output in outputs)
                 arguments["out"] = outs[0] if len(outs) == 1 else outs
             bind = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
@@ -58,25 +53,20 @@ class Rotation:
     @staticmethod
     def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Scalar] | None = None) -> Inputs:
         """The inputs that the kernel takes, its weight packed where it packs one, and the config with these fields."""
-        found = {name: value for name, value in inputs.items() if name in kernel.accepted}
-        if kernel.prepare is not None and spec.prepared is not None and found.get(spec.prepared) is not None:
-            found[spec.prepared] = packed(kernel.prepare, spec.prepared, found)
-        return found if config is None else found | {"config": kernel.tunable.make_config(config)}
+        accepted = {name: value for name, value in inputs.items() if name in kernel.accepted}
+        if kernel.prepare is not None and spec.prepared is not None and accepted.get(spec.prepared) is not None:
+            accepted[spec.prepared] = packed(kernel.prepare, spec.prepared, accepted)
+        return accepted if config is None else accepted | {"config": kernel.tunable.make_config(config)}
 
     @staticmethod
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
-        """At least one set of a case's inputs, and as many as it takes and memory holds.
+        """Makes sets of a case's inputs: `COPIES` of them, or as many as memory holds, and at least one.
 
         Each set is generated, not cloned, so that strides, views and lengths are those of the case.
         """
         priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
         fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
         return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
-
-    @property
-    def sets(self) -> int:
-        """Number of sets of inputs that the calls take in turn."""
-        return len(self._calls)
 
     @property
     def first(self) -> Callable[[], Result]:
@@ -151,7 +141,7 @@ def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
 def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.dtype]:
     """The dtype of each output: for a float oracle the scheme's output dtype unless the op says otherwise, for an
     integer oracle the oracle's own dtype."""
-    own = spec.output_dtypes
+    declared = spec.output_dtypes
     named = zip(output_names(spec, oracle), oracle, strict=True)
-    found = [own.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
-    return [scheme.activation if dtype == "activation" else dtype for dtype in found]
+    dtypes = [declared.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
+    return [scheme.activation if dtype == "activation" else dtype for dtype in dtypes]

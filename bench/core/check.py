@@ -12,7 +12,7 @@ runs it in another one, which never has the oracle or the verdict (`outside.py`)
 6. on planted inputs.
 Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
 outputs may change. If a wrong result looks like a known fault, the reason names it (`why.py`). A kernel that
-replaces a function of the timer or the judge is INVALID (`timers/tamper.py`). When a kernel is timed, each round has
+replaces a function of the timer or the judge is INVALID (`timers/__init__.py`). When a kernel is timed, each round has
 fresh values, and the outputs that it leaves are judged afterwards (`timed.py`).
 
 This stands against mistakes, and against what written or generated kernels are known to do. It does not defend against
@@ -23,6 +23,8 @@ not. What a kernel leaves to others, such as a part of L2 or variables for later
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from rooflab.bench.core.call import short_of_memory
@@ -30,7 +32,7 @@ from rooflab.bench.core.check_data import CheckResult, Planted
 from rooflab.bench.core.check_runs import Check
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.record import Status
-from rooflab.bench.core.trial import Runner, Seen
+from rooflab.bench.core.trial import Runner
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
 
@@ -74,13 +76,13 @@ def check_kernel(
         if not faulted:
             raise
         status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
-    seen = Seen("none")
+    seen: dict[str, Any] = {"checked_by": "none"}
     try:
         seen = runner.seen() if status in ("OK", "INCORRECT") else seen
     except Failed as failed:  # its process ended after the last run
         status, reason = failed.status, failed.reason
-    if status == "OK" and seen.races:
-        status, reason = "INCORRECT", f"race: {seen.races[0]}"
+    if status == "OK" and seen.get("races"):
+        status, reason = "INCORRECT", f"race: {seen['races'][0]}"
     return CheckResult(
         op=spec.name,
         kernel=kernel.name,
@@ -90,15 +92,12 @@ def check_kernel(
         device=str(device),
         seed=seed,
         status=status,
-        checked_by=seen.by,
         errors=tuple(check.worst.values()),
         reason=reason,
         labels=tuple(check.labels),
         beyond=check.beyond,
         weak=tuple(check.weak),
-        races=seen.races,
-        bytes=seen.bytes,
-        first_call_s=runner.first_call_s,
+        **seen,
     )
 
 

@@ -21,8 +21,8 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
 OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
-"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
-outputs over inputs, with other options.  Every check pads."""
+"""The ways to pass the drawn data in a check with planted inputs: in another arrangement in memory, with rows of stride
+0, with outputs over inputs, with other options.  Every check also pads strides."""
 Planted = bool | Otherwise | Literal["planted alone"]
 """Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
 first data, all planted sets and nothing else."""
@@ -37,18 +37,14 @@ class CheckTask(NamedTuple):
     seed: int = 0
     planted: Planted = True
     principle: str = ""
-    """A kind of inputs on which kernels go wrong that are right on usual ones, if it was drawn for one."""
+    """The name of the principle for which the check was drawn (`checks/drawn.py`); empty for a usual case."""
     schemes: tuple[Scheme, ...] = ()
-    """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
+    """The scheme of a drawn check, and then the schemes to try if the kernel refuses an option of the case."""
 
     @staticmethod
     def ways() -> tuple[Otherwise, ...]:
-        """What `otherwise` takes."""
+        """The values of `planted` that stand for one way to pass the data and one planted set."""
         return OTHERWISE
-
-    def otherwise(self, way: object) -> CheckTask:
-        """The check with the runs of one of `ways` and one planted set; of a truth value with all of them or none."""
-        return self._replace(planted=cast(Planted, way))
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
         """The check in the first of `schemes`, or else without optional keys of its case, or in another scheme, as the
@@ -70,8 +66,8 @@ def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
 
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
     """The arguments that a call may leave out, and that have another value than their default."""
-    known = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
-    return {name for name, default in known.items() if name in inputs and not _is(inputs[name], default)}
+    defaults = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
+    return {name for name, default in defaults.items() if name in inputs and not _is(inputs[name], default)}
 
 
 def _is(value: object, default: object) -> bool:
@@ -79,7 +75,7 @@ def _is(value: object, default: object) -> bool:
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:
-    """Those of the names that a text has as words."""
+    """The names in `names` that stand as whole words in a text."""
     return {name for name in names if re.search(rf"\b{name}\b", text)}
 
 
@@ -91,7 +87,7 @@ class CheckData:
     inputs: Inputs
     scheme: Scheme
     name: str = ""
-    """By which a `Runner` knows these inputs."""
+    """The name under which a `Runner` keeps these inputs."""
 
     @cached_property
     def oracle(self) -> Outputs:
@@ -117,7 +113,7 @@ class CheckData:
         return tuple((oracle.shape, dtype) for oracle, dtype in zip(self.oracle, dtypes, strict=True))
 
     def misfit(self, outputs: Outputs) -> str:
-        """How the number, shapes and dtypes of `outputs` differ from the right ones; empty where they do not."""
+        """The difference in number, shape or dtype between `outputs` and the right outputs; empty without one."""
         if len(outputs) != len(self.names):
             return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
         for name, output, form in zip(self.names, outputs, self.forms, strict=True):
@@ -128,7 +124,7 @@ class CheckData:
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
-        """What is wrong with `outputs`; empty where they are right."""
+        """The faults of `outputs` as one text; empty if they are right."""
         judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
         return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
 
@@ -164,9 +160,9 @@ class CheckData:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors that it holds now."""
-        known = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
-        return sum(value.untyped_storage().nbytes() for value in known if isinstance(value, torch.Tensor))
+        """Bytes of the tensors that this object holds now."""
+        values = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
+        return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, torch.Tensor))
 
     def _passing_wrong_answers(self) -> Iterator[str]:
         mutates = self.spec.mutates
@@ -213,8 +209,6 @@ class CheckResult:
     """Races between threads, which only the emulator sees."""
     bytes: Mapping[str, int] | None = None
     """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
-    first_call_s: float = 0.0
-    """Seconds of the first call, which may compile; 0 where it was made in another process."""
 
     @property
     def discriminating(self) -> bool:
@@ -262,7 +256,7 @@ class KeptData(threading.local):
     """
 
     SHARE = 0.4
-    """Of the free memory of the device; on a CPU every core's process has its part of that."""
+    """The part of the device's free memory for kept data; on a CPU the processes of all cores share it."""
 
     def __init__(self) -> None:
         self._case: tuple[object, ...] = ()
@@ -270,7 +264,7 @@ class KeptData(threading.local):
         self._room = 0.0
 
     def of(self, device: torch.device, *case: object) -> dict[str, CheckData]:
-        """What is kept of a case, by name; of another one than the last, nothing yet."""
+        """The kept data of a case, by name; empty if it is another case than the last one."""
         if (device, *case) != self._case:
             self._data = {}  # before its memory is counted
             self._case = device, *case
@@ -283,7 +277,7 @@ class KeptData(threading.local):
 
     def keep(self, name: str, data: CheckData) -> CheckData:
         """Keeps the data under a name, if there is room."""
-        if sum(one.bytes for one in self._data.values()) + data.bytes <= self._room:
+        if sum(item.bytes for item in self._data.values()) + data.bytes <= self._room:
             self._data[name] = data
         return data
 

@@ -25,7 +25,7 @@ from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 OTHER_SEED = 1000
 """Added to the seed for the other data; it is large, because specs draw their arguments from consecutive seeds."""
 GPU_REPEATS = 3
-"""How many more runs on a GPU must agree bit for bit; they may reveal races."""
+"""The number of additional runs on a GPU that must agree bit for bit; they may reveal races."""
 SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
 FEW_SMS, ONE_SM = 2, 1
@@ -33,16 +33,16 @@ FEW_SMS, ONE_SM = 2, 1
 loop of a persistent CTA over its tiles would end after the first.  With two SMs a CTA must also leave out the tiles of
 the other."""
 KEPT_ANSWERS = 4
-"""How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
+"""The number of first calls whose outputs are kept, to recognise a cached answer; planted inputs come later."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
     "window": lambda value: value + 5,
 }
-"""What becomes of an option that is a number, if an op has it and a case names it."""
+"""By the name of a numeric option, the change that gives it another value in the run with other options."""
 OFFSETS = "32-bit offsets"
-"""How the labels of runs with far rows begin."""
-SAME, ALL = "same memory", "all planted"
-"""Keys of the cache: `ALL` is there once every planted set is kept."""
+"""The beginning of the labels of runs with far rows."""
+SAME = "same memory"
+"""The name of the data that lies in the memory of the run before."""
 KEPT = KeptData()
 
 
@@ -60,7 +60,7 @@ class Check:
     worst: dict[str, ErrorStats] = field(default_factory=dict)
     weak: list[str] = field(default_factory=list)
     answers: list[Earlier] = field(default_factory=list)
-    """Of the first calls."""
+    """The right outputs of the first calls."""
     right: CheckData | None = None
     """The data of the first run; None until the kernel was right on it."""
     packed: set[str] = field(default_factory=set)
@@ -118,18 +118,11 @@ class Check:
                 raise
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
-        """The planted sets; if all are kept, none is made again."""
-        kept = self._kept()
-        if ALL in kept:
-            yield from ((label, data) for label, data in kept.items() if label.startswith("planted "))
-        else:
-            whole = True
-            for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
-                label = f"planted {name}"
-                yield label, kept.get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
-                whole = whole and label in kept
-            if whole:
-                kept[ALL] = CheckData(self.spec, {}, self.scheme)
+        """The planted sets; the oracle of a kept one is not computed again."""
+        for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
+            label = f"planted {name}"
+            data = self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
+            yield label, data
 
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
         """The runs on the first data and on other ones; returns those."""
@@ -191,10 +184,10 @@ class Check:
         return self.kernel.nondeterministic is not None
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
-        """What explains a wrong output, after a colon; empty if nothing that a second look confirms."""
+        """The explanation of a wrong output, after a colon; empty if a second look confirms none."""
         look = Look(self.spec, self.runner, self.device, self._own_stream)
-        found = look.fault(read, data, layout, self.answers, data is self.right)
-        return f": {found}" if found else ""
+        explanation = look.fault(read, data, layout, self.answers, data is self.right)
+        return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
         """A run with every argument arranged so that has other strides then; None if the launcher takes no such one."""
@@ -215,9 +208,9 @@ class Check:
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether the op's contract lets an argument lie so: a kernel may take the rest for granted."""
-        known = self.spec.contract.arguments.get(name) if self.spec.contract else None
+        argument = self.spec.contract.arguments.get(name) if self.spec.contract else None
         try:
-            check_layout(name, tensor, known.layout if known else "any")
+            check_layout(name, tensor, argument.layout if argument else "any")
         except ValueError:
             return False
         return True
@@ -230,7 +223,7 @@ class Check:
         forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
         models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
         for kind in FAR:
-            outs = {"out"} if any(strides_of(one, kind) != one.stride() for one in models) else set[str]()
+            outs = {"out"} if any(strides_of(model, kind) != model.stride() for model in models) else set[str]()
             names = self._movable(data, kind) | outs
 
             def run(names: set[str], kind: Arrangement = kind) -> Outputs:
@@ -276,16 +269,16 @@ class Check:
     def _in_place(self, data: CheckData) -> None:
         """A run whose outputs lie in the memory of inputs, where the op allows that and the kernel takes it."""
         forms = dict(zip(data.names, data.forms, strict=True))
-        own = {
+        shared = {
             output: name
             for output, name in self.spec.in_place.items()
             if isinstance(value := data.inputs.get(name), torch.Tensor)
             if forms.get(output) == (value.shape, value.dtype)
         }
-        if own and "out" in self.kernel.accepted:
+        if shared and "out" in self.kernel.accepted:
             with suppress(LayoutRefused):
-                layout = Layout(forms=data.forms, in_place=own)
-                self._judged(f"other data, out is {', '.join(own.values())}", data, layout)
+                layout = Layout(forms=data.forms, in_place=shared)
+                self._judged(f"other data, out is {', '.join(shared.values())}", data, layout)
 
     def _with_other_options(self, first: CheckData) -> None:
         """The first data with other numbers as options, which a kernel may have kept from an earlier call."""
@@ -361,8 +354,8 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
     """One of them, each as likely; empty without any."""
     state, chosen = random.Random(seed), list[tuple[str, CheckData]]()
-    for count, found in enumerate(sets, 1):
-        chosen = [found] if not state.randrange(count) else chosen
+    for count, item in enumerate(sets, 1):
+        chosen = [item] if not state.randrange(count) else chosen
     return chosen
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from types import ModuleType
 import psutil
 import torch
 
+from rooflab.bench.base.git import git_says
 from rooflab.bench.base.plain import Json
 from rooflab.bench.core.record import Kind, Record, Status, new_run_id
 from rooflab.bench.core.select import file_of
@@ -130,18 +130,18 @@ class Environment:
         then in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without
         git.
         """
-        found, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
+        environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
         if file := file_of(kernel):
-            found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-            found["rooflab"], (commit, dirty) = _version("rooflab"), git_state(file)
+            environment["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            environment["rooflab"], (commit, dirty) = _version("rooflab"), git_state(file)
         if self.commit is None or self.dirty is None:
-            found["tree"] = Environment.tree()
+            environment["tree"] = Environment.tree()
         return Record(
             kind=kind,
             run_id=run_id or new_run_id(),
             status=status,
             reason=reason,
-            environment=found,
+            environment=environment,
             commit=commit,
             dirty=dirty,
             op=kernel.op,
@@ -155,8 +155,9 @@ class Environment:
 
 
 def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
-    """Such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed: not the uuid, and
-    not the size of the host's memory, which differs between machines of one kind."""
+    """A machine's key, such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed.
+
+    The hash leaves out the uuid, and the size of the host's memory, which differs between machines of one kind."""
     name = gpu.name if gpu else cpu
     parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -228,25 +229,14 @@ def own_state() -> tuple[str | None, bool | None]:
     The variable is COMMIT, or COMMIT:TREE with the `tree_hash` at that commit, which shows whether the copy changed.
     Without TREE the second value is None.  Raises `ValueError` if the variable has another form.
     """
-    found = git_state(ROOT)
-    told = os.environ.get(COMMIT, "")
-    if found[0] is not None or not told:
-        return found
-    commit, _, tree = told.partition(":")
-    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in told and not re.fullmatch("[0-9a-f]{16}", tree)):
-        raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {told!r}")
+    state = git_state(ROOT)
+    variable = os.environ.get(COMMIT, "")
+    if state[0] is not None or not variable:
+        return state
+    commit, _, tree = variable.partition(":")
+    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in variable and not re.fullmatch("[0-9a-f]{16}", tree)):
+        raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {variable!r}")
     return commit, tree != Environment.tree() if tree else None
-
-
-def git_says(root: Path, *arguments: str) -> str | None:
-    """The output of git, or None if git fails or is not installed."""
-    # A killed `git status` that may take locks would leave index.lock behind, and the user's next commit fails.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def gpu_uuid(device: torch.device | int) -> str:
@@ -258,16 +248,16 @@ def _gpu(index: int) -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     device, uuid = torch.cuda.get_device_properties(index), gpu_uuid(index)
-    known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
-    with nvml_of(uuid) as found:
-        if found is None or found[1] is None:
-            return Gpu(*known)
-        nvml, handle = found
+    properties = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
+    with nvml_of(uuid) as connection:
+        if connection is None:
+            return Gpu(*properties)
+        nvml, handle = connection
         limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
         ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
         mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
         return Gpu(
-            *known,
+            *properties,
             driver=ask(nvml, "nvmlSystemGetDriverVersion"),
             max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
             max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
@@ -283,10 +273,7 @@ POWER_INSTANT, SUCCESS = 186, 0
 
 @contextmanager
 def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
-    """Yields NVML and its handle of the GPU, or None if the package or the driver is not installed.
-
-    The handle is None if this machine has no GPU with this uuid.
-    """
+    """Yields NVML and its handle of the GPU; None without the package, the driver, or a GPU with this uuid."""
     if importlib.util.find_spec("pynvml") is None:
         yield None
         return
@@ -298,7 +285,8 @@ def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
         yield None
         return
     try:
-        yield pynvml, ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+        handle = ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+        yield None if handle is None else (pynvml, handle)
     finally:
         pynvml.nvmlShutdown()
 
@@ -311,17 +299,13 @@ def ask(nvml: ModuleType, function: str, *arguments: object) -> Json:
         return None
 
 
-def power(nvml: ModuleType, handle: object) -> tuple[int | None, str | None]:
-    """The power draw in mW, and the name of the query that NVML answered.
+def power_w(nvml: ModuleType, handle: object) -> float | None:
+    """The power draw in watts at this moment; None if this card does not tell.
 
-    `nvmlDeviceGetPowerUsage` averages over 1 s on most cards, far longer than a kernel runs, so it is called only if
-    the instantaneous power is not available.
+    The other query, `nvmlDeviceGetPowerUsage`, averages over 1 s on most cards, far longer than a kernel runs.
     """
     fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
-    if fields is not None and fields[0].nvmlReturn == SUCCESS:
-        return int(fields[0].value.uiVal), "NVML_FI_DEV_POWER_INSTANT"
-    power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-    return power_mw, None if power_mw is None else "nvmlDeviceGetPowerUsage"
+    return int(fields[0].value.uiVal) / 1000 if fields is not None and fields[0].nvmlReturn == SUCCESS else None
 
 
 def tree_hash(root: Path = ROOT, folders: Sequence[str] = FOLDERS) -> str:
@@ -341,10 +325,10 @@ _own_tree = cache(tree_hash)
 def file_state(file: Path) -> tuple[str | None, bool | None]:
     """`git_state` of a file, as it was when the process first asked."""
     folder, name = file.absolute().parent, file.name
-    known = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
-    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known else None
+    listed = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
+    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if listed else None
     if commit is None:
         return None, None
     changes = git_says(folder, "status", "--porcelain", "--untracked-files=no")
-    own = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
-    return commit, None if changes is None or own is None else bool(changes or own)
+    of_file = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
+    return commit, None if changes is None or of_file is None else bool(changes or of_file)

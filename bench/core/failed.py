@@ -1,4 +1,4 @@
-"""What ends a check: the kernel's fault or its refusal, with the record's status."""
+"""The exceptions that end a check: the kernel's fault or its refusal, with the record's status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Failed(Exception):
 
     @classmethod
     def by(cls, refusal: Refusal | str) -> Failed:
-        """Of a refusal; a kernel that raises it gives it as a text."""
+        """The failure that a refusal means; a kernel that raises a refusal gives it as a text."""
         if isinstance(refusal, str):
             status, _, reason = refusal.partition(": ")
             return cls("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
@@ -33,7 +33,7 @@ class Failed(Exception):
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> Failed:
-        """Of an exception of a kernel; `where` it was raised begins the reason."""
+        """The failure that a kernel's exception means; the reason begins with `where` it was raised."""
         from triton.compiler.errors import CompilationError
         from triton.runtime.errors import OutOfResources, PTXASError
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from rooflab.bench.base.system_time import time
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.failed import Failed
@@ -27,21 +27,13 @@ from rooflab.roofline.model import Cost
 KEY = "function"
 """The name of a function's op."""
 SCHEME = "as made"
-"""Its only scheme, for its tensors have the dtypes that the caller gives them."""
+"""The only scheme of a function's op: the caller gives the tensors their dtypes."""
 Result = torch.Tensor | Outputs
 Function = Callable[..., Result]
 HALF_EPSILONS = 4
 """Allowed roundings in a dtype of 16 bits or fewer, the reference's own included."""
 FULL_EPSILONS = 64
 """Allowed roundings in fp32 and fp64, where the order of a long sum matters: sqrt(4096) roundings of the sum."""
-
-
-def faults(actual: object, expected: object) -> list[str]:
-    """What `FunctionOp.judge` finds wrong, one sentence each."""
-    try:
-        return [stats.describe() for stats in FunctionOp.judge(actual, expected) if not stats.passed]
-    except ValueError as error:
-        return [str(error)]
 
 
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
@@ -71,8 +63,6 @@ class FunctionOp(NamedTuple):
     case: Case
     scheme: Scheme
     device: torch.device
-    first_call_s: float = 0.0
-    """Seconds of its first call, if it was made."""
 
     @classmethod
     def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
@@ -81,21 +71,11 @@ class FunctionOp(NamedTuple):
         Its outputs have the reference's dtypes.  Raises `ValueError` if there is no tensor among the inputs.
         """
         made = make(seed)
-        names, keywords = list(named(made)), isinstance(made, Mapping)
         tensors = [value for value in named(made).values() if isinstance(value, torch.Tensor)]
         if not tensors:
             raise ValueError("make_inputs: expected at least one tensor, got none")
-
-        def called(function: Function) -> AsKernel:
-            return AsKernel(
-                lambda own: partial(function, **own) if keywords else partial(function, *own.values()), names
-            )
-
-        own, began = dict(zip(names, copied([*named(made).values()]), strict=True)), time.perf_counter()
-        dtypes = [output.dtype for output in as_tuple(called(reference)(**own))]
-        first_call_s = time.perf_counter() - began if fn is reference else 0.0
-        op = op_of(called(fn), called(reference), lambda seed: named(make(seed)), dtypes, tensors[0].device)
-        return op._replace(first_call_s=first_call_s)
+        dtypes = [output.dtype for output in as_tuple(_bound(reference, made, copied(named(made)))())]
+        return op_of(fn, reference, make, dtypes, tensors[0].device)
 
     @staticmethod
     def judge(actual: object, expected: object) -> list[ErrorStats]:
@@ -142,30 +122,41 @@ class AsKernel:
         return self.bind(inputs)()
 
 
+def _bound(function: Function, made: object, inputs: Inputs) -> Callable[[], Result]:
+    """The call of a function with `inputs`, by keywords where `make` made a mapping, or else in order."""
+    return partial(function, **inputs) if isinstance(made, Mapping) else partial(function, *inputs.values())
+
+
 def op_of(
-    fn: AsKernel,
-    reference: AsKernel,
-    make: Callable[[int], Inputs],
+    fn: Function,
+    reference: Function,
+    make: Callable[[int], object],
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> FunctionOp:
     """The op of `fn` on the inputs that `make(seed)` gives.
 
-    The reference runs in its own precision and is the oracle; outputs have `dtypes`, and may differ by a few roundings.
-    Inputs keep the layout that `make` gives them.
+    The reference runs in its own precision, on copies of the inputs, and is the oracle; outputs have `dtypes`, and may
+    differ by a few roundings.  Inputs keep the layout that `make` gives them.  Tensors that cannot be guarded stay
+    those of `make(0)`.
     """
-    strides = {name: value.stride() for name, value in make(0).items() if isinstance(value, torch.Tensor)}
+    made = make(0)
+    values = named(made)
+    names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]
+    strides = {name: values[name].stride() for name in names if isinstance(values[name], torch.Tensor)}
+    called = AsKernel(lambda inputs: _bound(fn, made, {**values, **inputs}), names)
+    right = AsKernel(lambda inputs: _bound(reference, made, copied({**values, **inputs})), names)
 
     def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
-        fresh = make(seed)
-        return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
+        fresh = named(make(seed))
+        return {name: _to_meta(fresh[name]) if place.type == "meta" else fresh[name] for name in names}
 
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
 
-    def unsupported(given: object) -> str | None:
+    def unsupported(arguments: object) -> str | None:
         for name, stride in strides.items():
-            value = getattr(given, name, None)
+            value = getattr(arguments, name, None)
             if isinstance(value, torch.Tensor) and value.stride() != stride and value.numel():
                 return f"{name} is not laid out as make_inputs lays it out"
         return None
@@ -173,7 +164,7 @@ def op_of(
     outputs = tuple(f"output {index}" for index in range(len(dtypes)))
     spec = OpSpec(
         name=KEY,
-        reference=reference,
+        reference=right,
         make_inputs=spec_inputs,
         # Nothing says what the function must read: a gather does not read most of its inputs.
         cost=lambda args: Cost(read_bytes=0.0, write_bytes=0.0),
@@ -183,7 +174,7 @@ def op_of(
         output_dtypes=dict(zip(outputs, dtypes, strict=True)),
         schemes=(SCHEME,),
     )
-    kernel = Kernel(KEY, "fn", "optimized", "torch", fn, unsupported=unsupported)
+    kernel = Kernel(KEY, "fn", "optimized", "torch", called, unsupported=unsupported)
     return FunctionOp(kernel, spec, Case(), Scheme(SCHEME, torch.float32, torch.float32, torch.float32), device)
 
 
@@ -197,14 +188,14 @@ class Checked(NamedTuple):
     result: Any
     """The function's return value."""
     fault: str
-    """What is wrong; empty where nothing is."""
+    """The fault that the check found; empty without one."""
     interpreted: bool
     """Whether Triton's interpreter ran it."""
     op: FunctionOp
     judged: bool
     """Whether its timed calls can be judged: there is a reference, and it changes none of its arguments."""
     again: Callable[[], str]
-    """Calls it once more, and says what is wrong."""
+    """Calls the function once more, and returns the fault of its result."""
 
     @classmethod
     def of(cls, fn: Function, args: Sequence[object], reference: Function | None) -> Checked:
@@ -214,60 +205,49 @@ class Checked(NamedTuple):
         two runs may differ in their bits.  Without a reference only the memory around the arguments is watched, and
         whether the result changes later.
         """
-        expected = reference(*copied(args)) if reference is not None else None
-        own, began = copied(args), time.perf_counter()
-        result, interpreted = _watched(partial(fn, *own))
-        first_call_s, outputs = time.perf_counter() - began, _plain(result)
-        op = _op_of_call(fn, args, reference or fn, [output.dtype for output in outputs], device_of(*args, result))
+        expected = reference(*map(_copy, args)) if reference is not None else None
+        copies = [*map(_copy, args)]
+        result, interpreted = _watched(partial(fn, *copies))
+        outputs = _plain(result)
+        tensors = {n: value for n, value in enumerate(args) if _can_be_guarded(value)}
+
+        def make(seed: int) -> list[object]:
+            fresh = {n: _copy(value) for n, value in tensors.items()}
+            values = {n: _shifted(value) for n, value in fresh.items()} if seed else fresh
+            return [values.get(n, value) for n, value in enumerate(args)]
+
+        dtypes = [output.dtype for output in outputs]
+        op = op_of(fn, reference or fn, make, dtypes, device_of(*args, result))
+        op = op._replace(kernel=replace(op.kernel, nondeterministic="its two runs may differ in their bits"))
 
         def wrong(actual: object) -> str:
-            return "; ".join(faults(actual, expected)) if reference is not None else ""
+            try:
+                verdicts = FunctionOp.judge(actual, expected) if reference is not None else []
+            except ValueError as error:
+                return str(error)
+            return "; ".join(stats.describe() for stats in verdicts if not stats.passed)
 
         fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
-        if not fault and not interpreted and outputs and op.spec.parameters:
+        if not fault and not interpreted and outputs and tensors:
             fault = _fault(op, reference is not None)
-        before, after = _tensors_of(args), _tensors_of(own)
-        changes = any(not same_bits(value, after[place]) for place, value in before.items())
-        judged = reference is not None and not changes
-        op = op._replace(first_call_s=first_call_s)
-        again = lambda: "" if reference is None else wrong(fn(*copied(args)))
+        judged = reference is not None and all(same_bits(value, copies[n]) for n, value in tensors.items())
+        again = lambda: "" if reference is None else wrong(fn(*map(_copy, args)))
         return cls(result, fault, interpreted, op, judged, again)
 
 
-def _tensors_of(args: Sequence[object]) -> dict[int, torch.Tensor]:
-    """By place, the arguments that are tensors with memory of their own and strides."""
-    kinds = (torch.Tensor, torch.nn.Parameter)
-    found = {place: value for place, value in enumerate(args) if isinstance(value, torch.Tensor)}
-    return {n: v for n, v in found.items() if type(v) in kinds and v.layout == torch.strided and not v.is_meta}
-
-
-def _op_of_call(
-    fn: Function, args: Sequence[object], reference: Function, dtypes: Sequence[torch.dtype], device: torch.device
-) -> FunctionOp:
-    """The op of one call, whose inputs are the tensors among `args`."""
-    tensors = _tensors_of(args)
-    names = {place: f"arg{place}" for place in tensors}
-
-    def full(inputs: Inputs) -> list[object]:
-        return [inputs[names[place]] if place in names else value for place, value in enumerate(args)]
-
-    def make(seed: int) -> Inputs:
-        fresh = map(_same_layout, tensors.values())
-        return dict(zip(names.values(), fresh if seed == 0 else map(_shifted, fresh), strict=True))
-
-    called = AsKernel(lambda inputs: partial(fn, *full(inputs)), names.values())
-    # On copies, for it may change its arguments too.
-    right = AsKernel(lambda inputs: partial(reference, *copied(full(inputs))), names.values())
-    op = op_of(called, right, make, dtypes, device)
-    return op._replace(kernel=replace(op.kernel, nondeterministic="its two runs may differ in their bits"))
+def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor with memory of its own and strides."""
+    if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
-    """What the check finds; without a judge, of one run."""
+    """The fault that the check finds; if nothing can judge outputs, the fault of one watched run."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
-        found = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
-        return "" if found.status == "OK" else found.reason
+        result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
+        return "" if result.status == "OK" else result.reason
     try:
         runner.begin()
         runner.load("first", op.spec.make_inputs(op.case, op.scheme, op.device, 0))
@@ -307,32 +287,26 @@ def _plain(result: object) -> tuple[torch.Tensor, ...]:
     return ()
 
 
-def copied(args: Sequence[object]) -> list[object]:
-    """The arguments; tensors are copied with the same strides."""
-    return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
+def copied(inputs: Inputs) -> Inputs:
+    """The inputs; tensors are copied with the same strides."""
+    return {name: _copy(value) for name, value in inputs.items()}
 
 
-def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides; `clone` would not keep all of them."""
-    if tensor.is_meta or torch._debug_has_internal_overlap(tensor):
-        return tensor.clone()
-    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return strided.copy_(tensor)
+def _copy(value: Any) -> Any:
+    """A copy of a tensor with the same strides, not all of which `clone` would keep; any other value unchanged."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_meta or torch._debug_has_internal_overlap(value):
+        return value.clone()
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 def device_of(*values: object) -> torch.device:
     """The CUDA device of the first CUDA tensor, in containers too; if there is no tensor, the current CUDA device."""
-    pending = list(values)
-    while pending:
-        value = pending.pop(0)
-        if isinstance(value, torch.Tensor) and value.is_cuda:
-            return value.device
-        if isinstance(value, tuple | list):
-            pending.extend(value)
-        elif isinstance(value, dict):
-            pending.extend(value.values())
+    tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    if on_cuda := [tensor.device for tensor in tensors if tensor.is_cuda]:
+        return on_cuda[0]
     # A closure hides its tensors; a CPU clock would time only the launch of CUDA work.
-    tensors = any(isinstance(value, torch.Tensor) for value in values)
     if torch.cuda.is_available() and not tensors:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -344,7 +318,7 @@ def _watched(call: Callable[[], Result]) -> tuple[Result, bool]:
     def builder() -> object:
         return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
 
-    if known := builder():
-        vars(known)["grid_idx"] = None
+    if interpreter := builder():
+        vars(interpreter)["grid_idx"] = None
     result = call()
     return result, getattr(builder(), "grid_idx", None) is not None

@@ -24,48 +24,39 @@ from rooflab.bench.core.running import ContextBroken, Running
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
-from rooflab.bench.core.timers import Function, Observed
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
-Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
-"""`check.check_kernel`, or a function that replaces it."""
-
 
 @dataclass
 class Measurement:
-    """The settings and the state of a measurement, shared by all records of a run."""
+    """The settings and the state of a measurement, shared by all records of a run.
+
+    A kernel's first check has planted inputs, on the first small case that it takes, in a child process, where it may
+    hang or break its context.  Then it is checked here on each case, without planted inputs, which take seconds at a
+    model's sizes.
+    """
 
     spec: OpSpec
     scheme: Scheme
     settings: Settings = Settings()
     run_id: str = field(default_factory=new_run_id)
-    check: Checker | None = None
-    """By default `check.check_kernel`.  A kernel's first check has planted inputs, on the first small case that it
-    takes, in a child process, where it may hang or break its context.  Then it is checked here on each case, without
-    planted inputs, which take seconds at a model's sizes."""
     ceilings: Ceilings | None = None
-    """By default the machine's ceilings."""
+    """The ceilings that give the bounds; None: the machine's own."""
     running: Callable[[Sequence[str]], None] = Running.note
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     planted_before: frozenset[str] = frozenset()
     """Names of kernels whose check with planted inputs was made on this device before."""
     wrap: Callable[[Rotation], Rotation] = lambda rotation: rotation
     """Gives what is timed in place of a kernel's calls."""
-    beside: Mapping[str, Function] = field(default_factory=dict)
-    """What is timed in the same rounds, such as a probe of the machine."""
-    beside_s: Mapping[str, float] = field(default_factory=dict, init=False)
-    """The median seconds of these, in the last case."""
     gated: dict[str, CheckResult] = field(default_factory=dict, init=False)
     raised: bool = field(default=False, init=False)
     """Whether the ceilings were measured again in this run, which happens at most once."""
     broken: str = field(default="", init=False)
     """Why no kernel can run any more; empty while kernels can run."""
-    first_call_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of each kernel's first call, made in its check or before."""
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.settings.device)
@@ -104,9 +95,9 @@ class Measurement:
             try:
                 self._check_runnable(kernel, short)
                 if not self.settings.checked:
-                    checked[kernel.name] = found = self._checked(kernel, case)
-                    if found.status != "OK":
-                        raise Failed(found.status, found.reason)
+                    checked[kernel.name] = result = self._checked(kernel, case)
+                    if result.status != "OK":
+                        raise Failed(result.status, result.reason)
                 copies = copies or Rotation.copies(self.spec, case, self.scheme, self.device, seed)
                 ready[kernel.name] = self._function(kernel, copies)
             except Failed as fault:
@@ -117,20 +108,18 @@ class Measurement:
         timed, failures, clocks = self._together(ready, unseen)
         for name, wrong in unseen.wrong({name: ready[name] for name in timed}).items() if unseen else ():
             failures[name] = Failed("INCORRECT", f"after timing: {wrong}")
-        looked = self.device.type == "cuda" or not self.settings.checked
-        right = {name: ready[name] for name in timed if name not in failures} if looked else {}
-        seen, broken = observe(right, self.device)
+        seen, broken = observe({name: ready[name] for name in timed if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         failed |= failures | broken
-        given = priced or (copies[0] if copies else self._priced(case))
-        cost = self.spec.cost_of(given)
+        inputs = priced or (copies[0] if copies else self._priced(case))
+        cost = self.spec.cost_of(inputs)
         for kernel in kernels:
             name = kernel.name
             record = self._record(kernel, case, cost, checked.get(name), failed.get(name))
             samples = None if name in failed else timed[name]
             if samples is not None:
-                record = self._with_time(record, samples, cost, clocks, seen.get(name, Observed()))
-            yield self._moved(record, kernel.traffic_of(given, self.device.type, self.spec), samples, cost)
+                record = self._with_time(record, samples, cost, clocks, seen.get(name, {}))
+            yield self._moved(record, kernel.traffic_of(inputs, self.device.type, self.spec), samples, cost)
 
     def _priced(self, case: Case) -> Inputs:
         return self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.settings.seed)
@@ -160,18 +149,14 @@ class Measurement:
 
     def _checked(self, kernel: Kernel, case: Case) -> CheckResult:
         self.running([kernel.id])
-        known = kernel.name in self.gated
-        found = self._gate(kernel, case)
-        before_s = found.first_call_s if found and not known else 0.0
-        if found is None or found.status == "OK":
-            asked = kernel, self.spec, case, self.scheme, self.device, self.settings.seed
-            found = self.check(*asked) if self.check else self.check_here(kernel, case)
-        self.first_call_s[kernel.name] = max(before_s, found.first_call_s)  # each of them may compile
+        result = self._gate(kernel, case)
+        if result is None or result.status == "OK":
+            result = self.check_here(kernel, case)
         fault = self._fault(kernel.id)
-        return replace(found, status="RUNTIME_ERROR", reason=fault) if fault and found.status == "OK" else found
+        return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
     def _fault(self, who: str) -> str:
-        """What has broken the CUDA context, also noted in `broken`; empty where nothing has."""
+        """The CUDA error that has broken the context, also noted in `broken`; empty without one."""
         if why := already_broken(self.device):
             self.broken = f"{BROKEN}, by {who}: {why}"
         return why
@@ -184,38 +169,34 @@ class Measurement:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
             self.running([f"{self.spec.name}/{name}" for name in ready])
-        functions: dict[str, Function] = {**ready, **self.beside} if ready else {}
-        timed, failures, clocks = time_together(functions, self.settings, unseen)
+        timed, failures, clocks = time_together(ready, self.settings, unseen)
         if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
-        if clocks and self.settings.locked_sm_clock_mhz:
-            clocks = {**clocks, "locked_sm_clock_mhz": self.settings.locked_sm_clock_mhz}
-        self.beside_s = {name: timed.pop(name).median_s for name in self.beside if name in timed}
         return timed, failures, clocks
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
         """The kernel's check with planted inputs, once per run: on the first small case that the kernel takes, or else
         on `case`; None if it was made before."""
-        if self.check is None and kernel.name not in self.gated and kernel.name not in self.planted_before:
+        if kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
-                found = self._first(kernel, small)
-                if found.status != "UNSUPPORTED":
-                    self.gated[kernel.name] = found
+                result = self._first(kernel, small)
+                if result.status != "UNSUPPORTED":
+                    self.gated[kernel.name] = result
                     break
         return self.gated.get(kernel.name)
 
     def _first(self, kernel: Kernel, case: Case) -> CheckResult:
         """The kernel's first check: in a child process, or here if it is no registered kernel, which no child finds."""
-        own, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
-        if own is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
+        registered, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
+        if registered is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
         """The kernel as a function that cycles through `copies`.  Raises `Failed`."""
         try:
-            rotation = Rotation(kernel, self.spec, copies, self.first_call_s.get(kernel.name, 0.0))
+            rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:
                 rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)
@@ -225,11 +206,11 @@ class Measurement:
             raise Failed.of(error, "before timing") from error
 
     def _record(
-        self, kernel: Kernel, case: Case, cost: Cost, found: CheckResult | None, fault: Failed | None
+        self, kernel: Kernel, case: Case, cost: Cost, result: CheckResult | None, fault: Failed | None
     ) -> Record:
         """The record of a kernel that was not timed."""
         roofs, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
-        status, reason = (fault.status, fault.reason) if fault else ("OK", found.reason if found else "")
+        status, reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
         if roofs and roofs.noise and self._bound(cost):
             reason = reason or f"its bound is NOISY: {roofs.noise}"
         return replace(
@@ -237,39 +218,32 @@ class Measurement:
             config=asdict(config) if config is not None else None,
             seed=self.settings.seed,
             device=cast(DeviceType, self.device.type),
-            checked_by=found.checked_by if found else "none",
-            errors=tuple(asdict(stats) for stats in found.errors) if found else (),
-            weak=found.weak if found else (),
+            checked_by=result.checked_by if result else "none",
+            errors=tuple(asdict(stats) for stats in result.errors) if result else (),
+            weak=result.weak if result else (),
             flops=cost.flops,
             least_bytes=cost.bytes,
         )
 
     def _bound(self, cost: Cost) -> Bound | None:
         roofs = self.ceilings
-        known = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
-        return bound(cost, roofs) if roofs and known else None
+        all_rates = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
+        return bound(cost, roofs) if roofs and all_rates else None
 
     def _with_time(
-        self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: Observed
+        self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: JsonObject
     ) -> Record:
         """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
         NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)
-        few = samples.noise if samples.few or not self.settings.paired else ""
+        noise = samples.noise if samples.few or not self.settings.paired else ""
         if why := why_invalid(samples, cost, self._limits(), clocks):
             status, reason = "INVALID", why
-        elif why := few or shared(clocks):
+        elif why := noise or shared(clocks):
             status, reason = "NOISY", why
         else:
             status, reason = "OK", record.reason
-        return replace(
-            with_reading(record, samples, clocks),
-            status=cast(Status, status),
-            reason=reason,
-            peak_memory_bytes=seen.peak_memory_bytes,
-            device_kernels=seen.device_kernels,
-            activity_hash=seen.activity_hash,
-        )
+        return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
         """The record with its bound, what the kernel moved, and the rates; a NOISY time or bound gives none.  Traffic
@@ -279,8 +253,8 @@ class Measurement:
         if traffic and median_s and limits:
             fastest = max(limits.hbm_bytes_per_s, limits.l2_bytes_per_s or 0.0)
             if traffic.bytes / median_s > ABOVE * fastest:
-                told = "its claimed traffic is left out: no memory here could have moved it in that time"
-                traffic, reason = None, reason or told
+                note = "its claimed traffic is left out: no memory here could have moved it in that time"
+                traffic, reason = None, reason or note
         moved = traffic.bytes if traffic else cost.bytes
         seconds = median_s if record.status != "NOISY" else None
         roofs, limit = self.ceilings, self._bound(cost)
@@ -303,10 +277,10 @@ class Measurement:
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
         """After a first reading above measured ceilings, measures them again: a busy machine may have lowered them."""
-        known = self.ceilings
-        if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
+        ceilings = self.ceilings
+        if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return
-        above = samples.median_s > 0 and above_limits(samples, cost, known)
+        above = samples.median_s > 0 and above_limits(samples, cost, ceilings)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
         if above and not (above[0] == "memory" and in_cache):
-            self.ceilings, self.raised = raise_ceilings(known, self.device), True
+            self.ceilings, self.raised = raise_ceilings(ceilings, self.device), True

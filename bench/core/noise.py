@@ -55,14 +55,10 @@ class Samples:
     """Why the reading says little: the machine was busy, or the samples spread, drift or are few."""
     few: str = ""
     """Why the samples are too few, which makes the reading noise too."""
-    first_call_s: float | None = None
-    """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
     fault: str = ""
-    """Why the reading must not be published (a replaced clock, dropped kernels)."""
+    """Why the reading must not be published (a replaced clock)."""
     launch_floor_s: float | None = None
     """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
-    busy_s: float | None = None
-    """Median over the calls of the sum of the kernels' times."""
 
     @property
     def median_s(self) -> float:
@@ -112,14 +108,14 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
     On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate bounds only the bytes read, and only
     where L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
     """
-    known = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
-    bounded = replace(cost, tensor_flops=known)
+    tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
+    bounded = replace(cost, tensor_flops=tensor_flops)
     on_gpu = samples.method.startswith("cuda")
     if on_gpu:
         read_bytes = 0.0 if samples.l2_state == "warm" else cost.read_bytes
         bounded = replace(bounded, write_bytes=0.0, read_bytes=read_bytes)
-    found = bound(bounded, limits)
-    times: dict[str, float] = {found.limiter: found.fraction(samples.median_s)}
+    limit = bound(bounded, limits)
+    times: dict[str, float] = {limit.limiter: limit.fraction(samples.median_s)}
     if limits.l2_bytes_per_s and on_gpu:
         times["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
     most = max(times, key=lambda part: times[part])
@@ -157,8 +153,7 @@ def why_invalid(
 
 def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) -> Record:
     """The record with a reading, but for its rates.  Non-finite samples give no latency; they are kept."""
-    more = {"launch_floor": samples.launch_floor_s, "kernel_busy": samples.busy_s, "first_call": samples.first_call_s}
-    metrics = {f"{name}_ms": value * 1e3 for name, value in more.items() if value is not None}
+    floor = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
     times = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
     p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in times)
     return replace(
@@ -172,5 +167,5 @@ def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) ->
         samples=Record.packed(samples.seconds),
         sample_count=len(samples.seconds),
         clocks=clocks,
-        metrics={"calls_per_sample": float(samples.calls_per_sample), **metrics},
+        metrics={"calls_per_sample": float(samples.calls_per_sample), **floor},
     )

@@ -8,17 +8,16 @@ serves the requests.
 from __future__ import annotations
 
 import math
-import mmap
-import os
+import pickle
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import torch
 
@@ -32,7 +31,7 @@ from rooflab.bench.core.process import Child, ChildFailed, Pool, cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
 from rooflab.bench.core.timers import tampered
-from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
+from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, extent, get_scheme
@@ -80,15 +79,15 @@ class Checkers:
             task = task.taken(spec, refused) or task
         kernel, case, scheme = task.kernel, task.case, task.scheme
         priced = spec.make_inputs(case, scheme, torch.device("meta"), task.seed)
-        own = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
-        user, pool = f"{own}{kernel.id} ", self._pool(kernel)
+        file = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
+        user, pool = f"{file}{kernel.id} ", self._pool(kernel)
         with pool.child(user) as child:
             limits, bytes_ = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(priced)
             with closing(Outside(child, limits, bytes_, kernel, spec, scheme, self.device)) as runner:
                 result = check_kernel(kernel, spec, case, scheme, self.device, task.seed, task.planted, runner)
             if result.status not in ("OK", "INCORRECT", *NOT_RUN):
                 child.stop()
-            child.only_for = user if result.status == "INCORRECT" else child.only_for or own
+            child.only_for = user if result.status == "INCORRECT" else child.only_for or file
         if result.not_offered:
             refused |= named_in(result.reason, options_on(spec, priced))
         return result
@@ -110,8 +109,8 @@ class Checkers:
         try:
             with suppress(TimeoutError):  # what still runs then is left out
                 for future in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
-                    if (found := future.result()) is not None:
-                        yield found
+                    if (result := future.result()) is not None:
+                        yield result
         finally:
             if any(future.running() for future in futures):
                 self.over.set()
@@ -134,7 +133,7 @@ class Outside(Runner):
         super().__init__(kernel, spec, scheme, device)
         self._child, self._limits = child, limits
         self._folder = shared_folder(bytes_)
-        self._writer, self._reader = Writer(self._folder.name), Reader()
+        self._file = Path(self._folder.name) / "request.pt"
 
     def close(self) -> None:
         self._folder.cleanup()
@@ -150,19 +149,18 @@ class Outside(Runner):
         return bool(self._ask("load", name, inputs, packed_in))
 
     def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
-        forms = tuple((shape, str(dtype).removeprefix("torch.")) for shape, dtype in layout.forms)
-        return cast(Outputs, self._ask("run", name, {**vars(layout), "forms": forms}))
+        return cast(Outputs, self._ask("run", name, vars(layout)))
 
     def settle(self) -> None:
         self._ask("settle")
 
-    def seen(self) -> Seen:
-        return Seen("none") if self._child.ended else Seen(*cast(Iterable[Any], self._ask("seen")))
+    def seen(self) -> dict[str, Any]:
+        return {"checked_by": "none"} if self._child.ended else cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
         try:
-            request = {"call": name, "arguments": self._writer.write(arguments)}
+            request = {"call": name, "arguments": written(arguments, self._file)}
         except OSError as full:
             raise Failed("OUT_OF_MEMORY", f"for the inputs in shared memory: {full}") from full
         try:
@@ -176,7 +174,7 @@ class Outside(Runner):
             raise Failed(*reply["failed"])
         if "refused" in reply:
             raise LayoutRefused(reply["refused"])
-        return self._reader.read(reply["done"], self.device)
+        return cast(object, read(reply["done"], self.device))
 
 
 class Serving:
@@ -189,19 +187,17 @@ class Serving:
     @staticmethod
     def kernel(op: str, name: str, file: str | None) -> Kernel:
         """The kernel of that name, which `file` registers.  Raises `ValueError` on an unknown name."""
-        known = op in registry.ops() and name in registry.kernels(op)
-        if file and not known:
+        registered = op in registry.ops() and name in registry.kernels(op)
+        if file and not registered:
             registry.load_file(Path(file))
         return registry.get_kernel(op, name)
 
     def answer(self, request: JsonObject) -> Json:
         """`done` with the result, or the fault."""
         name, device = request["call"], self._runner.device if self._runner else torch.device("cpu")
-        if name == "begin":
-            self._reader, self._writer = Reader(), Writer(os.path.dirname(request["arguments"]["file"]))
-        arguments = cast("tuple[Any, ...]", self._reader.read(request["arguments"], device))
+        arguments = read(request["arguments"], device)
         try:
-            return {"done": self._writer.write(self._call(name, arguments))}
+            return {"done": written(self._call(name, arguments), Path(request["arguments"]).with_name("answer.pt"))}
         except Failed as failed:
             return {"failed": [failed.status, failed.reason]}
         except LayoutRefused as refused:
@@ -211,87 +207,22 @@ class Serving:
         if name == "begin":
             op, kernel, file, scheme, device = arguments
             try:
-                found = self.kernel(op, kernel, file)
+                loaded = self.kernel(op, kernel, file)
             except (ValueError, ImportError, OSError) as error:
                 raise Failed("RUNTIME_ERROR", str(error)) from error
-            self._runner = self._make(found, registry.get_op(op), get_scheme(scheme), torch.device(device))
+            self._runner = self._make(loaded, registry.get_op(op), get_scheme(scheme), torch.device(device))
             arguments = ()
         assert self._runner is not None, "the first request is `begin`"
         if name == "run":
-            forms = tuple((torch.Size(shape), getattr(torch, dtype)) for shape, dtype in arguments[1]["forms"])
-            arguments = arguments[0], Layout(**{**arguments[1], "forms": forms})
+            arguments = arguments[0], Layout(**arguments[1])
         with self._runner.around():
-            result = getattr(self._runner, name)(*arguments)
-        return (result.by, result.races, result.bytes) if isinstance(result, Seen) else result
+            return getattr(self._runner, name)(*arguments)
 
 
 answer = Serving().answer
 
 
 SHARED_MEMORY = Path("/dev/shm")
-ALIGNMENT = 64
-"""Bytes; a tensor keeps its own place behind a multiple of them, because kernels specialise on alignment."""
-SPARE = 2
-"""A new file has room for this many times the bytes that are asked for."""
-
-
-class Writer:
-    """Copies tensors into a file of `folder`, and into a larger one if they do not fit."""
-
-    def __init__(self, folder: str):
-        self._folder = folder
-        self._path = ""
-        self._room = torch.empty(0, dtype=torch.uint8)
-
-    def write(self, value: object) -> Json:
-        """`value` as JSON values, for `Reader.read`; sequences become tuples.  Raises `OSError` if the disk is full."""
-        tensors: list[torch.Tensor] = []
-        plain = _without_tensors(value, tensors)
-        flat = [_flat(tensor) for tensor in tensors]
-        places, end = [], 0
-        for tensor, values in zip(tensors, flat, strict=True):
-            places.append(end + tensor.data_ptr() % ALIGNMENT)
-            end = -(-(places[-1] + values.nbytes) // ALIGNMENT) * ALIGNMENT
-        if end > self._room.numel() or not self._path:
-            self._make_room(SPARE * end)
-        described = []
-        for tensor, values, place in zip(tensors, flat, places, strict=True):
-            self._room[place : place + values.nbytes].copy_(values)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            described.append([dtype, list(tensor.shape), list(tensor.stride()), place, values.nbytes])
-        return {"file": self._path, "values": plain, "tensors": described}
-
-    def _make_room(self, size: int) -> None:
-        if self._path:
-            Path(self._path).unlink(missing_ok=True)
-        descriptor, self._path = tempfile.mkstemp(dir=self._folder)
-        with open(descriptor, "r+b") as file:
-            # A place on a full disk that was not allocated would end the process when it is written.
-            os.posix_fallocate(file.fileno(), 0, max(size, mmap.PAGESIZE))
-            self._room = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-
-
-class Reader:
-    """Reads what a `Writer` wrote."""
-
-    def __init__(self) -> None:
-        self._path = ""
-        self._room = torch.empty(0, dtype=torch.uint8)
-
-    def read(self, message: Json, device: torch.device) -> object:
-        """The value of a message; its tensors are copies on `device` with the same strides and alignment."""
-        if message["file"] != self._path:
-            self._path = message["file"]
-            with open(self._path, "r+b") as file:
-                self._room = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-        tensors = []
-        for dtype, shape, stride, place, nbytes in message["tensors"]:
-            own = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
-            skew = (place - own.data_ptr()) % ALIGNMENT
-            own[skew : skew + nbytes].copy_(self._room[place : place + nbytes])
-            flat = own[skew : skew + nbytes].view(getattr(torch, dtype))
-            tensors.append(flat.as_strided(shape, stride, flat.storage_offset()))
-        return _with_tensors(message["values"], tensors)
 
 
 def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
@@ -300,28 +231,52 @@ def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if there else None)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the memory between a tensor's first and last element."""
-    count = extent(tensor.shape, tensor.stride())
-    return tensor.detach().as_strided((count,), (1,)).view(torch.uint8)
+ALIGNMENT = 64
+"""Bytes; a tensor keeps its own place behind a multiple of them, because kernels specialise on alignment."""
 
 
-def _without_tensors(value: object, tensors: list[torch.Tensor]) -> Json:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1}
-    if isinstance(value, Mapping):
-        return {"mapping": {name: _without_tensors(item, tensors) for name, item in value.items()}}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_without_tensors(item, tensors) for item in value]
-    return value
+class _Writer(pickle.Pickler):
+    """Writes tensors as the bytes between their first and last element, with strides and alignment."""
+
+    def persistent_id(self, value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return None
+        flat = value.detach().as_strided((extent(value.shape, value.stride()),), (1,)).view(torch.uint8).cpu()
+        place = value.data_ptr() % ALIGNMENT
+        return value.dtype, tuple(value.shape), value.stride(), place, bytearray(flat.numpy())
 
 
-def _with_tensors(value: Json, tensors: Sequence[torch.Tensor]) -> object:
-    if isinstance(value, list):
-        return tuple(_with_tensors(item, tensors) for item in value)
-    if not isinstance(value, dict):
+class _Reader(pickle.Unpickler):
+    """Reads what a `_Writer` wrote; its tensors are copies on `device`.  It refuses code."""
+
+    def __init__(self, file: IO[bytes], device: torch.device):
+        super().__init__(file)
+        self._device = device
+
+    def persistent_load(self, saved: Any) -> torch.Tensor:
+        dtype, shape, stride, place, data = saved
+        room = torch.empty(len(data) + ALIGNMENT, dtype=torch.uint8, device=self._device)
+        start = (place - room.data_ptr()) % ALIGNMENT
+        if data:
+            room[start : start + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
+        flat = room[start : start + len(data)].view(dtype)
+        return flat.as_strided(shape, stride, flat.storage_offset())
+
+    def find_class(self, module: str, name: str) -> Any:
+        value = getattr(torch, name, None) if module == "torch" else None
+        if value is not torch.Size and not isinstance(value, torch.dtype):
+            raise pickle.UnpicklingError(f"expected tensors and plain values, got {module}.{name}")
         return value
-    if "tensor" in value:
-        return tensors[value["tensor"]]
-    return {name: _with_tensors(item, tensors) for name, item in value["mapping"].items()}
+
+
+def written(value: object, file: Path) -> str:
+    """Writes tensors and plain values for `read`; returns the file's path.  Raises `OSError` if the disk is full."""
+    with file.open("wb") as out:
+        _Writer(out, protocol=5).dump(value)
+    return str(file)
+
+
+def read(path: str, device: torch.device) -> Any:
+    """The value that `written` wrote, its tensors on `device`."""
+    with open(path, "rb") as file:
+        return _Reader(file, device).load()

@@ -169,9 +169,9 @@ def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0)
 
 def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
     """The tensors of each dtype as views of one storage, guards included, as parts of one product's output are."""
-    found = dict(guards)
-    for dtype in {one.buffer.dtype for one in guards.values()}:
-        names = [name for name, one in guards.items() if one.buffer.dtype == dtype]
+    placed_guards = dict(guards)
+    for dtype in {guarded.buffer.dtype for guarded in guards.values()}:
+        names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
         whole = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
         start = 0
         for name in names:
@@ -179,8 +179,8 @@ def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
             part, start = whole[start : start + count], start + count
             inside = view.storage_offset() - guards[name].buffer.storage_offset()
             placed = part.as_strided(view.shape, view.stride(), part.storage_offset() + inside)
-            found[name] = Guarded(part, guards[name].pristine, placed)
-    return found
+            placed_guards[name] = Guarded(part, guards[name].pristine, placed)
+    return placed_guards
 
 
 def guard_output(
@@ -240,10 +240,10 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
         return tuple(strides)
     order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim), reverse=arranged == "turned")
     if arranged in FAR:
-        far = (
+        far_strides = (
             [] if tensor.device.type == "cuda" else _far_strides(tuple(tensor.shape), order, arranged == FAR[1], place)
         )
-        return tuple(far or strides)
+        return tuple(far_strides or strides)
     step = 2 if arranged == "apart" else 1
     for dim in order:
         strides[dim] = step
@@ -262,10 +262,10 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
     others = [dim for dim in outer if dim != outermost]
     if outermost is None or (inside and not others) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
         return []
-    for far in [*others[place % len(others) :], *others] if inside else [outermost]:
+    for far_dim in [*others[place % len(others) :], *others] if inside else [outermost]:
         strides, step = [1] * len(shape), -(-shape[order[0]] // FAR_ALIGN) * FAR_ALIGN
         for dim in order[1:]:
-            if dim == far:
+            if dim == far_dim:
                 step = max(step, min(FAR_STRIDE - 1, FAR_EXTENT // (shape[dim] - 1)) // FAR_ALIGN * FAR_ALIGN)
             strides[dim] = step
             step *= shape[dim]
@@ -280,9 +280,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have any stride
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors of one size hold the same bytes; eight at a time, for single ones take 4 times as long."""
-    pair = bits(one), bits(other)
+    pair = bits(first), bits(second)
     if all(part.numel() % 8 == part.storage_offset() % 8 == 0 for part in pair):
         pair = pair[0].view(torch.int64), pair[1].view(torch.int64)
     return torch.equal(*pair)
@@ -310,7 +310,7 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 LATE_S = 0.1
-"""How long to watch an output for late writes."""
+"""Seconds for which an output is watched for late writes."""
 
 
 def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
@@ -358,6 +358,6 @@ def alike(inputs: Inputs, others: Inputs) -> bool:
     return all(
         isinstance(value, torch.Tensor) and value.shape == others[name].shape
         if isinstance(others[name], torch.Tensor)
-        else value == others[name]
+        else value is others[name] or value == others[name]
         for name, value in inputs.items()
     )

@@ -32,11 +32,11 @@ BOOT = Path(__file__).with_name("boot.py")
 START_S = 180.0
 """Longest time for a child to import torch and the kernels, on a busy machine."""
 LOOK_S = 1.0
-"""How often a caller is asked whether the child hangs."""
+"""Seconds between two questions to the caller whether the child hangs."""
 IN_SOFTWARE_S = 1800.0
 """Longest time of one run of a kernel on a CPU: a large case in Triton's interpreter."""
 ON_A_CARD_S = 120.0
-"""The same where a kernel is compiled and runs on a card: what takes longer hangs, and holds the card."""
+"""Longest time of one run of a compiled kernel on a card: a longer run hangs, and holds the card."""
 END_S = 10.0
 """A process that still exists this long after SIGKILL hangs in the driver."""
 
@@ -45,11 +45,11 @@ class ChildFailed(RuntimeError):
     """A child gave no answer: it took too long (`late`), ended (`died`), or does not end, even after SIGKILL."""
 
     limit_s: float | None = None
-    """Seconds after which it was ended."""
+    """The limit in seconds after which the child was ended; None if it ended by itself."""
     status: int | None = None
-    """With which it ended, as in `subprocess`: a number below 0 is minus the signal."""
+    """The exit status of the child, as in `subprocess`: a number below 0 is minus the signal."""
     words = ""
-    """The end of its standard error."""
+    """The end of the child's standard error."""
 
     @classmethod
     def late(cls, limit_s: float) -> ChildFailed:
@@ -69,7 +69,7 @@ class ChildFailed(RuntimeError):
 
     @property
     def how(self) -> str:
-        """How it ended, such as `signal SIGSEGV`."""
+        """The way in which the child ended, such as `signal SIGSEGV`."""
         status = self.status or 0
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
@@ -118,7 +118,7 @@ class Child:
             start_new_session=own_session,
         )
         self.only_for = ""
-        """How the names begin of the users of `Pool.child` that may still get it."""
+        """The beginning of the names of the users that may still get this child from `Pool.child`."""
         self._ready = False
         self._status: int | None = None
         threading.Thread(target=self._read, daemon=True).start()
@@ -264,8 +264,8 @@ class Pool:
     @cache
     def of_kernels(one_thread: bool) -> Pool:
         """The processes in which kernels run, of one thread each or of torch's number; they stay to the end."""
-        own, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
-        return Pool("rooflab.bench.core.outside", environment=own, limit_s=limit_s)
+        environment, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
+        return Pool("rooflab.bench.core.outside", environment=environment, limit_s=limit_s)
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:

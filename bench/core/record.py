@@ -169,8 +169,8 @@ class Record:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                wanted = ", ".join(str(choice) for choice in choices if choice is not None)
-                raise ValueError(f"{name}: expected one of {wanted}, got {value!r}")
+                allowed = ", ".join(str(choice) for choice in choices if choice is not None)
+                raise ValueError(f"{name}: expected one of {allowed}, got {value!r}")
         for name, value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
             if isinstance(value, str) and (not value.strip() or _HALF.search(value)):
                 raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
@@ -228,10 +228,10 @@ class Record:
             _check_version(str(values.get("schema_version")))
             if "run_id" not in values:
                 raise ValueError("run_id: expected a value, got none")
-        found = decoded(cls, values)
-        numbers = [{name: float(one[name]) for name in _ERROR_NUMBERS if name in one} for one in found.errors]
-        errors = tuple({**one, **floats} for one, floats in zip(found.errors, numbers, strict=True))
-        return replace(found, errors=errors) if errors else found
+        record = decoded(cls, values)
+        numbers = [{name: float(error[name]) for name in _ERROR_NUMBERS if name in error} for error in record.errors]
+        errors = tuple({**error, **floats} for error, floats in zip(record.errors, numbers, strict=True))
+        return replace(record, errors=errors) if errors else record
 
 
 _HALF = re.compile("[\ud800-\udfff]")

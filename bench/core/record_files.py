@@ -102,7 +102,7 @@ Place = Literal["kept", "local", "new"]
 
 
 def result_folder(place: Place = "new") -> Path:
-    """Where results lie.
+    """The folder of results.
 
     `kept`: `results` in a checkout of Rooflab, which has committed records, else `.rooflab`; `local`: `results/local`
     in a checkout, else `.rooflab`, both of which git ignores; `new`: a folder there, named by the time.  Raises

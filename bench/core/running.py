@@ -21,7 +21,7 @@ class ContextBroken(RuntimeError):
 
 
 class Running(NamedTuple):
-    """What runs now."""
+    """The kernels that run now, and since when."""
 
     kernels: tuple[str, ...] = ()
     """One kernel, or several that are timed together; empty if no kernel runs."""
@@ -30,7 +30,7 @@ class Running(NamedTuple):
 
     @staticmethod
     def note(kernels: Sequence[str]) -> None:
-        """Notes which kernels run next; none when the last has ended.  Without the variable it writes nothing."""
+        """Notes the kernels that run next, or none if the last has ended.  Without the variable it writes nothing."""
         if path := os.environ.get(VARIABLE):
             part = Path(f"{path}.part")
             part.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
@@ -38,7 +38,7 @@ class Running(NamedTuple):
 
     @staticmethod
     def variable(path: Path) -> dict[str, str]:
-        """What a process's environment takes to write its notes to `path`."""
+        """The environment variable that makes a process write its notes to `path`."""
         return {VARIABLE: str(path)}
 
     @classmethod

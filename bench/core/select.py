@@ -52,8 +52,8 @@ class Selection:
         for suite in suites:
             # An op from outside may have no edge cases, which `check` asks for by itself.
             if not cases and suite != "edge" and not any(registry.get_op(name).cases_in(suite) for name in chosen):
-                known = dict.fromkeys(suite for name in chosen for suite in registry.get_op(name).cases)
-                raise ValueError(f"suite: expected one of {', '.join(known)}, got {suite!r}")
+                suites_there = dict.fromkeys(suite for name in chosen for suite in registry.get_op(name).cases)
+                raise ValueError(f"suite: expected one of {', '.join(suites_there)}, got {suite!r}")
         parsed = tuple(registry.get_op(*chosen).check_case(Case.parse(text)) for text in cases or ())
         return cls(chosen, tuple(suites), parsed, tuple(schemes or ()), pick_device(device), seed)
 
@@ -83,22 +83,22 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
-    found: dict[str, tuple[Kernel, Path | None]] = {}
+    selected: dict[str, tuple[Kernel, Path | None]] = {}
     loaded = {text: registry.load_file(Path(text)) for text in names if text.endswith(".py")}
     if op is None and len(own_ops := {kernel.op for kernels in loaded.values() for kernel in kernels}) == 1:
         op = own_ops.pop()
     for text in names:
         if text in loaded:
-            own = [kernel for kernel in loaded[text] if op in (None, kernel.op)]
-            if not own:
+            of_op = [kernel for kernel in loaded[text] if op in (None, kernel.op)]
+            if not of_op:
                 raise ValueError(f"kernel: {text} registers none for {op}")
-            found |= {kernel.id: (kernel, kernel.file) for kernel in own}
+            selected |= {kernel.id: (kernel, kernel.file) for kernel in of_op}
         elif op is None:
             raise ValueError(f"kernel: expected an op with the name {text!r}, got none")
         else:
             kernel = registry.get_kernel(op, text)
-            found[kernel.id] = kernel, kernel.file
-    return list(found.values())
+            selected[kernel.id] = kernel, kernel.file
+    return list(selected.values())
 
 
 def source_of(kernel: Kernel) -> Path:
@@ -110,8 +110,8 @@ def source_of(kernel: Kernel) -> Path:
 
 def file_of(kernel: Kernel) -> Path | None:
     """`source_of` a kernel; None for a kernel of the tree."""
-    path, own = source_of(kernel), Path(registry.__file__).resolve().parent
-    return None if path.is_relative_to(own) else path
+    path, tree = source_of(kernel), Path(registry.__file__).resolve().parent
+    return None if path.is_relative_to(tree) else path
 
 
 def pick_device(name: str | None) -> torch.device:

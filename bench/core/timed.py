@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,9 +18,8 @@ from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.poison import alike, kept_names, same_bits
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timers import Function, Observed
-from rooflab.bench.core.timers.timing import observed, time_functions
-from rooflab.kernels.registry import interpreting
+from rooflab.bench.core.timers import Function
+from rooflab.bench.core.timers.timing import time_functions
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 
 if TYPE_CHECKING:  # a CPU does without it
@@ -36,8 +34,7 @@ def time_together(
     """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is for each kernel; it doubles
     for kernels with a noisy reading among them, unless the reading is one of a pair.
 
-    If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
-    the rest fail together but each runs alone, the samples taken alone are returned, and their method says so.
+    If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.
     """
     if not ready:
         return {}, {}, None
@@ -49,7 +46,6 @@ def time_together(
             min_samples=settings.min_samples,
             seed=settings.seed,
             observe=watch.read if watch else None,
-            timer=settings.timer,
             flush=settings.flush,
             renew=renew,
         )
@@ -69,20 +65,17 @@ def _together_or_alone(
     except Failed.errors() as error:
         if len(ready) == 1:
             return {}, {name: Failed.of(error, "while timed") for name in ready}
-    alone: dict[str, Samples] = {}
     failures: dict[str, Failed] = {}
     for name, function in ready.items():
         try:
-            alone |= together({name: function})
+            together({name: function})
         except Failed.errors() as error:
             failures[name] = Failed.of(error, "while timed")
-    if len(alone) > 1:
-        try:
-            return together({name: ready[name] for name in alone}), failures
-        except Failed.errors():
-            note = ", timed alone"
-            alone = {name: replace(samples, method=samples.method + note) for name, samples in alone.items()}
-    return alone, failures
+    rest = {name: function for name, function in ready.items() if name not in failures}
+    try:
+        return together(rest) if rest else {}, failures
+    except Failed.errors() as error:
+        return {}, failures | dict.fromkeys(rest, Failed.of(error, "while timed together"))
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
@@ -92,8 +85,6 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
     from rooflab.bench.core.timers.card import ClockWatch
 
     uuid = gpu_uuid(device)
-    if interpreting():
-        return ClockWatch(uuid)
     try:
         from rooflab.bench.core.timers.sm_clock import DeviceClock  # imports Triton
 
@@ -102,17 +93,23 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
         return ClockWatch(uuid, unread=f"{type(error).__name__}: {error}")
 
 
-def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
-    """Peak memory and device kernels of one call of each kernel, and the failures of kernels that raised an error.
+def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
+    """For each kernel the fields of its record that one call on a GPU shows (peak memory, the device's kernels), and
+    the failures of kernels that raised an error.
 
     This runs after the timing of its case, because it attaches a profiler, which may slow all later launches.  Only
     the first case of a process is timed before a profiler was ever attached.
     """
-    seen: dict[str, Observed] = {}
+    seen: dict[str, dict[str, Any]] = {}
     failures: dict[str, Failed] = {}
+    if device.type == "cpu":
+        return seen, failures
+    from rooflab.bench.core.timers.activity import observed
+    from rooflab.bench.core.timers.cuda import CudaCalls
+
     for name, rotation in timed.items():
         try:
-            seen[name] = observed(rotation.first, device)
+            seen[name] = observed(rotation.first, CudaCalls(device))
         except Failed.errors() as error:
             failures[name] = Failed.of(error, "after timing")
     return seen, failures
@@ -139,10 +136,10 @@ class Unseen:
         del fresh  # before another set is made: its weights may take a large part of the memory
         original = spec.make_inputs(case, scheme, device, seed)
         self._values = {name: value for name, value in values.items() if _finite(original[name])}
-        own = {name: value.clone() for name, value in self._values.items()}
-        self._expected = CheckData(spec, {**original, **own}, scheme)
+        clones = {name: value.clone() for name, value in self._values.items()}
+        self._expected = CheckData(spec, {**original, **clones}, scheme)
         for inputs in copies:
-            for name, value in own.items():
+            for name, value in clones.items():
                 inputs[name].data.copy_(value)
 
     def __call__(self) -> None:
@@ -157,12 +154,12 @@ class Unseen:
 
     def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
         """For each wrong kernel, the fault of the outputs that its last timed calls left."""
-        found = {}
+        faults = {}
         for kernel, rotation in timed.items():
             for _, outputs in rotation.outputs():
                 if bad := self._expected.faults(outputs, rotation.own_stream):
-                    found[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
-        return found
+                    faults[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
+        return faults
 
     def _damaged(self) -> bool:
         return any(

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import packed as packed_with
 from rooflab.bench.core.call import planned
 from rooflab.bench.core.check_data import named_in, options_on
@@ -68,7 +68,7 @@ class Layout:
     twice: bool = False
     """Calls the kernel a second time at once, as a timer does, and reads that call's result."""
     in_place: Mapping[str, str] = field(default_factory=dict)
-    """By output the input in whose memory the caller's output lies."""
+    """By the name of an output, the input in whose memory the caller's output lies."""
     elsewhere: bool = False
     """Another thread makes the call."""
     sms: int | None = None
@@ -76,27 +76,6 @@ class Layout:
 
 
 PLAIN = Layout()
-
-
-@contextmanager
-def _on_sms(count: int | None) -> Iterator[None]:
-    """`sm_count` answers `count` inside the `with` block, so that a CTA of a small case walks over several tiles."""
-    _device.few_sms = count
-    try:
-        yield
-    finally:
-        _device.few_sms = None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a check's runs showed beside outputs."""
-
-    by: CheckedBy
-    races: tuple[str, ...] = ()
-    """Races between threads, which only the emulator sees."""
-    bytes: Mapping[str, int] | None = None
-    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
 
 
 class Runner:
@@ -114,8 +93,6 @@ class Runner:
         self._memory: dict[str, Guarded] = {}
         self._last: tuple[Outputs, Outputs] | None = None
         """The last call's outputs, and their values when they were read."""
-        self.first_call_s = 0.0
-        """Seconds of the first call, which may compile; 0 before it, and where another process makes it."""
 
     def begin(self) -> None:
         """Refuses a kernel that cannot run here; sets the precision of torch's products."""
@@ -138,17 +115,17 @@ class Runner:
         refusal = self.kernel.why_not_args(inputs, self.spec)
         if refusal:
             raise Failed.by(refusal)
-        kept, packed = self.spec.prepared, None
-        if self.kernel.prepare is not None and kept is not None and inputs[kept] is not None:
-            weight = guard(inputs[kept])
+        weight_name, packed = self.spec.prepared, None
+        if self.kernel.prepare is not None and weight_name is not None and inputs[weight_name] is not None:
+            weight = guard(inputs[weight_name])
             try:
                 with poisoned_allocations():
-                    packed = packed_with(self.kernel.prepare, kept, {**inputs, kept: weight.view})
+                    packed = packed_with(self.kernel.prepare, weight_name, {**inputs, weight_name: weight.view})
             except Failed.errors() as error:
                 raise Failed.of(error, "prepare") from error
             damage = weight.damage(may_change=False)
             if damage:
-                raise Failed("INCORRECT", f"prepare: {kept} {damage}")
+                raise Failed("INCORRECT", f"prepare: {weight_name} {damage}")
         self._sets[name] = inputs, packed
         return packed is not None
 
@@ -160,7 +137,7 @@ class Runner:
         """
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
-        with poisoned_allocations() if layout.poisoned else nullcontext(), _on_sms(layout.sms):
+        with poisoned_allocations() if layout.poisoned else nullcontext(), patch.object(_device, "few_sms", layout.sms):
             arguments = *self._sets[name], layout
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
@@ -180,12 +157,12 @@ class Runner:
             slots, cache = spec.slots[:2]
             inputs = {**inputs, slots: far_slots(inputs[slots], inputs[cache])}
         guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
-        kept = layout.stale or repeat(None)
+        stale_values = layout.stale or repeat(None)
         outs = [
             guarded[layout.in_place[output]]
             if output in layout.in_place
             else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
-            for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, kept, strict=False)
+            for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, stale_values, strict=False)
         ]
         free = {*self.free, *layout.in_place.values()}
         arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded.items()}}
@@ -224,14 +201,11 @@ class Runner:
         return outputs, read
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """What the kernel returns, `twice` of the second call, unless an interpreter runs it."""
+        """The kernel's return value; with `twice`, that of a second call at once, unless it is interpreted."""
         accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted)
-        began = time.perf_counter()
-        returned = self.kernel.fn(**accepted)
-        self.first_call_s = self.first_call_s or time.perf_counter() - began
-        return returned
+        return self.kernel.fn(**accepted)
 
     @contextmanager
     def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
@@ -245,8 +219,11 @@ class Runner:
         except Failed.errors() as error:
             if may_refuse and isinstance(error, ValueError):
                 raise LayoutRefused(str(error)) from error
-            own = isinstance(error, ValueError) and traceback.extract_tb(error.__traceback__)[-1].filename != CONTRACT
-            if own and named_in(str(error), options_on(self.spec, inputs)):
+            if (
+                isinstance(error, ValueError)
+                and traceback.extract_tb(error.__traceback__)[-1].filename != CONTRACT
+                and named_in(str(error), options_on(self.spec, inputs))
+            ):
                 raise Failed("UNSUPPORTED", f"{self.kernel.id}: {error}") from error
             raise Failed.of(error, "") from error
 
@@ -261,49 +238,39 @@ class Runner:
 
     @property
     def by(self) -> CheckedBy:
-        """What runs the kernel."""
+        """The means that runs the kernel, as in a record's `checked_by`."""
         if self.kernel.backend in ("triton", "gluon") and interpreting():
             return "interpreter"
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
-    @property
-    def races(self) -> tuple[str, ...]:
-        """Races between threads that the runs showed; only the emulator sees them."""
-        return ()
-
-    @property
-    def bytes(self) -> Mapping[str, int] | None:
-        """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
-        return None
-
-    def seen(self) -> Seen:
-        """What the runs showed."""
-        return Seen(self.by, self.races, self.bytes)
+    def seen(self) -> dict[str, Any]:
+        """Fields of `CheckResult` that the runs showed beside outputs; the emulator also shows races and bytes."""
+        return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
         """The context of each request of another process (`outside.Serving`)."""
         return nullcontext()
 
 
-def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Guarded copies of all tensors, in the memory `known` where it has a fitting one; adds its own to it.
+def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
+    """Guarded copies of all tensors, in the memory of a fitting one in `guards`, to which new ones are added.
 
     Arranged and small, those of one dtype lie in one storage.
     """
     for place, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
-        if name in known and known[name].view.shape == value.shape:
-            known[name].rewrite(value)
+        if name in guards and guards[name].view.shape == value.shape:
+            guards[name].rewrite(value)
         else:
-            known[name] = guard(value, arranged.get(name, "plain"), place)
+            guards[name] = guard(value, arranged.get(name, "plain"), place)
     if (
         arranged
         and not {*FAR, FAR_PAGES}.intersection(arranged.values())
-        and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS
+        and sum(tensor.buffer.numel() for tensor in guards.values()) < SHARED_ELEMENTS
     ):
-        return in_one_storage(known)
-    return known
+        return in_one_storage(guards)
+    return guards
 
 
 def _raise(name: str, fault: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What explains the wrong outputs of a run, if a second look confirms it."""
+"""Explanations of a run's wrong outputs, each confirmed by a second look."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ class Look:
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Which of the tensors with far rows alone makes the result wrong; nothing unless near rows are right."""
+        """The tensors whose far rows alone make the result wrong; empty unless near rows are right."""
         near = replace(layout, arranged={}, out=None, forms=())
         alone = {name: replace(near, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
             alone = {" and ".join(layout.arranged): layout}
         alone |= {"out": replace(layout, arranged={})} if layout.out in FAR else {}
-        names = [name for name, one in sorted(alone.items()) if not self._is_right(data, one)]
+        names = [name for name, near_but_one in sorted(alone.items()) if not self._is_right(data, near_but_one)]
         if not names or not self._is_right(data, near):
             return ""
         return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
@@ -137,12 +137,12 @@ class Look:
         return ""
 
 
-def _same(one: Outputs, other: Outputs) -> bool:
-    return bool(one) and len(one) == len(other) and all(map(_equal, one, other))
+def _same(first: Outputs, second: Outputs) -> bool:
+    return bool(first) and len(first) == len(second) and all(map(_equal, first, second))
 
 
-def _equal(one: object, other: object) -> bool:
+def _equal(first: object, second: object) -> bool:
     """Whether two values are the same, tensors bit for bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
-    return type(one) is type(other) and one == other
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return first.shape == second.shape and first.dtype == second.dtype and same_bits(first, second)
+    return first is second or (type(first) is type(second) and first == second)

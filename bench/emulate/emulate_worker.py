@@ -57,13 +57,9 @@ class Emulating(Runner):
     def by(self) -> Literal["emulator", "torch"]:
         return "emulator" if self._launches.launched else "torch"  # torch alone computed the outputs
 
-    @property
-    def races(self) -> tuple[str, ...]:
-        return tuple(self._launches.races)
-
-    @property
-    def bytes(self) -> Mapping[str, int] | None:
-        return asdict(self._launches.bytes) if self._launches.launched else None
+    def seen(self) -> dict[str, Any]:
+        moved = asdict(self._launches.bytes) if self._launches.launched else None
+        return super().seen() | {"races": tuple(self._launches.races), "bytes": moved}
 
 
 _serving = Serving(Emulating)

@@ -1,75 +1,43 @@
-"""Device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of each roof."""
+"""Device time for the fixture `kernel_benchmark`: samples, device activity, and the fraction of the roof."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from rooflab.bench.core import Checked, Measurement, Record, Settings
-from rooflab.kernels._waiting import others_since, processor_time
-from rooflab.roofline.model import Ceilings, Cost, bound
+from rooflab.roofline.model import Cost
 
 
-class Timed(NamedTuple):
-    """The result of timing a function."""
+def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Record:
+    """The record of the times of a function that has been checked, on several copies of its arguments.
 
-    record: Record
-    wrong: str
-    """The fault of the result of a call after the timed calls; empty if the result is right."""
-    others: float | None
-    """The share of all processors' time that other processes took meanwhile; None if the system does not tell it."""
-    probe_s: float | None
-    """The median seconds of `probe` in the same rounds, which shows the CPU's speed meanwhile; None on a GPU."""
-
-
-def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Timed:
-    """Times a function that has been checked, on several copies of its arguments, and judges one more call.
-
-    The results of the timed calls are judged too, unless the function changes its inputs.  On a CPU each round also
-    times `probe`.
+    It is INCORRECT if the results of the timed calls are wrong, which are judged unless the function changes its
+    inputs, or if the result of one more call is.
     """
-    op, beside = checked.op, {"probe": probe()} if checked.op.device.type == "cpu" else {}
+    op = checked.op
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
     settings = Settings(
         device=str(op.device),
-        budget_s=budget_s / (1 + len(beside)),
+        budget_s=budget_s,
         min_samples=min_samples,
         checked=True,
         judge=checked.judged,
         roof=cost is not None,
     )
-    run = Measurement(spec, op.scheme, settings, beside=beside, first_call_s={op.kernel.name: op.first_call_s})
-    began = processor_time()
-    (record,) = run.records([op.kernel], [op.case])
-    others = others_since(began)
-    return Timed(record, checked.again(), others, run.beside_s.get("probe"))
+    (record,) = Measurement(spec, op.scheme, settings).records([op.kernel], [op.case])
+    wrong = checked.again() if record.status in ("OK", "NOISY") else ""
+    if not wrong:
+        return record
+    return replace(record, status="INCORRECT", reason=f"after timing: {wrong}", latency_median_ms=None)
 
 
-def probe() -> Callable[[], None]:
-    """Returns a function with the same work on every machine and day: the softmax of 256 rows of 1,024 fp32 numbers.
-
-    It reads and computes on torch's threads, as most kernels do; on one core of a Xeon it takes 0.4 ms.  It takes
-    longer on a CPU that shares its cores or caches with work that no counter here shows.
-    """
-    x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
-    out = torch.empty_like(x)
-    softmax = torch.softmax
-
-    def work() -> None:
-        softmax(x, -1, out=out)
-
-    return work
-
-
-def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
+def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
     """The JSON values stored next to pytest-benchmark's statistics; `record.unpack_samples` reads `samples`.
 
     They hold all that an A/B needs from a reading: every sample in time order, the method, the machine, and the clocks.
     """
-    record, environment = timed.record, timed.record.environment
+    environment = record.environment
     info: dict[str, Any] = {
         "device": environment["gpu"]["name"] if record.device == "cuda" else environment["cpu"],
         "device_type": record.device,
@@ -78,39 +46,21 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "l2_state": record.l2_state,
         "calls_per_sample": int(record.metrics.get("calls_per_sample", 1)),
         "samples": record.samples,
-        "first_call_s": record.metrics.get("first_call_ms", 0.0) / 1e3,
         "clocks": record.clocks,
-        "others": timed.others,
-        "probe_s": timed.probe_s,
         "device_kernels": list(record.device_kernels),
         "activity_hash": record.activity_hash,
         **({"cost": asdict(cost)} if cost else {}),
     }
     info["status"] = f"{record.status}: {record.reason}" if record.status != "OK" else "OK"
-    seconds = (record.latency_median_ms or 0.0) / 1e3
-    if cost is None or not seconds > 0 or record.status == "NOISY":
+    if cost is None or record.flops_per_s is None:
         return info
-    info |= {
-        "flops": cost.flops,
-        "bytes": cost.bytes,
-        "flops_per_s": cost.flops / seconds,
-        "bytes_per_s": cost.bytes / seconds,
-    }
-    if cost.bytes:
-        info["intensity_flop_per_byte"] = cost.intensity
-    return info | _roofs(cost, seconds, Ceilings(**record.ceilings) if record.ceilings else None)
-
-
-def _roofs(cost: Cost, seconds: float, ceilings: Ceilings | None) -> dict[str, Any]:
-    """The fraction of each roof that a reading reaches."""
-    if ceilings is None:
-        return {"roof": "unknown: no data sheet of this device is in the table"}
-    if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
-        return {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
-    limit = bound(cost, ceilings)
-    found = {"limiter": limit.limiter, "bound_s": limit.seconds, "ceilings": asdict(ceilings)}
-    if ceilings.noise:
-        return found | {"roof": f"NOISY: {ceilings.noise}"}
-    parts = {part: part_s for part, part_s in limit.parts.items() if part_s}
-    found[f"fraction_of_{ceilings.kind}_roof"] = limit.fraction(seconds)
-    return found | {f"fraction_of_{ceilings.kind}_{part}_roof": part_s / seconds for part, part_s in parts.items()}
+    info |= {"flops": record.flops, "bytes": record.least_bytes}
+    info |= {"flops_per_s": record.flops_per_s, "bytes_per_s": record.bytes_per_s}
+    if record.intensity is not None:
+        info["intensity_flop_per_byte"] = record.intensity
+    if record.ceilings is None or record.bound_ms is None:
+        return info | {"roof": "unknown: no rates of this device are known, or none of these dtypes"}
+    info |= {"limiter": record.limiter, "bound_s": record.bound_ms / 1e3, "ceilings": record.ceilings}
+    if record.bound_fraction is None:
+        return info | {"roof": f"NOISY: {record.ceilings['noise']}"}
+    return info | {f"fraction_of_{record.ceilings['kind']}_roof": record.bound_fraction}

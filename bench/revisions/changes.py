@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from rooflab.bench.base.git import git
 from rooflab.bench.revisions.repository import import_roots
-from rooflab.bench.revisions.trees import git
 
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
@@ -33,33 +33,35 @@ def touched_ops(
     `reference` or `roofline`, the pinned packages, and what can change a reading (`DECIDES`) touch all ops.  Documents,
     tests, results and the engine touch no op.
     """
-    found: set[str] = set()
+    touched: set[str] = set()
     for text in changed:
         parts = PurePosixPath(text).parts
         if parts[0] in MEASURED:
-            named = parts[1] if parts[0] == "kernels" and len(parts) > 2 else PurePosixPath(text).stem
+            in_folder = parts[0] == "kernels" and len(parts) > 2
+            named = parts[1] if in_folder else PurePosixPath(text).stem
+            unused = in_folder and not named.startswith("_")  # it lies in the folder of an op that neither side has
             if named in ops and parts[0] != "roofline":
-                found |= {named, *(users or {}).get(named, ())}
-            elif _is_code(parts):
+                touched |= {named, *(users or {}).get(named, ())}
+            elif not unused and not text.endswith((".md", ".txt")) and parts[-1] != "plot.py":
                 return list(ops)
         elif text in SETTINGS or text.startswith(DECIDES):
             return list(ops)
-    return [op for op in ops if op in found]
+    return [op for op in ops if op in touched]
 
 
 def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
     """For each op, the ops whose reference or kernels import its files in one tree, directly or through others."""
-    found: dict[str, set[str]] = {op: set() for op in ops}
+    users_of: dict[str, set[str]] = {op: set() for op in ops}
     for tree in trees:
         for op in ops:
             for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
-                for used in _ops_imported(file, found):
-                    found[used].add(op)
+                for used in _ops_imported(file, users_of):
+                    users_of[used].add(op)
     for through in ops:  # Warshall's algorithm for a transitive closure
         for op in ops:
-            if through in found[op]:
-                found[op] |= found[through]
-    return found
+            if through in users_of[op]:
+                users_of[op] |= users_of[through]
+    return users_of
 
 
 def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
@@ -85,7 +87,7 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
     A change touches a kernel's file by a Python file that it imports in one of the trees, also through other files; by
     any other file that git knows beside or below such a file, except documents and hidden ones; by the pinned packages.
     """
-    found, files = set[str](), {*files}
+    touched, files = set[str](), {*files}
     if {*changed} & {*SETTINGS}:
         return files
     for tree in trees:
@@ -96,29 +98,23 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
             reached = {place.relative_to(tree) for place in _reached(tree / file, tree, folders)}
             beside = any(place.parent in Path(name).parents for place in reached for name in data)
             if beside or {*map(Path, changed)} & reached:
-                found.add(file)
-    return found
+                touched.add(file)
+    return touched
 
 
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
     """The files of a tree that `file` imports, also inside functions and through other files, and `file` itself."""
-    found: set[Path] = set()
+    reached: set[Path] = set()
     waiting = [file]
     while waiting:
         file = waiting.pop()
-        if file in found or not file.is_file():
+        if file in reached or not file.is_file():
             continue
-        found.add(file)
+        reached.add(file)
         beside = [folder for folder in file.parents if folder.is_relative_to(tree)]  # the folders of a relative import
         with suppress(SyntaxError, ValueError):  # a file that cannot be parsed imports nothing
             for name in _imported(ast.parse(file.read_bytes())):
                 for place in (folder.joinpath(*name.split(".")) for folder in (*folders, *beside)):
                     packages = (parent / "__init__.py" for parent in (place, *place.parents) if parent != tree)
                     waiting += [place.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
-    return found
-
-
-def _is_code(parts: tuple[str, ...]) -> bool:
-    """Whether all ops may use a file: false for a text, and for a file in an op's folder that neither side has."""
-    in_op_folder = parts[0] == "kernels" and len(parts) > 2 and not parts[1].startswith("_")
-    return not in_op_folder and not parts[-1].endswith((".md", ".txt")) and parts[-1] != "plot.py"
+    return reached

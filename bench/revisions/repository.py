@@ -8,17 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from rooflab.bench.base.git import git_says
 from rooflab.bench.core import source_of
-from rooflab.bench.revisions.trees import git
 from rooflab.kernels import registry
 
 
-def repository_of(files: Sequence[str], own: Path) -> Path | None:
-    """The repository of these files, or of the working directory; None if it is Rooflab's checkout at `own`.
+def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
+    """The repository of these files, or of the working directory; None if it is Rooflab's own `checkout`.
 
     Raises `ValueError` where there is no repository.
     """
@@ -26,7 +25,7 @@ def repository_of(files: Sequence[str], own: Path) -> Path | None:
     if len(roots) > 1:
         raise ValueError(f"kernel: expected files of one git repository, got {', '.join(files)}")
     root = roots.pop()
-    if not files and root in (None, _top(own)) and _git(own, "ls-files", "kernels/registry.py"):
+    if not files and root in (None, _top(checkout)) and git_says(checkout, "ls-files", "kernels/registry.py"):
         return None
     if root is None:
         what = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
@@ -34,14 +33,8 @@ def repository_of(files: Sequence[str], own: Path) -> Path | None:
     return root
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    with suppress(ValueError):
-        return git(folder, *arguments)
-    return ""
-
-
 def _top(folder: Path) -> Path | None:
-    top = _git(folder, "rev-parse", "--show-toplevel")
+    top = git_says(folder, "rev-parse", "--show-toplevel")
     return Path(top).resolve() if top else None
 
 
@@ -61,8 +54,8 @@ def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tu
 def import_roots(root: Path) -> list[Path]:
     """The folders from which a repository's modules are imported, as paths from its root: the root, `src`, and the
     folders of Python's path that lie in it, which an editable installation adds."""
-    own = [Path(entry).resolve() for entry in sys.path if not entry.endswith("-packages")]
-    return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in own if p.is_relative_to(root)))))
+    entries = [Path(entry).resolve() for entry in sys.path if not entry.endswith("-packages")]
+    return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in entries if p.is_relative_to(root)))))
 
 
 def import_path(root: Path, tree: Path) -> str:
@@ -81,5 +74,5 @@ def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
     every = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
     places, root = {kernel.id: source_of(kernel) for kernel in every}, tree.resolve()
     ours = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
-    own = {name: at for name, at in places.items() if at.is_relative_to(root) and not at.is_relative_to(ours)}
-    return {name: str(at.relative_to(root)) for name, at in own.items()}
+    in_tree = {name: at for name, at in places.items() if at.is_relative_to(root) and not at.is_relative_to(ours)}
+    return {name: str(at.relative_to(root)) for name, at in in_tree.items()}

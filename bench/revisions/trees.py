@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.base.git import git, git_says
 from rooflab.bench.core import git_state
 from rooflab.reference.spec import CONTRACT
 
@@ -21,7 +20,6 @@ CONSTRAINTS = "constraints.txt"
 """This file and the dependencies in pyproject.toml give the packages that a tree needs."""
 TIMED = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
 """Prefixes of the names of packages that can change a kernel's time."""
-GIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -32,25 +30,6 @@ class Tree:
     path: Path
     commit: str | None
     dirty: bool | None
-
-
-def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") -> str:
-    """git's output in English; ignores any repository that environment variables name.
-
-    If git fails, raises `ValueError` with git's message; with `may_fail`, returns the message with the output.
-    """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=GIT_S, env=environment)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"git {arguments[0]}: took longer than {GIT_S:.0f} s") from None
-    except FileNotFoundError:
-        raise ValueError("git: expected it to be installed") from None
-    if done.returncode and not may_fail:
-        words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise ValueError(f"git {arguments[0]}: {words[-1]}")
-    return (done.stdout + (done.stderr if may_fail else "")).strip()
 
 
 def resolve(root: Path, revision: str, what: str = "revision") -> str:
@@ -95,25 +74,19 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
             label = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
             yield Tree(label, path, commit, False)
         finally:
-            _remove(root, path)
-
-
-def _remove(root: Path, path: Path) -> None:
-    """Removes a worktree, even an incomplete one; an error here must not hide an earlier error."""
-    try:
-        git(root, "worktree", "remove", "--force", str(path))
-    except ValueError:
-        shutil.rmtree(path, ignore_errors=True)
-        with suppress(ValueError):
-            git(root, "worktree", "prune")
+            try:
+                git(root, "worktree", "remove", "--force", str(path))
+            except ValueError:  # an incomplete worktree; an error here must not hide an earlier one
+                shutil.rmtree(path, ignore_errors=True)
+                git_says(root, "worktree", "prune")
 
 
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
     """Raises `ValueError` where the kernels and specs of `tree` do not have the form that this `bench` measures."""
     file = tree / "reference" / "spec.py"
-    found = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
-    if found is None or int(found[1]) != CONTRACT:
-        got = f"contract {found[1]}" if found else "none"
+    contract = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
+    if contract is None or int(contract[1]) != CONTRACT:
+        got = f"contract {contract[1]}" if contract else "none"
         raise ValueError(
             f"{option}: expected a revision with contract {CONTRACT} in reference/spec.py, got {got} in {label}"
         )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import torch
-
-from rooflab.bench.core.timers.cuda import NotCaptured
-from rooflab.bench.core.timers.cupti import OURS, REST, DeviceTrace
 
 
 @dataclass
@@ -39,20 +37,14 @@ class FakeCuda:
         self.host_s = 0.0
         self.device_s = 0.0
         self.log: list[Work] = []
-        self.capturing: list[tuple[str, float]] | None = None
-        self.captures = 0
-        self.uncapturable = ""
 
     def clock(self) -> float:
         """The host's time."""
         return self.host_s
 
     def work(self, seconds: float, name: str = "kernel", stream: int = 7, grid: tuple[int, int, int] = (1, 1, 1)):
-        """Enqueues one kernel; while a graph is captured, into that."""
+        """Enqueues one kernel."""
         self.host_s += self.HOST_S
-        if self.capturing is not None:
-            self.capturing.append((name, seconds))
-            return
         start = max(self.device_s, self.host_s)
         self.device_s = start + seconds + self.LAUNCH_S
         self.log.append(Work(name, start, self.device_s, stream, grid))
@@ -80,80 +72,29 @@ class FakeCuda:
         self.work(cycles / 1e9, "spin")
 
     def synchronize(self) -> None:
-        if self.capturing is not None:
-            self.uncapturable = "operation not permitted when stream is capturing"
         self.host_s = max(self.host_s, self.device_s)
 
-    def warm_up(self, function: Callable[[], object]) -> None:
-        function()
-        self.synchronize()
 
-    def capture(self, function: Callable[[], object], calls: int) -> Callable[[], None]:
-        self.captures += 1
-        self.capturing, self.uncapturable = [], ""
-        for _ in range(calls):
-            function()
-        nodes, self.capturing = self.capturing, None
-        if self.uncapturable:
-            raise NotCaptured(self.uncapturable)
+class Recording:
+    """Stands for a recording of Kineto: the work of a `FakeCuda` from its beginning on, in Chrome's trace format."""
 
-        def replay() -> None:
-            self.host_s += self.HOST_S
-            for name, seconds in nodes:
-                self.host_s -= self.HOST_S  # one launch for all
-                self.work(seconds, name)
+    def __init__(self, cuda: FakeCuda):
+        self._cuda, self._first = cuda, len(cuda.log)
 
-        return replay
+    def export_chrome_trace(self, path: str) -> None:
+        events: list[Any] = [{"ph": "M", "name": "process_name"}]
+        for work in reversed(self._cuda.log[self._first :]):  # a trace is not in the order of time
+            args = {"grid": list(work.grid), "block": [128, 1, 1], "shared memory": 0}
+            times = {"ts": work.start_s * 1e6, "dur": (work.end_s - work.start_s) * 1e6}
+            events.append({"ph": "X", "cat": "kernel", "name": work.name, "args": args, **times})
+        Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
-class FakeTrace(DeviceTrace):
-    """A recording of a `FakeCuda`, in Kineto's form; `lose` drops kernels as a profiler might."""
-
-    def __init__(self, cuda: FakeCuda, lose: Callable[[Work], bool]):
-        super().__init__()
-        self._cuda, self._lose = cuda, lose
-        self._first = len(cuda.log)
-        self._own: list[tuple[str, int, int]] = []
+def profiler_of(cuda: FakeCuda, running: bool = False) -> Callable[..., Any]:
+    """Stands for `activity.profiled`; `running`: another profiler runs already."""
 
     @contextmanager
-    def ours(self, kind: str = REST) -> Iterator[None]:
-        first = len(self._cuda.log)
-        yield
-        self._own.append((f"{OURS}{len(self._own)}{kind}", first, len(self._cuda.log)))
+    def profiled() -> Iterator[Recording | None]:
+        yield None if running else Recording(cuda)
 
-    def finish(self) -> None:
-        """Writes the events."""
-        for work in self._cuda.log[self._first :]:
-            if not self._lose(work):
-                args = {"grid": list(work.grid), "block": [128, 1, 1], "shared memory": 0}
-                self.events.append(self._event("kernel", work.name, work.start_s, work.end_s, work.stream, args))
-        for name, first, last in self._own:
-            self.events.append(self._event("user_annotation", name, 0, 0, 1, {}))
-            kernels = [work for work in self._cuda.log[first:last] if not self._lose(work)]
-            if kernels:
-                ends = (min(work.start_s for work in kernels), max(work.end_s for work in kernels))
-                self.events.append(self._event("gpu_user_annotation", name, *ends, kernels[0].stream, {}))
-
-    def _event(self, category: str, name: str, start_s: float, end_s: float, tid: int, args: dict[str, Any]) -> Any:
-        epoch = Decimal(1_790_857_026_000_000)  # microseconds that no float holds to the nanosecond
-        around = 1 if category == "gpu_user_annotation" else 0  # nanoseconds that Kineto adds on either side
-        start, end = round(start_s * 1e9) - around, round(end_s * 1e9) + around
-        times = {"ts": epoch + Decimal(start) / 1000, "dur": Decimal(end - start) / 1000}
-        return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": tid, "args": args, **times}
-
-
-def recorder(cuda: FakeCuda, lose: Callable[[Work], bool] = lambda work: False) -> Callable[..., Any]:
-    """Stands for `cupti.recorded`; counts its recordings in `recorder.count`."""
-
-    @contextmanager
-    def recorded(_: Any) -> Iterator[FakeTrace]:
-        trace = FakeTrace(cuda, lose)
-        recorded.count += 1  # type: ignore[attr-defined]
-        yield trace
-        with trace.ours():
-            cuda.sleep(0)
-        cuda.synchronize()
-        trace.finish()
-
-    recorded.count = 0  # type: ignore[attr-defined]
-    return recorded
+    return profiled

@@ -1,24 +1,25 @@
 import struct
 import sys
 from types import ModuleType, SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 import torch
-from fake_cuda import FakeCuda, recorder
+from fake_cuda import FakeCuda, profiler_of
 
 from rooflab.bench.base.cubin import code_hash
-from rooflab.bench.core.timers import Observed, cupti
-from rooflab.bench.core.timers.cupti import DeviceKernel, activity_hash, launched_code, observed_on_cuda
+from rooflab.bench.core.timers import activity
+from rooflab.bench.core.timers.activity import DeviceKernel, activity_hash, launched_code, observed
 from rooflab.kernels import _cuda
 
-GEMM = DeviceKernel("gemm", 100, 200, (8, 2, 1), (128, 1, 1), 4096)
-FILL = DeviceKernel("Memset (Device)", 210, 215, nbytes=64)
+GEMM = DeviceKernel("gemm", (8, 2, 1), (128, 1, 1), 4096)
+FILL = DeviceKernel("Memset (Device)", nbytes=64)
 
 
 @pytest.fixture
 def card(monkeypatch):
     card = FakeCuda()
-    monkeypatch.setattr(cupti, "recorded", recorder(card))
+    monkeypatch.setattr(activity, "profiled", profiler_of(card))
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     for name in ("memory_allocated", "max_memory_allocated"):
@@ -34,11 +35,24 @@ def test_a_call_is_observed_after_one_that_may_compile(card):
         calls.append(1)
         card.work(5e-6, "gemm", grid=(4, 1, 1))
 
-    found = observed_on_cuda(function, card)
-    again = observed_on_cuda(function, card)
-    assert found == again == Observed(0.0, ("gemm",), found.activity_hash) and len(calls) == 4
-    other = observed_on_cuda(lambda: card.work(5e-6, "gemm", grid=(5, 1, 1)), card)
-    assert other.device_kernels == found.device_kernels and other.activity_hash != found.activity_hash
+    found = observed(function, card)
+    again = observed(function, card)
+    assert found == again == {"peak_memory_bytes": 0.0, "device_kernels": ("gemm",), "activity_hash": ANY}
+    assert len(calls) == 4
+    other = observed(lambda: card.work(5e-6, "gemm", grid=(5, 1, 1)), card)
+    assert other["device_kernels"] == found["device_kernels"] and other["activity_hash"] != found["activity_hash"]
+
+
+def test_kernels_are_in_the_order_of_time_and_none_where_nothing_is_recorded(card, monkeypatch):
+    def two():
+        card.work(5e-6, "gemm")
+        card.work(1e-6, "reduce")
+
+    assert observed(two, card)["device_kernels"] == ("gemm", "reduce")
+    nothing = {"peak_memory_bytes": 0.0, "device_kernels": (), "activity_hash": None}
+    assert observed(lambda: None, card) == nothing
+    monkeypatch.setattr(activity, "profiled", profiler_of(card, running=True))
+    assert observed(two, card) == nothing, "another profiler runs"
 
 
 def elf(sections):
@@ -74,7 +88,7 @@ def test_launches_of_triton_are_noted_and_its_method_is_put_back(monkeypatch):
     jit = ModuleType("triton.runtime.jit")
     jit.JITFunction = JITFunction
     monkeypatch.setitem(sys.modules, "triton.runtime.jit", jit)
-    monkeypatch.setattr(cupti, "interpreting", lambda: False)
+    monkeypatch.setattr(activity, "interpreting", lambda: False)
     run = JITFunction.run
     with pytest.raises(ZeroDivisionError), launched_code() as launched:
         JITFunction().run(b"a", grid=(1,), warmup=False)
@@ -112,6 +126,5 @@ def test_the_hash_changes_with_everything_that_the_device_does_and_with_no_time(
     hashes += [activity_hash(base, [("gemm", code)]) for code in ("one", "other")]
     hashes += [activity_hash(twice, [("gemm", code) for code in codes]) for codes in ("ab", "ba")]
     assert len(set(hashes)) == len(hashes)
-    assert activity_hash([kernel._replace(start_ns=7, end_ns=9) for kernel in base]) == activity_hash(base)
     assert activity_hash(twice, [("gemm", "a")]) == activity_hash(twice), "one of two is no knowledge of either"
     assert activity_hash([]) is None

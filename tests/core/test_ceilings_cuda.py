@@ -30,7 +30,6 @@ class World:
         self.now = 0.0
         self.launches = []
         self.timed = []
-        self.floor_s = {"events": 2e-6, "graph": 1.5e-6, "cupti": 1e-6}
         self.fault = ""
 
     def kernel(self, limit="hbm_read", rate=1e12, work=1e6, *, wrong="", seconds=None, **fields):
@@ -49,15 +48,14 @@ class World:
 
         return Microkernel(limit, {"rate": rate}, work, launch, check, **fields)
 
-    def time(self, functions, device, *, min_samples, budget_s, cold, timer=None, observe=None):
-        self.timed.append((sorted(functions), cold, timer))
+    def time(self, functions, device, *, min_samples, budget_s, cold, observe=None):
+        self.timed.append((sorted(functions), cold))
         found = {}
         for name, function in functions.items():
             began = self.now
             function()
-            took = self.floor_s[timer] if timer else self.now - began
-            method = f"fake {timer or 'events'}"
-            found[name] = Samples((took * 1.1, took, took), method, "cold" if cold else "warm", fault=self.fault)
+            took = 2e-6 if name == "nothing" else self.now - began
+            found[name] = Samples((took * 1.1, took, took), "fake events", "cold" if cold else "warm", fault=self.fault)
         return found
 
 
@@ -66,14 +64,16 @@ def world():
     return World()
 
 
-def measure(world, monkeypatch, *groups, makers=None, timers=(), budget_s=10.0, gpu=None, advance=lambda limit: None):
+def measure(world, monkeypatch, *groups, makers=None, budget_s=10.0, gpu=None):
     load = lambda source, name, *, options=(): lambda grid, block, *arguments, shared_bytes=0: None
     monkeypatch.setattr(module, "MAKERS", makers or (lambda card, load: iter(groups),))
-    monkeypatch.setattr(module, "TIMERS", {"cuda": timers})
     monkeypatch.setattr(module, "card_of", lambda device: CARD)
     monkeypatch.setattr(module, "time_functions", world.time)
     monkeypatch.setattr(_cuda, "load", load)
-    return measure_cuda(CARD.device, replace(Environment.now(), gpu=gpu), budget_s, advance)
+    *found, floor = measure_cuda(CARD.device, replace(Environment.now(), gpu=gpu), budget_s)
+    assert floor.kernel == "launch events" and (floor.status == "OK" or floor.reason == world.fault)
+    assert value_of(floor) == (None if world.fault else 2e-6)
+    return found
 
 
 def test_the_fastest_shape_counts_and_all_are_kept(world, monkeypatch):

@@ -51,7 +51,7 @@ def card(monkeypatch, tmp_path, hopper):  # noqa: F811
     found = Measured()
     found.budgets, found.run_ids = [], map(str, itertools.count())
 
-    def measure(device, environment, budget_s, advance):
+    def measure(device, environment, budget_s):
         if found.error is not None:
             raise found.error
         found.budgets.append(budget_s)
@@ -176,7 +176,7 @@ def test_on_a_gpu_every_microkernel_is_right_and_below_the_data_sheet(monkeypatc
     assert reason == "" and 0 < ceilings_for(CUDA).launch_floor_s < 1e-4
     rows = {row["limit"]: row for row in MachineLimits(records).rows}
     if torch.cuda.get_device_name() == GPU.name:
-        for limit in ("hbm_read", "hbm_copy", "fma", "ex2", "bf16 wgmma shared", "bf16 wgmma registers"):
+        for limit in ("hbm_read", "hbm_copy", "fma", "ex2", "bf16 wgmma shared"):
             assert int(rows[limit]["reached"].rstrip("%")) >= 80, rows[limit]
         assert rows["l2_read"]["measured"] > rows["hbm_read"]["measured"]
 

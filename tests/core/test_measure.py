@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -73,8 +72,16 @@ QUICK = Settings(budget_s=1e-4)
 
 
 def run(*kernels, check=passes, cases=(CASE,), spec=SPEC, **options):
-    options = {"ceilings": CEILINGS, "settings": QUICK, "check": check} | options
-    return list(Measurement(spec, FP32, **options).records(kernels, cases))
+    return list(measurement(kernels, check, spec, **options).records(kernels, cases))
+
+
+def measurement(kernels, check=passes, spec=SPEC, **options):
+    """A measurement whose kernels are checked by `check`; None: by the real checker."""
+    made = Measurement(spec, FP32, **({"ceilings": CEILINGS, "settings": QUICK} | options))
+    if check:
+        made.planted_before = frozenset(each.name for each in kernels)
+        made.check_here = lambda kernel, case: check(kernel, spec, case, FP32, made.device, made.settings.seed)
+    return made
 
 
 @pytest.fixture
@@ -206,7 +213,7 @@ def test_once_a_kernel_has_broken_the_context_nothing_runs_and_it_alone_is_blame
     assert (guilty.status, guilty.reason) == ("RUNTIME_ERROR", "illegal access"), "right, and a fault all the same"
     assert {one.reason for one in bad} == {f"{BROKEN}, by scale/bad: illegal access"} and len(bad) == 5
     assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in bad)
-    limited = Measurement(SPEC, FP32, replace(QUICK, limit_s=60.0), check=passes, ceilings=CEILINGS)
+    limited = measurement(kernels, settings=replace(QUICK, limit_s=60.0))
     limited.running, found = lambda ids: told.append(list(ids)), []
     with pytest.raises(ContextBroken, match="^the CUDA context was already broken, by scale/bad: illegal access$"):
         found.extend(limited.records(kernels, cases))
@@ -255,22 +262,3 @@ def test_a_kernel_that_fails_only_under_repeated_calls_publishes_no_number_and_c
     tired, right = run(kernel("tired", fn=tires), kernel("right"))
     assert tired.status == status and tired.reason.startswith(said) and tired.latency_median_ms is None, tired.reason
     assert right.status == "OK" and right.latency_median_ms > 0
-
-
-def test_a_slow_first_call_is_reported_by_itself_wherever_it_was_made(monkeypatch):
-    """In the check, which comes first; again for another case; or in the timing, if no check has called the kernel."""
-    monkeypatch.setattr("rooflab.bench.core.timers.cpu.last_level_cache_bytes", lambda: 4096)
-    sizes = set()
-
-    def compiles(x, weight=None):
-        if len(x) not in sizes:
-            sizes.add(len(x))
-            time.sleep(0.05)
-        return x * weight
-
-    cases, spec = (CASE, Case(T=6, H=8), CASE), replace(SPEC, cases={"smoke": (CASE,)})
-    late, other, known = run(kernel(fn=compiles), check=None, cases=cases, spec=spec)
-    sizes.clear()
-    (unchecked,) = run(kernel(fn=compiles))
-    assert all(record.latency_median_ms < 50 <= record.metrics["first_call_ms"] for record in (late, other, unchecked))
-    assert known.metrics["first_call_ms"] < 50

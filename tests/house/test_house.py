@@ -19,8 +19,8 @@ from rooflab.bench import core
 ROOT = Path(__file__).parents[2]
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "base core records show.py revisions compile emulator predict emulate tune checks ab "
-    "suite report plugin exchange engine load latency commands.py lab.py cli __main__.py "
+    "base core show.py revisions compile emulator predict emulate tune checks ab "
+    "suite report plugin exchange engine load latency commands.py lab.py cli __main__.py bench_kernels.py "
     "run_from_checkout.py"
 ).split()
 """What lies in bench/; each imports only what stands above it in this list."""
@@ -114,10 +114,10 @@ def test_the_emulator_is_a_house_of_its_own_with_one_door():
 
 
 def test_the_core_has_one_face():
-    """Other rooms import what `core/__init__.py` names, and each name is used; `records` has the old places."""
+    """Other rooms import what `core/__init__.py` names, and each name is used."""
     used: set[str] = set()
     for name, node in nodes(ast.ImportFrom):
-        others = name.startswith("bench/") and not name.startswith(("bench/core/", "bench/records/"))
+        others = name.startswith("bench/") and not name.startswith("bench/core/")
         if others and (node.module or "").startswith("rooflab.bench.core"):
             assert node.module == "rooflab.bench.core", f"{name} imports {node.module}"
             used |= {alias.name for alias in node.names}
@@ -217,7 +217,7 @@ def test_outputs_are_written_whole():
 
 def test_json_holds_no_nan():
     """The others are for this package alone: keys of caches and its own processes."""
-    others = {f"bench/{name}.py" for name in ("tune/choose", "tune/bucket", "load/client", "core/timers/cupti")}
+    others = {f"bench/{name}.py" for name in ("tune/choose", "tune/bucket", "load/client", "core/timers/activity")}
     others |= {f"bench/{name}.py" for name in ("core/boot", "core/process", "core/running", "compile/store")}
     others |= {f"bench/{name}.py" for name in ("report/trends/points", "predict/launch_once", "suite/passed")}
     written = [(name, node) for name, node in nodes(ast.Call) if ast.unparse(node.func).endswith(".dumps")]

@@ -15,11 +15,11 @@ from rooflab.bench.exchange import convert
 from rooflab.bench.exchange.convert import export, read
 from rooflab.bench.exchange.files import Imported, make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
-from rooflab.bench.plugin.fixture_time import Timed, extra_info
+from rooflab.bench.plugin.fixture_time import extra_info
 from rooflab.bench.report.figures import cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case
-from rooflab.roofline.model import Ceilings, Cost
+from rooflab.roofline.model import Ceilings, Cost, bound
 
 SAMPLES = [3.3e-6, 1.1e-6, 2.0000000000000004e-6, 5e-6, 2.2e-6]
 
@@ -194,6 +194,9 @@ ROOF = Ceilings("NVIDIA H100 80GB HBM3", "datasheet", 3.35e12, {"bf16": 989e12},
 
 def priced(name, cost, median_s, status="OK", reason=""):
     """A test that gave the fixture a cost, with values as the plugin writes them."""
+    limit, rates = bound(cost, ROOF), {}
+    if status == "OK":
+        rates = {"flops_per_s": cost.flops / median_s, "bytes_per_s": cost.bytes / median_s}
     record = Record(
         kind="bench",
         run_id="r",
@@ -201,12 +204,18 @@ def priced(name, cost, median_s, status="OK", reason=""):
         reason=reason,
         device="cuda",
         timer="cuda events",
+        flops=cost.flops,
+        least_bytes=cost.bytes,
+        bound_ms=limit.seconds * 1e3,
+        limiter=limit.limiter,
+        bound_fraction=limit.seconds / median_s,
+        **rates,
         basis="measured",
         environment={"machine_key": "h100-1", "gpu": {"name": ROOF.device}},
         latency_median_ms=median_s * 1e3,
         ceilings=asdict(ROOF),
     )
-    return named(f"t.py::{name}", median_s) | {"extra_info": extra_info(Timed(record, "", None, None), cost)}
+    return named(f"t.py::{name}", median_s) | {"extra_info": extra_info(record, cost)}
 
 
 def on_gpu(*benchmarks, gpu=ROOF.device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,6 @@ import torch
 from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
 from rooflab.bench.core.ceilings.cuda_limits import (
-    GROUPS_OF_HOPPER,
     compile_microkernels,
     kind_of,
     measure_cuda,
@@ -53,13 +52,15 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
     """
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
-        found, _ = assemble(records or MachineLimits.measured(device).records, device)
-        rates = found.tensor_flops_per_s if found else {}
-        return found and replace(found, tensor_flops_per_s={**rates, **dict.fromkeys(NO_CPU_UNIT, max(rates.values()))})
-    if records and (found := assemble(records, device)[0]):
-        return found
-    known = identify(torch.cuda.get_device_name(device))
-    return known.ceilings() if known else None
+        ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
+        rates = ceilings.tensor_flops_per_s if ceilings else {}
+        return ceilings and replace(
+            ceilings, tensor_flops_per_s={**rates, **dict.fromkeys(NO_CPU_UNIT, max(rates.values()))}
+        )
+    if records and (ceilings := assemble(records, device)[0]):
+        return ceilings
+    sheet = identify(torch.cuda.get_device_name(device))
+    return sheet.ceilings() if sheet else None
 
 
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
@@ -71,9 +72,9 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     """
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
-    known = identify(torch.cuda.get_device_name(device))
-    if known is not None:
-        limits = known.ceilings(known.max_clock_hz)
+    sheet = identify(torch.cuda.get_device_name(device))
+    if sheet is not None:
+        limits = sheet.ceilings(sheet.max_clock_hz)
     elif ceilings.l2_bytes_per_s is not None:
         limits = Ceilings(ceilings.device, ceilings.kind, math.inf, {}, math.inf)
     else:
@@ -97,8 +98,8 @@ class MachineLimits(NamedTuple):
 
         best: dict[str, Record] = {}
         for record in self.records:
-            known = best.setdefault(str(record.kernel), record)
-            if merit(record) > merit(known):
+            record_so_far = best.setdefault(str(record.kernel), record)
+            if merit(record) > merit(record_so_far):
                 best[str(record.kernel)] = record
         return best
 
@@ -112,14 +113,9 @@ class MachineLimits(NamedTuple):
         """Compiles what measures a Hopper's, with no GPU (`cuda_limits.compile_microkernels`); their number."""
         return compile_microkernels()
 
-    @staticmethod
-    def most() -> int:
-        """How often `measured` calls `advance` at most."""
-        return GROUPS_OF_HOPPER
-
     @classmethod
     def kept(cls, device: torch.device) -> MachineLimits:
-        """Those of this machine that were measured before; no records where none hold here.
+        """The limits of this machine that were measured before; no records where none hold here.
 
         They hold under the conditions in which they were measured: on CUDA the card, its driver, power limit and
         clocks, and the microkernels; on a CPU torch and its threads.  NVML cannot report a locked clock (`nvidia-smi
@@ -142,36 +138,29 @@ class MachineLimits(NamedTuple):
         )
 
     @classmethod
-    def measured(
-        cls,
-        device: torch.device,
-        budget_s: float | None = None,
-        advance: Callable[[str], None] = lambda limit: None,
-        raising: bool = False,
-    ) -> MachineLimits:
-        """Measures those of this machine, and keeps their records.
+    def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
+        """Measures the limits of this machine, and keeps their records.
 
         Limits of a GPU that give no ceilings replace none that do, and NOISY limits of a CPU count for this process
-        only.  `advance` is called once for each limit of a GPU; `raising` keeps, of each limit, the better of what was
-        kept and what was measured.  Raises `ValueError` where CuPy, which launches the microkernels, is not installed,
-        and if the cache folder cannot be written to.
+        only.  `raising` keeps, of each limit, the better of what was kept and what was measured.  Raises `ValueError`
+        where CuPy, which launches the microkernels, is not installed, and if the cache folder cannot be written to.
         """
         check_writable("ROOFLAB_CACHE", cache_folder())
         environment, path = _here(device)
         budget_s = budget_s or BUDGET_S[device.type]
         on_cpu = device.type == "cpu"
-        records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s, advance)
+        records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s)
         _, reason = assemble(records, device)
         before, missing = cls.kept(device)
         if raising:
             records = better(before, records)
         elif reason and before and not missing:
             return cls(records, f"{reason}; those of {max(record.timestamp for record in before)} are kept")
-        found, _ = assemble(records, device)
-        records = [replace(record, ceilings=asdict(found) if found else None) for record in records]
-        if found and found.noise:
+        ceilings, _ = assemble(records, device)
+        records = [replace(record, ceilings=asdict(ceilings) if ceilings else None) for record in records]
+        if ceilings and ceilings.noise:
             _noisy[path, environment.threads] = records
-            LOG.warning("ceilings: NOISY: %s", found.noise)
+            LOG.warning("ceilings: NOISY: %s", ceilings.noise)
         else:
             write_whole(path, "".join(f"{record.to_json()}\n" for record in records))
         return cls(records, reason)
@@ -206,8 +195,8 @@ def _conditions(environment: JsonObject, device: torch.device) -> dict[str, obje
     return {name: environment[name] for name in ("threads", "torch", "cpu")}
 
 
-def raise_ceilings(known: Ceilings, device: torch.device) -> Ceilings:
-    """Measures again after a reading above the measured ceilings `known`; a busy machine lowers no rate of them.
+def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
+    """Measures again after a reading above the measured `ceilings`; a busy machine lowers no rate of them.
 
     Where the measurement yields no ceilings, what was kept still counts, and a note says why.
     """
@@ -217,7 +206,7 @@ def raise_ceilings(known: Ceilings, device: torch.device) -> Ceilings:
         missing = str(error)
     if missing:
         LOG.warning("ceilings: measuring again failed (%s); what was measured before still counts", missing)
-    return ceilings_for(device) or known
+    return ceilings_for(device) or ceilings
 
 
 def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
@@ -226,10 +215,10 @@ def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
     A NOISY rate is at least a rate that was reached, so beside a quiet measurement it is OK.
     """
     best = MachineLimits([*again, *before]).best()
-    found = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
+    records = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
     if all(record.status != "OK" for record in (*before, *again)):
-        return found
-    return [replace(record, status="OK", reason="") if record.status == "NOISY" else record for record in found]
+        return records
+    return [replace(record, status="OK", reason="") if record.status == "NOISY" else record for record in records]
 
 
 def value_of(record: Record) -> float | None:
@@ -241,8 +230,8 @@ def value_of(record: Record) -> float | None:
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
     """The ceilings computed from the records of the limits of `device`, or None with the missing limits.
 
-    A rate is the best of its records: for memory over its four accesses, for a dtype over its instructions and the
-    sources of their operands.
+    A rate is the best of its records: for memory over its four accesses, for a dtype over its
+    instructions.
     """
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm = 10 * major + minor
@@ -266,9 +255,9 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
         return None, f"no measured ceilings without {', '.join(missing)}"
     environment = records[0].environment
     name = environment["gpu"]["name"] if sm else environment["cpu"]
-    known = identify(name)
-    found = Ceilings(
-        device=known.name if known else name,
+    sheet = identify(name)
+    ceilings = Ceilings(
+        device=sheet.name if sheet else name,
         kind="measured",
         hbm_bytes_per_s=max(access.values()),
         tensor_flops_per_s=tensor | {"fp32": vector},
@@ -280,16 +269,16 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
         launch_floors_s=floors,
         noise=next((record.reason for record in records if record.status == "NOISY"), ""),
     )
-    return found, ""
+    return ceilings, ""
 
 
 def _row(record: Record) -> Row:
     limit, measured, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
     unit, _ = kind_of(limit)
     letter, scale = ("u", 1e-6) if unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
-    known = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
-    sheet = value_in(known.ceilings(), record) if known else None
-    held = known.ceilings(min(clock_hz, known.max_clock_hz)) if known and clock_hz is not None else None
+    device = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
+    sheet = value_in(device.ceilings(), record) if device else None
+    held = device.ceilings(min(clock_hz, device.max_clock_hz)) if device and clock_hz is not None else None
     at_clock = value_in(held, record) if held else None
     beside = at_clock or sheet
     return {

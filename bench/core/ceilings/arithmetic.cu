@@ -33,10 +33,9 @@ fma_fp32(const float2* start, float2* sums, Clock* clocks, float turn, u32 round
     sums[blockIdx.x * THREADS + threadIdx.x] = sum;
 }
 
-// SPECIAL is the function's name, `ex2` or `rsqrt`.
 __device__ __forceinline__ float special(float x) {
     float y;
-    asm(SPECIAL ".approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ FMA_TOLERANCE = 0.01
 """Covers the roundings of tens of thousands of steps; one step too many or too few is an error of 0.06."""
 SPECIAL_TOLERANCE = 2e-3
 """Covers the roundings of sums of tens of thousands of terms, and the errors in the functions' last bits."""
-SPECIALS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"ex2": torch.exp2, "rsqrt": torch.rsqrt}
 
 
 class VectorShape(NamedTuple):
@@ -34,10 +33,9 @@ SPECIAL_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 4, 64))
 
 
 def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields the microkernels of the fp32 pipe, then those of each special function."""
+    """Yields the microkernels of the fp32 pipe, then those of a special function: all have the same rate."""
     yield [_fma(card, load, shape) for shape in FMA_SHAPES]
-    for name in SPECIALS:
-        yield [_special(card, load, shape, name) for shape in SPECIAL_SHAPES]
+    yield [_special(card, load, shape) for shape in SPECIAL_SHAPES]
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
@@ -52,7 +50,7 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
         return start.double().sum(0) @ whole.T
 
     return summing(
-        compiled(load, "arithmetic.cu", "fma_fp32", shape._asdict(), '#define SPECIAL "ex2"'),
+        compiled(load, "arithmetic.cu", "fma_fp32", shape._asdict(), ""),
         [start],
         sums,
         expected,
@@ -64,8 +62,8 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
     )
 
 
-def _special(card: Card, load: Load, shape: VectorShape, name: str) -> Microkernel:
-    """The microkernel of one shape and one function; arguments start in [1, 2) and grow to at most 3."""
+def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
+    """The microkernel of 2**x in one shape; arguments start in [1, 2) and grow to at most 3."""
     generator = torch.Generator(card.device).manual_seed(0)
     first = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, device=card.device)
@@ -78,16 +76,16 @@ def _special(card: Card, load: Load, shape: VectorShape, name: str) -> Microkern
         total = torch.zeros(shape.threads, dtype=torch.float64, device=card.device)
         for start in range(0, count, 4096):
             n = torch.arange(start, min(start + 4096, count), dtype=torch.float64, device=card.device)
-            total += SPECIALS[name](first.double()[:, None] + n * float(step(rounds))).sum(1)
+            total += torch.exp2(first.double()[:, None] + n * float(step(rounds))).sum(1)
         return total
 
     return summing(
-        compiled(load, "arithmetic.cu", "special_function", shape._asdict(), f'#define SPECIAL "{name}"'),
+        compiled(load, "arithmetic.cu", "special_function", shape._asdict(), ""),
         [first],
         sums,
         expected,
         SPECIAL_TOLERANCE,
-        limit=name,
+        limit="ex2",
         config=shape._asdict(),
         work=float(sums.numel() * shape.steps),
         scalars=lambda rounds: (step(rounds), np.uint32(rounds)),
@@ -139,25 +137,20 @@ class MmaShape(NamedTuple):
     steps: int
 
 
-Source = Literal["shared", "registers"]
 WGMMA_SHAPES = (WgmmaLaunch(256, 2), WgmmaLaunch(256, 1), WgmmaLaunch(128, 2))
 """Two warpgroups take turns on the tensor cores, so that one waits while the other computes."""
 MMA_SHAPES = (MmaShape(256, 2, 2, 4, 4), MmaShape(128, 2, 4, 4, 2), MmaShape(128, 4, 2, 4, 4))
 
 
 def wgmma(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields those of each dtype with A from shared memory, then with A from registers; only on Hopper.
-
-    B is in shared memory.
-    """
+    """Yields the microkernels of wgmma for each dtype, with operands in shared memory; only on Hopper."""
     if card.sm == 90:
         for dtype in DTYPES:
-            yield [_wgmma(card, load, dtype, shape, "shared") for shape in WGMMA_SHAPES]
-            yield [_wgmma(card, load, dtype, shape, "registers") for shape in WGMMA_SHAPES]
+            yield [_wgmma(card, load, dtype, shape) for shape in WGMMA_SHAPES]
 
 
 def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields those of each dtype that mma.sync multiplies on this card; none below compute capability 8.0."""
+    """Yields the microkernels of mma.sync for each dtype that it multiplies here; none below compute capability 8.0."""
     if card.sm >= 80:
         for dtype in dtypes_of(card.sm):
             yield [_mma_sync(card, load, dtype, shape) for shape in MMA_SHAPES]
@@ -168,11 +161,10 @@ def dtypes_of(sm: int) -> tuple[str, ...]:
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
-def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch, a_from: Source) -> Microkernel:
+def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkernel:
     """The microkernel of one dtype and shape, in which all blocks compute the same product."""
     m = 64 * shape.warpgroups
     macros = {**shape._asdict(), "stages": STAGES, "restart": RESTART}
-    prelude = _wgmma_macro(dtype, shape.n, "shared") + _wgmma_macro(dtype, shape.n, "registers")
     a, b = operands(dtype, m, shape.n, STAGES * ROW_BYTES, card.device)
 
     def expected(passes: int) -> torch.Tensor:
@@ -181,16 +173,16 @@ def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch, a_from: Sourc
         return since_restart * per_thread((a.double() @ b.double().T).reshape(-1, 16, shape.n)).flatten()
 
     return summing(
-        compiled(load, "wgmma.cu", f"wgmma_{a_from}", macros, prelude),
+        compiled(load, "wgmma.cu", "wgmma_products", macros, _wgmma_macro(dtype, shape.n)),
         [a, b],
         torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device),
         expected,
         DTYPES[dtype].tolerance,
-        limit=f"{dtype} wgmma {a_from}",
-        config={**shape._asdict(), "a_from": a_from},
+        limit=f"{dtype} wgmma shared",
+        config=shape._asdict(),
         work=2.0 * card.sms * m * shape.n * a.shape[1],
         dtype=dtype,
-        shared_bytes=STAGES * ROW_BYTES * (shape.n + (m if a_from == "shared" else 0)),
+        shared_bytes=STAGES * ROW_BYTES * (shape.n + m),
     )
 
 
@@ -216,19 +208,18 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
     )
 
 
-def _wgmma_macro(dtype: str, n: int, a_from: Source) -> str:
-    """`WGMMA_SHARED` or `WGMMA_REGISTERS`: d (N / 2 floats) = a * b + d, or a * b if `add` is 0."""
+def _wgmma_macro(dtype: str, n: int) -> str:
+    """`WGMMA`: d (N / 2 floats) = a * b + d, or a * b if `add` is 0."""
     kind, d = DTYPES[dtype], n // 2
-    # The operands are numbered in this order: d..., a (a descriptor or four registers), b, add.
-    a, inputs, b = (f"%{d}", '"l"(a)', d + 1) if a_from == "shared" else (_numbers(d, 4), _values("a", 4), d + 4)
-    # The signs of a and b come first; then, only for 16-bit types, a transpose flag of each operand in shared memory.
-    transposed = {"shared": ", 0, 0", "registers": ", 0"}[a_from] if kind.values.itemsize == 2 else ""
+    # The operands are numbered in this order: d..., the descriptors of a and b, add.  The signs of a and b come first;
+    # then, only for 16-bit types, a transpose flag of each.
+    transposed = ", 0, 0" if kind.values.itemsize == 2 else ""
     instruction = (
         f"wgmma.mma_async.sync.aligned.m64n{n}k{STEP_BYTES // kind.values.itemsize}.f32.{kind.ptx}.{kind.ptx} "
-        f"{_numbers(0, d)}, {a}, %{b}, adds, 1, 1{transposed};"
+        f"{_numbers(0, d)}, %{d}, %{d + 1}, adds, 1, 1{transposed};"
     )
-    text = f"{{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %{b + 1}, 0;\\n\\t{instruction}\\n\\t}}"
-    return _macro(f"WGMMA_{a_from.upper()}(d, a, b, add)", text, d, f'{inputs}, "l"(b), "r"(add)')
+    text = f"{{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %{d + 2}, 0;\\n\\t{instruction}\\n\\t}}"
+    return _macro("WGMMA(d, a, b, add)", text, d, '"l"(a), "l"(b), "r"(add)')
 
 
 def _mma_macro(dtype: str) -> str:

@@ -22,7 +22,6 @@ from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import ABOVE, Samples, with_reading
 from rooflab.bench.core.record import Record, Status
-from rooflab.bench.core.settings import TIMERS
 from rooflab.bench.core.timers.timing import time_functions
 from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
@@ -36,7 +35,7 @@ LARGEST_STEP = 64
 """Largest growth factor of a probe's repeats in one step, because the first reading is of a cold device."""
 HALF = (0.4, 0.6)
 """Allowed share of the time for half of the work; outside it the kernel did not do the assumed work."""
-GROUPS_OF_HOPPER = 25
+GROUPS_OF_HOPPER = 18
 """Number of limits of a Hopper; the budget is divided by it, so that a card with fewer limits takes less."""
 MAKERS = (streams, vector, wgmma, mma_sync)
 Time = Callable[..., dict[str, Samples]]
@@ -58,16 +57,14 @@ def microkernels_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def measure_cuda(
-    device: torch.device, environment: Environment, budget_s: float, advance: Callable[[str], None]
-) -> list[Record]:
+def measure_cuda(device: torch.device, environment: Environment, budget_s: float) -> list[Record]:
     """A record for each launch shape, in about `budget_s` seconds beside compiling and checking.
 
-    `advance` is called once a limit.  Raises `ValueError` where CuPy is not installed.
+    Raises `ValueError` where CuPy is not installed.
     """
-    found: dict[str, Any] = environment.record_fields()
-    found["environment"] |= {"microkernels": microkernels_hash()}
-    blank = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **found)
+    fields: dict[str, Any] = environment.record_fields()
+    fields["environment"] |= {"microkernels": microkernels_hash()}
+    blank = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **fields)
     time: Time = partial(time_functions, device=device, min_samples=3)
     share_s = budget_s / GROUPS_OF_HOPPER
     card = card_of(device)
@@ -75,12 +72,10 @@ def measure_cuda(
     for maker in MAKERS:
         try:
             for kernels in maker(card, _cuda.load):
-                advance(kernels[0].limit)
                 records += _shapes(kernels, blank, time, share_s)
         except RuntimeError as error:  # the memory is too small, or the device is lost
             records.append(_failed(replace(blank, kernel=maker.__name__), error))
-    advance("launch")
-    return records + [_floor(timer, blank, time, share_s) for timer in TIMERS["cuda"]]
+    return [*records, _floor(blank, time, share_s)]
 
 
 def compile_microkernels() -> int:
@@ -107,7 +102,7 @@ KINDS = {
     "memory ": ("B/s", "hbm_bytes_per_s"),
     "l2_": ("B/s", "l2_bytes_per_s"),
     "ex2": ("op/s", "sfu_ops_per_s"),
-    "rsqrt": ("op/s", "sfu_ops_per_s"),
+    "rsqrt": ("op/s", "sfu_ops_per_s"),  # of older records
     "launch ": ("s", "launch_floor_s"),
 }
 """The unit of a limit and its field in `Ceilings`, by the beginning of its name; all others are FLOP/s."""
@@ -194,8 +189,8 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     work, throttled = repeats * kernel.work, (blank.clocks or {}).get("throttled")
     share = half.median_s / whole.median_s if whole.median_s else 0.0
     gpu = blank.environment["gpu"]
-    known = identify(gpu["name"]) if gpu else None
-    most = value_in(known.ceilings(known.max_clock_hz), record) if known else None
+    sheet = identify(gpu["name"]) if gpu else None
+    most = value_in(sheet.ceilings(sheet.max_clock_hz), record) if sheet else None
     reason = whole.fault
     if not reason and throttled:
         reason = f"the card was throttled ({', '.join(throttled)})"
@@ -206,12 +201,12 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     return _timed(record, whole, work, reason)
 
 
-def _floor(timer: str, blank: Record, time: Time, share_s: float) -> Record:
-    """The time of an empty kernel by one timing method."""
-    record = replace(blank, kernel=f"launch {timer}", config={})
+def _floor(blank: Record, time: Time, share_s: float) -> Record:
+    """The time of an empty kernel."""
+    record = replace(blank, kernel="launch events", config={})
     try:
-        samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False, timer=timer)["nothing"]
-    except (RuntimeError, ValueError) as error:  # this timing method does not work here
+        samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False)["nothing"]
+    except RuntimeError as error:
         return _failed(record, error)
     return _timed(record, samples, 1.0, samples.fault or ("" if min(samples.seconds) > 0 else "the timer read no time"))
 

@@ -106,11 +106,11 @@ def summing(
     return Microkernel(limit, config, work, launch, wrong, clock_hz, dtype)
 
 
-def disagreement(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
-    """The fault of `found`, or "": it may differ from `expected` by `tolerance` times the RMS of `expected`."""
-    found, expected = found.double(), expected.double()
+def disagreement(sums: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
+    """The fault of `sums`, or "": it may differ from `expected` by `tolerance` times the RMS of `expected`."""
+    sums, expected = sums.double(), expected.double()
     allowed = tolerance * float(expected.square().mean().sqrt())
-    worst = float((found - expected).abs().max())
+    worst = float((sums - expected).abs().max())
     if worst <= allowed:  # `<=` is false for NaN, so NaN fails
         return ""
     return f"sums differ by up to {worst:.3g} from what arithmetic says, allowed are {allowed:.3g}"

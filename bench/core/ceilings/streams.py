@@ -52,7 +52,7 @@ ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 
 
 def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields those of HBM's four accesses, then of L2's."""
+    """Yields the microkernels of HBM's four accesses, then those of L2."""
     words = _whole_chunks(HBM_TIMES_L2 * card.l2_bytes)
     generator = torch.Generator(card.device).manual_seed(0)
     # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
@@ -97,9 +97,9 @@ def _stream(
         (sums if access == "read" else a).fill_(POISON)
         launch(passes)
         if access == "read":
-            found, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
-            right = (found - passes * expected) % 2**32 == 0
-            return "" if right else f"the words read add up to {found}, expected {passes * expected} modulo 2^32"
+            total, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
+            right = (total - passes * expected) % 2**32 == 0
+            return "" if right else f"the words read add up to {total}, expected {passes * expected} modulo 2^32"
         for start in range(0, a.numel(), SLICE):
             differ = differs(access, start, *(array[start : start + SLICE] for array in arrays)).nonzero()
             if len(differ):

@@ -1,7 +1,6 @@
-// Keeps Hopper's tensor cores busy with wgmma: B from shared memory, A from shared memory or from registers.
+// Keeps Hopper's tensor cores busy with wgmma, with A and B from shared memory.
 //
-// WGMMA_SHARED(d, a, b, add) and WGMMA_REGISTERS(d, a, b, add) are one instruction each, m64nN by 32 bytes of K, made
-// by `wgmma.py`: a thread's N / 2 accumulators are operands one by one. A block of WARPGROUPS warpgroups holds STAGES
+// WGMMA(d, a, b, add) is one instruction, m64nN by 32 bytes of K, made by `compute.py`: a thread's N / 2 accumulators are operands one by one. A block of WARPGROUPS warpgroups holds STAGES
 // tiles of a product's K dimension in shared memory, 128 bytes of K each, and goes through them again and again, as the
 // main loop of a matrix product does. Accumulators start anew every RESTART passes: fp8's have few bits.
 
@@ -26,11 +25,11 @@ __device__ __forceinline__ u64 descriptor(const u8* tile) {
     return u64(address >> 4) | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }
 
-// Fills shared memory with B and, where it is to be there, A.
-__device__ __forceinline__ const u8* prepare(const u8* a, const u8* b, bool with_a) {
+// Fills shared memory with B and A.
+__device__ __forceinline__ const u8* prepare(const u8* a, const u8* b) {
     extern __shared__ __align__(1024) u8 shared[];
     fill(shared, b, N);
-    if (with_a) fill(shared + STAGES * B_STAGE, a, WARPGROUPS * 64);
+    fill(shared + STAGES * B_STAGE, a, WARPGROUPS * 64);
     // Orders these ordinary writes to shared memory before the tensor cores' reads of it.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
@@ -69,8 +68,8 @@ __device__ __forceinline__ void work(float* sums, Clock* clocks, u32 passes, Pro
 
 // sums: of each thread's accumulators. a: (WARPGROUPS * 64, STAGES * 128 bytes); b: (N, STAGES * 128 bytes).
 extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
-wgmma_shared(const u8* a, const u8* b, float* sums, Clock* clocks, u32 passes) {
-    const u8* shared = prepare(a, b, true);
+wgmma_products(const u8* a, const u8* b, float* sums, Clock* clocks, u32 passes) {
+    const u8* shared = prepare(a, b);
     // From lane 0, so that the compiler knows the descriptor to be the same in all lanes.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const u64 b_tiles = descriptor(shared);
@@ -80,27 +79,7 @@ wgmma_shared(const u8* a, const u8* b, float* sums, Clock* clocks, u32 passes) {
         for (u32 stage = 0; stage < STAGES; ++stage)
 #pragma unroll
             for (u32 at = 0; at < ROW; at += STEP)
-                WGMMA_SHARED(d, a_tiles + (stage * A_STAGE + at) / 16, b_tiles + (stage * B_STAGE + at) / 16,
-                             stage || at ? 1 : add);
-    });
-}
-
-extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
-wgmma_registers(const u8* a, const u8* b, float* sums, Clock* clocks, u32 passes) {
-    const u64 b_tiles = descriptor(prepare(a, b, false));
-    // Word i of a thread: rows lane / 4 and 8 further, bytes lane % 4 * 4 and 16 further.
-    const u8* mine = a + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) * (STAGES * ROW) + threadIdx.x % 4 * 4;
-    u32 fragment[STAGES * ROW / STEP][4];
-#pragma unroll
-    for (u32 step = 0; step < STAGES * ROW / STEP; ++step)
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i)
-            fragment[step][i] =
-                *reinterpret_cast<const u32*>(mine + i % 2 * 8 * (STAGES * ROW) + step * STEP + i / 2 * 16);
-    work(sums, clocks, passes, [&](float* d, u32 add) {
-#pragma unroll
-        for (u32 step = 0; step < STAGES * ROW / STEP; ++step)
-            WGMMA_REGISTERS(d, fragment[step], b_tiles + (step * STEP / ROW * B_STAGE + step * STEP % ROW) / 16,
-                            step ? 1 : add);
+                WGMMA(d, a_tiles + (stage * A_STAGE + at) / 16, b_tiles + (stage * B_STAGE + at) / 16,
+                      stage || at ? 1 : add);
     });
 }

@@ -1,4 +1,4 @@
-"""What every timer is made of, and the functions under the timers and the judge, which are watched.
+"""The base of the timers, and the functions under the timers and the judge, which are watched.
 
 Kernels that replaced `perf_counter` or an event's `elapsed_time` have been submitted to public contests.  The timers
 call what is bound here at import, so a replaced function does not change a reading; `tampered` names it, because a
@@ -14,7 +14,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 
 from rooflab.bench.base.system_time import time as system
-from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.settings import check_flush
 from rooflab.reference import compare
 
@@ -68,10 +66,10 @@ def tampered(threads: int | None = None) -> str | None:
     With `threads` it also says that torch has another number of threads now.  It undoes all of it, so that the next
     kernel is not blamed for the last one's change.
     """
-    found = []
+    faults = []
     if threads is not None and (now := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
-        found.append(f"the number of torch's threads changed from {threads} to {now}")
+        faults.append(f"the number of torch's threads changed from {threads} to {now}")
     for full, (owner, name, function) in _BOUND.items():
         new = getattr(owner, name, None)
         pythons_own = owner is time and isinstance(new, BuiltinFunctionType) and new.__name__ == name
@@ -80,14 +78,14 @@ def tampered(threads: int | None = None) -> str | None:
         if foreign or (new is not function and not pythons_own):
             setattr(owner, name, function)
             place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
-            found.append(f"{full} was replaced{place}")
+            faults.append(f"{full} was replaced{place}")
     reading = (ctypes.c_long * 2)()
     # time-machine changes Python's own clocks from inside: only the system's time shows it.
     for name, number in (("time", 0), ("perf_counter", 1)) if LIBC else ():
         LIBC.clock_gettime(number, reading)
         if (apart := abs(getattr(time, name)() - reading[0] - 1e-9 * reading[1])) > APART_S:
-            found.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
-    return "; ".join(found) or None
+            faults.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
+    return "; ".join(faults) or None
 
 
 Function = Callable[[], object]
@@ -97,28 +95,8 @@ ROUNDING_S = 1e-9
 """Differences below it are the rounding of event times, which come as fp32 milliseconds."""
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Observations of one call other than its time."""
-
-    peak_memory_bytes: float | None = None
-    """Peak bytes that the call held, minus the bytes of its result."""
-    device_kernels: tuple[str, ...] = ()
-    activity_hash: str | None = None
-    """SHA-256 over the kernels' names, code, grids, blocks and shared memory in order."""
-
-
-class NotRecorded(ValueError):
-    """The profiler did not record a call."""
-
-
 class Timer(ABC):
-    """How one kind of device reads times; `timing.time_functions` decides what is read and in which order."""
-
-    batches = True
-    """Whether several calls may share a sample where one is too short for the clock."""
-    rounds_at_once = 1
-    """How many rounds are best read together."""
+    """The readings of one kind of device; `timing.time_functions` decides what is read and in which order."""
 
     @abstractmethod
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
@@ -127,11 +105,7 @@ class Timer(ABC):
         `observe` is called once, on a GPU while the device works.
         """
 
-    def rounds(self, orders: Sequence[Sequence[Call]], observe: Function | None = None) -> list[dict[str, float]]:
-        """Reads several rounds."""
-        return [self.round(calls, observe) for calls in orders]
-
-    def first_call(self, name: str, function: Function) -> None:
+    def first_call(self, function: Function) -> None:
         """Calls a function outside any reading, and waits until it has ended: a first call may compile."""
         function()
 
@@ -153,11 +127,7 @@ class Timer(ABC):
 
     @abstractmethod
     def method(self, name: str) -> str:
-        """How `name` was timed."""
-
-    def completed(self, name: str, samples: Samples) -> Samples:
-        """The samples of `name`, which are its last, with what else the timer has recorded of them."""
-        return samples
+        """The name of the method by which `name` was timed."""
 
 
 def grid_of(readings: Sequence[float]) -> float | None:

@@ -1,23 +1,20 @@
-"""One GPU: its clocks while it works and whether it was throttled, a lock of the clocks, and a lock of the card."""
+"""One GPU: its clocks while it works, and whether it was throttled."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import statistics
-import tempfile
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial, reduce
+from collections.abc import Collection
+from contextlib import ExitStack
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from rooflab.bench.base.plain import Json, JsonObject
-from rooflab.bench.core.environment import Environment, ask, gpu_uuid, nvml_of, power
+from rooflab.bench.core.environment import ask, nvml_of, power_w
 
 if TYPE_CHECKING:  # it imports Triton
     from rooflab.bench.core.timers.sm_clock import DeviceClock
@@ -37,8 +34,6 @@ REASONS = {
 THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
 """The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
 power limit under a large matrix product.  That is normal operation: the summary names it, the reading stays valid."""
-TOLERANCE = 0.02
-"""Allowed relative difference between two readings of a locked clock under load."""
 RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 """Readings of NVML whose minimum and maximum a summary has."""
 
@@ -66,19 +61,19 @@ class ClockWatch(ExitStack):
     def read(self) -> None:
         if self._device_clock is not None:
             self._device_clock.enqueue()
-        if self._nvml is None or self._nvml[1] is None:
+        if self._nvml is None:
             return
         nvml, handle = self._nvml
-        power_mw, power_by = power(nvml, handle)
         self._readings.append(
             {
-                "power_by": power_by,
                 "sm_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
                 "memory_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-                "power_w": None if power_mw is None else power_mw / 1000,
+                "power_w": power_w(nvml, handle),
                 "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
                 "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-                "processes": [one.pid for one in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()],
+                "processes": [
+                    process.pid for process in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+                ],
             }
         )
 
@@ -87,9 +82,8 @@ class ClockWatch(ExitStack):
 
         It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
         reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the number
-        of `other_processes` on the card (None where NVML does not know this one, as in some containers); the source of
-        the power reading; and the median, minimum and maximum of the SM clock that the device itself read, or
-        `sm_clock_unread`, why it did not.
+        of `other_processes` on the card (None where NVML does not know this one, as in some containers); and the
+        median, minimum and maximum of the SM clock that the device itself read, or `sm_clock_unread`, why it did not.
         """
         held = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not held:
@@ -100,7 +94,6 @@ class ClockWatch(ExitStack):
 
         bits = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None
         unread = "NVML gave no reasons" if self._readings else "NVML was not asked"
-        power_by = ", ".join(sorted(set(read("power_by"))))
         return {
             "readings": len(self._readings),
             **{name: [min(read(name)), max(read(name))] if read(name) else None for name in RANGES},
@@ -108,7 +101,6 @@ class ClockWatch(ExitStack):
             "throttle_names": [name for bit, name in REASONS.items() if (bits or 0) & bit],
             "throttled": None if bits is None else [name for bit, name in REASONS.items() if bits & bit & THROTTLED],
             **({"throttle_unread": unread} if bits is None else {}),
-            **({"power_by": power_by} if power_by else {}),
             "other_processes": others_among({pid for pids in read("processes") for pid in pids}),
             "sm_clock_hz": statistics.median(held) if held else None,
             "sm_clock_range_hz": [min(held), max(held)] if held else None,
@@ -117,9 +109,9 @@ class ClockWatch(ExitStack):
 
 
 def others_among(pids: Collection[int]) -> int | None:
-    """How many of a card's processes are not of this program; None if this process is not among them.
+    """The number of a card's processes that are not of this program; None if this process is not among them.
 
-    Of this program are all descendants of its first process that runs Python.
+    The processes of this program are its first process that runs Python, and all descendants of that one.
     """
     if os.getpid() not in pids:
         return None
@@ -134,82 +126,3 @@ def _runs_python(process: psutil.Process) -> bool:
         return Path(process.exe() or "").name.startswith("python")
     except psutil.AccessDenied:  # of another user, so not of this program
         return False
-
-
-@contextmanager
-def held_card(
-    device: torch.device, say: Callable[[str], None] | None = None, lock_clocks: bool = False
-) -> Iterator[float | None]:
-    """Holds the card inside `with`: with `say`, which a wait is told to, for this process alone; with `lock_clocks`, at
-    one SM clock, which it yields in MHz.  Raises `ValueError` for a device that is no GPU, and as `locked_clocks`."""
-    with ExitStack() as stack:
-        if say:
-            stack.enter_context(card_lock(device, say))
-        if not lock_clocks:
-            yield None
-            return
-        if device.type != "cuda":
-            raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
-        from rooflab.bench.core.timers.sm_clock import sm_clock_under_load  # imports Triton
-
-        yield stack.enter_context(locked_clocks(gpu_uuid(device), partial(sm_clock_under_load, device)))
-
-
-@contextmanager
-def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
-    """Locks a GPU's SM clock inside `with` to NVML's base clock, which the GPU holds at its power limit.
-
-    `read_hz` reads the clock twice under load.  Yields the clock in MHz from NVML, else from the device.  Leaving the
-    block always unlocks the clocks, after an exception and an interrupt too.
-    Raises `ValueError` where NVML is missing or does not permit locking, and where the two readings differ.
-    """
-    with nvml_of(uuid) as found:
-        if found is None or found[1] is None:
-            raise ValueError("lock-clocks: expected NVML with this GPU, got none; install nvidia-ml-py")
-        nvml, handle = found
-
-        def change(function: str, *clocks: int, failed: str) -> None:
-            try:
-                getattr(nvml, function)(handle, *clocks)
-            except nvml.NVMLError as error:
-                raise ValueError(f"lock-clocks: NVML answers {error}{failed}") from error
-
-        wanted = [nvml.NVML_CLOCK_LIMIT_ID_TDP] * 2
-        change("nvmlDeviceSetGpuLockedClocks", *wanted, failed="; locking needs root, and a card that permits it")
-        try:
-            first, held = read_hz(), read_hz()
-            if abs(held - first) > TOLERANCE * first:
-                raise ValueError(
-                    f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
-                    f"{held / 1e6:.0f} MHz under load"
-                )
-            yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held / 1e6)
-        finally:
-            change("nvmlDeviceResetGpuLockedClocks", failed=" to setting the clocks free; run `nvidia-smi -rgc`")
-
-
-@contextmanager
-def card_lock(device: torch.device, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock of the GPU `device` inside `with`; waits for it, and then says so once.
-
-    The lock is on a file of the machine's temporary folder, named by the card; the system frees it when the process
-    ends, however it ends.  Raises `ValueError` for a device that is no GPU.
-    """
-    gpu = Environment.now(device.index or 0).gpu if device.type == "cuda" else None
-    if gpu is None:
-        raise ValueError(f"wait-for-gpu: expected a CUDA device, got {device}")
-    path = Path(tempfile.gettempdir()) / f"rooflab-{gpu.uuid}.lock"
-    try:  # without O_CREAT, which Linux refuses for another user's file in a shared temporary folder
-        handle = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        os.fchmod(handle, 0o666)  # whatever the umask says: every user may open it
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another run on {gpu.name} ({path})")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -7,20 +7,18 @@ that two concurrent measuring processes do not choose the same processor.  Only 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.environment import last_level_cache_bytes
-from rooflab.bench.core.timers import Call, Flush, Function, NotRecorded, Observed, Timer, bound
+from rooflab.bench.core.timers import Call, Flush, Function, Timer
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
 _TASKS, _CPUS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
@@ -69,28 +67,21 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
     return ""
 
 
-def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """A processor for each thread: the wanted one if free, else one on an idle core, else any free processor."""
-    free, chosen = sorted(allowed), dict[int, int]()
-
-    def idle_cores() -> set[object]:
-        return {core_of[cpu] for cpu in free} - {core_of[cpu] for cpu in chosen.values()}
-
-    for index, cpu in enumerate(wanted):
-        idle = idle_cores()
-        if cpu in free and (core_of[cpu] in idle or not idle):
-            chosen[index] = cpu
-            free.remove(cpu)
-    for index in sorted(set(range(len(wanted))) - chosen.keys()):
-        idle = idle_cores()
-        chosen[index] = next((cpu for cpu in free if core_of[cpu] in idle), free[0])
-        free.remove(chosen[index])
-    return [chosen[index] for index in range(len(wanted))]
+def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
+    """A processor for each thread: the wanted one if its core is idle, else one on an idle core, else any free one."""
+    chosen: dict[int, int] = {}
+    cores = [core_of.get(cpu) for cpu in last_cpus]
+    # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
+    for index in sorted(range(len(last_cpus)), key=lambda index: cores.index(cores[index]) != index):
+        free = [cpu for cpu in (last_cpus[index], *sorted(allowed)) if cpu in allowed and cpu not in chosen.values()]
+        busy = {core_of[cpu] for cpu in chosen.values()}
+        chosen[index] = next((cpu for cpu in free if core_of[cpu] not in busy), free[0])
+    return [chosen[index] for index in range(len(last_cpus))]
 
 
 def _threads(count: int) -> tuple[int, ...]:
     """The calling thread and the threads that were busy during its parallel op."""
-    key = own, _ = threading.get_native_id(), count
+    key = caller, _ = threading.get_native_id(), count
     if key in _known and all((_TASKS / str(thread)).is_dir() for thread in _known[key]):
         return _known[key]
     values = torch.ones(2**22)
@@ -99,12 +90,12 @@ def _threads(count: int) -> tuple[int, ...]:
     for _ in range(4):
         values.add_(1.0)
     spent = {thread: after[0] - before.get(thread, (0, 0))[0] for thread, after in run_times().items()}
-    least = BUSY_SHARE * spent.get(own, 0)
-    others = sorted((thread for thread in spent if thread != own and spent[thread] > least), key=lambda t: -spent[t])
-    found = (own, *others[: count - 1])
-    if len(found) == count:
-        _known[key] = found
-    return found
+    least = BUSY_SHARE * spent.get(caller, 0)
+    others = sorted((thread for thread in spent if thread != caller and spent[thread] > least), key=lambda t: -spent[t])
+    threads = (caller, *others[: count - 1])
+    if len(threads) == count:
+        _known[key] = threads
+    return threads
 
 
 def _core(cpu: int) -> object:
@@ -116,21 +107,21 @@ def _core(cpu: int) -> object:
 
 
 def _affinities() -> dict[int, set[int]]:
-    """Where each thread of this process may run, without those that have ended; none if the system does not tell."""
-    found: dict[int, set[int]] = {}
+    """The processors on which each thread of this process may run; empty if the system does not tell."""
+    affinities: dict[int, set[int]] = {}
     for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
         with suppress(OSError):
-            found[int(task.name)] = os.sched_getaffinity(int(task.name))
-    return found
+            affinities[int(task.name)] = os.sched_getaffinity(int(task.name))
+    return affinities
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
     """Restores each thread's affinity; a thread started meanwhile inherited one processor, and gets `allowed`."""
     for thread, now in _affinities().items():
-        wanted = before.get(thread, allowed)
-        if now != wanted:
+        affinity = before.get(thread, allowed)
+        if now != affinity:
             with suppress(OSError):
-                os.sched_setaffinity(thread, wanted)
+                os.sched_setaffinity(thread, affinity)
 
 
 def keep_freed_memory() -> str:
@@ -141,8 +132,8 @@ def keep_freed_memory() -> str:
     32 MiB, glibc's limit, are given back as before.  An empty note where the allocator has no such setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
-    kept = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
-    return ", freed memory kept" if all(kept) else ""
+    accepted = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
+    return ", freed memory kept" if all(accepted) else ""
 
 
 class CpuTimer(Timer):
@@ -187,33 +178,3 @@ def _step(clock: Callable[[], float]) -> float:
     while now <= began:
         now = clock()
     return now - began
-
-
-@contextmanager
-def profiled(use_device: str | None = None) -> Iterator[torch.autograd.profiler.profile]:
-    """Runs Kineto, the recorder behind `torch.profiler`: all allocations on a CPU, or the kernels of the device `cuda`.
-
-    `torch.profiler` itself imports torch's compiler and thereby Triton: that import would fix Triton's mode for the
-    process, and takes 1 s.  Leaving the block waits for the device.  Raises `NotRecorded` where another profiler runs.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
-    if torch._C._autograd._profiler_enabled():
-        raise NotRecorded("profiler: expected no other, and one of torch's runs already")
-    (profile,) = bound("torch.autograd.profiler", "profile")
-    made = profile(use_device=use_device, use_kineto=True, profile_memory=use_device is None)
-    with cast(torch.autograd.profiler.profile, made) as recording:
-        yield recording
-
-
-def observed_on_cpu(call: Function) -> Observed:
-    """The peak memory of one `call`, whose result is alive until the peak is read; None where a profiler runs."""
-    try:
-        with profiled() as recording:
-            result = call()
-    except NotRecorded:
-        return Observed()
-    events = [event for event in cast(Any, recording.kineto_results).events() if event.name() == "[memory]"]
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.device_type().name == "CPU")
-    held = list(itertools.accumulate((change for _, change in changes), initial=0))
-    del result
-    return Observed(float(max(0, max(held) - max(held[-1], 0))))

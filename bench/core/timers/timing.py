@@ -15,9 +15,9 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.noise import Samples, few, why_noisy
-from rooflab.bench.core.settings import check_timer
-from rooflab.bench.core.timers import Function, Observed, Timer, tampered
-from rooflab.bench.core.timers.cpu import CpuTimer, observed_on_cpu
+from rooflab.bench.core.settings import check_device
+from rooflab.bench.core.timers import Function, Timer, tampered
+from rooflab.bench.core.timers.cpu import CpuTimer
 
 perf_counter = time.perf_counter
 STEPS_PER_SAMPLE = 10
@@ -34,30 +34,15 @@ STEADY = 0.95
 """The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
 
 
-def timer_for(device: torch.device, method: str | None = None, cold: bool = True, flush: str = "read") -> Timer:
-    """The timer of a method on a device, which empties the cache if `cold`; raises as `check_timer` does."""
-    method = check_timer(method, device.type)
-    if method == "perf_counter":
-        return CpuTimer(cold, flush)
-    # What times and observes a GPU is imported where there is one.
-    from rooflab.bench.core.timers.cuda import CudaCalls, EventTimer, GraphTimer
-    from rooflab.bench.core.timers.cupti import CuptiTimer
-
-    kind = {"events": EventTimer, "graph": GraphTimer, "cupti": CuptiTimer}[method]
-    return kind(CudaCalls(device), cold, flush)
-
-
-def observed(call: Function, device: torch.device) -> Observed:
-    """Peak memory and device kernels of one call, and None for what another profiler that runs hides.
-
-    Call it after timing: it attaches a profiler, which may slow all later launches.  Raises whatever `call` raises.
-    """
+def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
+    """The timer of a device, which empties the cache if `cold`.  Raises `ValueError` on a device that is neither cpu
+    nor cuda, and on an unknown flush."""
+    check_device(device.type)
     if device.type == "cpu":
-        return observed_on_cpu(call)
-    from rooflab.bench.core.timers.cuda import CudaCalls
-    from rooflab.bench.core.timers.cupti import observed_on_cuda
+        return CpuTimer(cold, flush)
+    from rooflab.bench.core.timers.cuda import CudaCalls, EventTimer  # imported where there is a GPU
 
-    return observed_on_cuda(call, CudaCalls(device))
+    return EventTimer(CudaCalls(device), cold, flush)
 
 
 def time_functions(
@@ -70,16 +55,15 @@ def time_functions(
     seed: int = 0,
     cold: bool = True,
     observe: Function | None = None,
-    timer: str | Timer | None = None,
+    timer: Timer | None = None,
     flush: str = "read",
     renew: Function | None = None,
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
 
-    1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget, and
-       the longest is reported by itself (`Samples.first_call_s`).  Then warm up, one call of each in turn, until a
-       round makes no function 5% faster than its fastest so far (at least three rounds, or 30% of the budget), so that
-       caches and clocks have settled.
+    1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget.  Then
+       warm up, one call of each in turn, until a round makes no function 5% faster than its fastest so far (at least
+       three rounds, or 30% of the budget), so that caches and clocks have settled.
     2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
        is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
@@ -87,17 +71,15 @@ def time_functions(
        writes, for cards on which that is cleaner (`results/targets/flush.py`); `cold=False` skips it.  The caller's
        functions must cycle through several copies of the inputs and use random data; before each round but the
        last three `renew` changes their values.
-    4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings.  torch's
-       threads are pinned, or the method's name says why they are not; the allocator keeps what a call frees
-       (`cpu.keep_freed_memory`).
+    4. On a CPU a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
+       name says why they are not; the allocator keeps what a call frees (`cpu.keep_freed_memory`).
     5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
        and the launches run back to back; a sample whose wait ran out is taken again with a longer wait.  The method's
-       name says so where a function itself waits.  A sample is a pair of events on the current stream
-       (`events`, the default: no function is refused, and nothing is added to what the device does), a pair of events
-       around the replay of a captured graph (`graph`), or the device's kernels by CUPTI (`cupti`).
-    6. Several calls share one sample where the warm-up shows a call shorter than ten steps of the clock, and the method
-       permits it.  Only the first call then finds the cache cold: the L2 state of such a reading is `warm`.  A sample
-       that is still shorter than ten steps is not `resolved`.
+       name says so where a function itself waits.  A sample is a pair of events on the current stream: no function is
+       refused, and nothing is added to what the device does.
+    6. Several calls share one sample where the warm-up shows a call shorter than ten steps of the clock.  Only the
+       first call then finds the cache cold: the L2 state of such a reading is `warm`.  A sample that is still shorter
+       than ten steps is not `resolved`.
     7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
        long that takes.  If there are then less than a quarter of those that the budget has room for at the median round
        (`noise.few`), the budget is doubled.  If one reading is noise (`noise.noise`), all go on, for at most `more_s`
@@ -106,34 +88,33 @@ def time_functions(
     8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
 
     `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
-    works.  `timer` is one of `TIMERS`, or of `timer_for`: then `device` and `flush` are its own.
+    works.  `timer` is one of `timer_for`; `device`, `cold` and `flush` then say nothing.
 
-    Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
-    the device does not have.
+    Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or another device.
     """
     _check_arguments(functions, budget_s, min_samples)
-    watch = timer if isinstance(timer, Timer) else timer_for(torch.device(device), timer, cold, flush)
+    watch = timer or timer_for(torch.device(device), cold, flush)
     threads, closing, most = torch.get_num_threads(), CLOSING_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
     readings: dict[str, list[float]] = {name: [] for name in functions}
     ends: list[float] = []
     orders = _orders(list(functions), seed)
 
-    def take(rounds: int) -> None:
-        batch = [[(name, functions[name], calls[name]) for name in next(orders)] for _ in range(rounds)]
-        for read in watch.rounds(batch, observe):
-            for name, seconds in read.items():
-                readings[name].append(seconds)
+    def take() -> None:
+        order = [(name, functions[name], calls[name]) for name in next(orders)]
+        for name, seconds in watch.round(order, observe).items():
+            readings[name].append(seconds)
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
         """Why there are too few samples, and for each function why its samples are noise."""
-        lacking = few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
+        lacking = few(min(map(len, readings.values())), _room(ends, budget_s))
         return lacking, {name: why_noisy(values, waited) or lacking for name, values in readings.items()}
 
     with ExitStack() as stack:
         if gc.isenabled():
             stack.callback(gc.enable)
             gc.disable()
-        first_calls = {name: _first_call_s(watch, name, function) for name, function in functions.items()}
+        for function in [*functions.values()] * FIRST_CALLS:
+            watch.first_call(function)
         began = perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
@@ -147,17 +128,16 @@ def time_functions(
                         break
                 if renew:
                     renew()
-                take(min(watch.rounds_at_once, most - closing - taken))
-            if renew:
-                take(closing)
+                take()
+            for _ in range(closing):
+                take()
             lacking, noisy = judged(waiting())
         replaced = tampered(threads)
-        found = {}
+        samples_of = {}
         for name, values in readings.items():
-            samples = watch.completed(name, _samples(watch, name, values, calls[name], cold))
-            fault = replaced or samples.fault
-            found[name] = replace(samples, noise=noisy[name], few=lacking, first_call_s=first_calls[name], fault=fault)
-        return found
+            samples = _samples(watch, name, values, calls[name], cold)
+            samples_of[name] = replace(samples, noise=noisy[name], few=lacking, fault=replaced or "")
+        return samples_of
 
 
 def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_samples: int) -> None:
@@ -169,22 +149,12 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
         raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
 
 
-def _first_call_s(watch: Timer, name: str, function: Function) -> float:
-    """Makes the first calls of a function; seconds of the longest, or of an earlier one that the function noted."""
-    longest = float(getattr(function, "first_call_s", 0.0))
-    for _ in range(FIRST_CALLS):
-        began = perf_counter()
-        watch.first_call(name, function)
-        longest = max(longest, perf_counter() - began)
-    return longest
+def _room(ends: Sequence[float], budget_s: float) -> int:
+    """The number of rounds that fit into a budget after the warm-up: the time left over that of the median round.
 
-
-def _room(ends: Sequence[float], rounds: int, budget_s: float) -> int:
-    """How many rounds fit into a budget after the warm-up: the time left divided by that of the median round.
-
-    `ends` are the times at which `rounds` rounds each began and ended.
+    `ends` are the times at which rounds began and ended.
     """
-    median_s = float(np.median(np.diff(ends))) / rounds if len(ends) > 1 else 0.0
+    median_s = float(np.median(np.diff(ends))) if len(ends) > 1 else 0.0
     return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_s)) if median_s > 0 else 0
 
 
@@ -211,7 +181,7 @@ def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -
     """The fastest reading of each function."""
     fastest = dict.fromkeys(functions, math.inf)
     for rounds in itertools.count(1):
-        (read,) = watch.rounds([[(name, function, 1) for name, function in functions.items()]])
+        read = watch.round([(name, function, 1) for name, function in functions.items()])
         steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
         fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
         if (steady and rounds >= 3) or perf_counter() > deadline:
@@ -220,8 +190,8 @@ def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -
 
 
 def _calls_per_sample(watch: Timer, seconds: float) -> int:
-    wanted = STEPS_PER_SAMPLE * watch.step_s([seconds])
-    if not watch.batches or seconds >= wanted:
+    shortest_s = STEPS_PER_SAMPLE * watch.step_s([seconds])
+    if seconds >= shortest_s:
         return 1
     # A call of zero measured time gets the most calls that a sample may have.
-    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
+    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * shortest_s / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rooflab.bench.base.git import git
 from rooflab.bench.core import Record, read
 from rooflab.bench.report.sources import find_files, grouped
-from rooflab.bench.revisions.trees import git
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """The fields that are equal in all points of a trend: the work, the hardware, the driver and clocks, and the method."""

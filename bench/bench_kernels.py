@@ -1,0 +1,90 @@
+"""The pytest-benchmark suite: every kernel of every op that can be timed here, on small cases and on SmolLM2's.
+
+`pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  A kernel is timed only if it passes the whole check on
+the op's first small case, in a child process.  The outputs of the timed calls are judged afterwards, and then those for
+other data at the same addresses.  The kernels of one case form one group of the table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rooflab.bench.core import Checkers, CheckTask, Rotation, Unseen, default_scheme, pick_device
+from rooflab.bench.plugin.plugin import SKIPPED, asked
+from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
+from rooflab.reference.spec import Case, OpSpec, get_scheme
+
+SUITES = ("smoke", "smollm2_135m")
+BUDGET_S = 0.1
+"""Seconds of timing for one kernel on one case."""
+MIN_SAMPLES = 3
+"""The least number of samples, at any duration: a naive kernel may need seconds for each."""
+SEED = 0
+
+
+def scheme_here(spec: OpSpec) -> str:
+    """The engine's default dtype on this device, or the op's first scheme if it lacks that dtype."""
+    default = default_scheme(pick_device(None))
+    return default if default in spec.schemes else spec.schemes[0]
+
+
+def timeable() -> Iterator[Any]:
+    """A pytest parameter for each kernel and case that can be timed on this device."""
+    for spec in ops().values():
+        cases = dict.fromkeys(case for suite in SUITES for case in spec.cases.get(suite, ()))
+        for case in cases:
+            for kernel in kernels(spec.name).values():
+                interpreted = kernel.backend == "triton" and interpreting()
+                if kernel.why_not_here(pick_device(None)) is None and not interpreted:
+                    scheme = scheme_here(spec)
+                    group = pytest.mark.benchmark(
+                        group=f"{spec.name} {case.id} {scheme}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
+                    )
+                    # Texts, which pytest-benchmark can write, and group a run and a written one by.
+                    names = (spec.name, kernel.name, case.id, scheme)
+                    yield pytest.param(*names, id=f"{kernel.id}-{case.id}-{scheme}", marks=group)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Lists the kernels only when they are to run: a plain test run must not import every kernel just to skip it."""
+    if asked(metafunc.config):
+        parameters = list(timeable())
+    else:
+        parameters = [pytest.param(None, None, None, None, id="all", marks=pytest.mark.skip(reason=SKIPPED))]
+    metafunc.parametrize(("op", "kernel", "case", "scheme"), parameters)
+
+
+@functools.cache
+def gate(op: str, name: str) -> tuple[str, str]:
+    """Status and reason of the check on the op's first small case, planted inputs included; runs once per kernel."""
+    spec, kernel = get_op(op), get_kernel(op, name)
+    case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
+    result = Checkers(pick_device(None))(CheckTask(kernel, case, scheme, SEED))
+    return result.status, result.reason
+
+
+def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
+    """Checks the kernel, times it, and judges the outputs that its timed calls left."""
+    spec, chosen, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
+    asked = spec, spec.check_case(Case.parse(case)), dtypes, pick_device(None)
+    if refusal := chosen.why_not_args(spec.make_inputs(*asked[1:3], torch.device("meta"), SEED), spec):
+        pytest.skip(str(refusal))
+    status, reason = gate(op, kernel)
+    assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
+    copies = Rotation.copies(*asked, SEED)
+    rotation, first = Rotation(chosen, spec, copies), Unseen(*asked, copies, SEED)
+
+    def afterwards() -> str | None:
+        if wrong := first.wrong({"": rotation}).get(""):
+            return wrong
+        second = Unseen(*asked, copies, SEED)
+        for _ in copies:
+            rotation()
+        return second.wrong({"": rotation}).get("")
+
+    kernel_benchmark(rotation, cost=spec.cost_of(copies[0]), afterwards=afterwards)

@@ -1,0 +1,170 @@
+"""Observes one call on a GPU: its peak memory, and by CUPTI the kernels that it ran and their code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from unittest.mock import patch
+
+import torch
+
+from rooflab.bench.base.cubin import code_hash
+from rooflab.bench.base.plain import JsonObject
+from rooflab.bench.core.timers import Function, bound
+from rooflab.bench.core.timers.cuda import CudaCalls
+from rooflab.kernels.registry import interpreting
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
+    from rooflab.kernels._cuda import CudaKernel
+
+DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Kineto's categories of device work."""
+_cuda: Any = torch.cuda
+
+
+class DeviceKernel(NamedTuple):
+    """One kernel, copy or fill that the device ran."""
+
+    name: str
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    shared_bytes: int = 0
+    """Shared memory per block, static and dynamic, in bytes."""
+    nbytes: int = 0
+    """Bytes of a copy or fill."""
+
+
+@contextmanager
+def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
+    """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None where another profiler
+    runs.
+
+    `torch.profiler` itself imports torch's compiler and thereby Triton: that import would fix Triton's mode for the
+    process, and takes 1 s.  Leaving the block waits for the device.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
+    if torch._C._autograd._profiler_enabled():
+        yield None
+        return
+    (profile,) = bound("torch.autograd.profiler", "profile")
+    with cast(torch.autograd.profiler.profile, profile(use_device="cuda", use_kineto=True)) as recording:
+        yield recording
+
+
+def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
+    """The fields of a record for the peak memory of one `call`, and for the device's work of the next call.
+
+    The first call may compile and tune.  The peak is that of torch's allocator, minus the bytes of the result, which is
+    alive until the peak is read.  There are no kernels and no hash where CUPTI records nothing, or where another
+    profiler runs.  Raises whatever `call` raises.
+    """
+    with cuda.use():
+        cuda.synchronize()
+        _cuda.reset_peak_memory_stats(cuda.device)
+        before = _cuda.memory_allocated(cuda.device)
+        result = call()
+        cuda.synchronize()
+        peak, after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
+        del result
+        with launched_code() as launched, profiled() as recording:
+            call()
+            cuda.synchronize()
+    kernels = kernels_in(_events(recording)) if recording else []
+    return {
+        "peak_memory_bytes": float(max(0, peak - max(after, before))),
+        "device_kernels": tuple(kernel.name for kernel in kernels),
+        "activity_hash": activity_hash(kernels, launched),
+    }
+
+
+def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:
+    """The events of a recording, in Chrome's trace format."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        cast(Any, recording).export_chrome_trace(str(path))
+        # Parsed as decimals: timestamps in microseconds have more digits than a float holds.
+        events: list[JsonObject] = json.loads(path.read_text(errors="replace"), parse_float=Decimal)["traceEvents"]
+    return events
+
+
+def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
+    """The device's work in a trace, in the order in which it began."""
+    work = [event for event in events if event.get("ph") == "X" and event.get("cat") in DEVICE_EVENTS]
+    kernels = []
+    for event in sorted(work, key=lambda event: event["ts"]):
+        args = event["args"]
+        grid, block = (tuple(map(int, args.get(name, ()))) for name in ("grid", "block"))
+        sizes = int(args.get("shared memory", 0)), int(args.get("bytes", 0))
+        kernels.append(DeviceKernel(str(event["name"]), grid, block, *sizes))
+    return kernels
+
+
+def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
+    """The hash over `kernels`, None without any; `launched` holds, in order, name and code hash of known launches.
+
+    A kernel's code enters the hash if every launch of its name was seen; else only the kernel's name does.
+    """
+    if not kernels:
+        return None
+    runs = Counter(kernel.name for kernel in kernels)
+    codes: defaultdict[str, list[str]] = defaultdict(list)
+    for name, code in launched:
+        codes[name].append(code)
+    codes_of = {name: iter(hashes) for name, hashes in codes.items() if len(hashes) == runs[name]}
+    rows = [
+        [kernel.name, next(codes_of[kernel.name]) if kernel.name in codes_of else "", *kernel[1:]] for kernel in kernels
+    ]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+@contextmanager
+def launched_code() -> Iterator[list[tuple[str, str]]]:
+    """Gathers name and code hash of every Triton, Gluon and CUDA C++ kernel launched inside `with`, in order."""
+    launched: list[tuple[str, str]] = []
+
+    def noting(
+        owner: type, method: str, code_of: Callable[..., tuple[str, str] | None]
+    ) -> AbstractContextManager[object]:
+        original = getattr(owner, method)
+
+        def launch(self: object, *args: object, **kwargs: object) -> object:
+            result = original(self, *args, **kwargs)
+            launched.extend(filter(None, [code_of(self, result, kwargs)]))
+            return result
+
+        return patch.object(owner, method, launch)
+
+    triton = sys.modules.get("triton.runtime.jit")
+    cuda = sys.modules.get("rooflab.kernels._cuda")  # present only where a kernel has imported it: needs CuPy
+    with ExitStack() as stack:
+        if triton is not None and not interpreting():
+            stack.enter_context(noting(triton.JITFunction, "run", _of_triton))
+        if cuda is not None:
+            stack.enter_context(noting(cuda.CudaKernel, "__call__", _of_cuda))
+        yield launched
+
+
+def _of_triton(
+    function: object, kernel: CompiledKernel | None, options: Mapping[str, object]
+) -> tuple[str, str] | None:
+    if kernel is None or options.get("warmup"):  # it was only compiled
+        return None
+    return str(kernel.metadata.name), code_hash(kernel.asm["cubin"])
+
+
+def _of_cuda(kernel: CudaKernel, result: None, options: Mapping[str, object]) -> tuple[str, str]:
+    from rooflab.kernels._cuda import architecture, cubin_file
+
+    file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # already compiled and cached
+    return kernel.name, code_hash(file.read_bytes())
