@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,10 +22,8 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 def build_folder(root: Path) -> Path:
     """`build/`, which git ignores, or a temporary folder if the checkout is read-only."""
     folder = root / "build"
-    try:
+    with suppress(OSError):  # a checkout on a read-only disk
         folder.mkdir(exist_ok=True)
-    except OSError:
-        pass  # a checkout on a read-only disk
     return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="rooflab-"))
 
 

@@ -32,9 +32,9 @@ class Timeline:
     """One request's times in seconds on the `perf_counter` clock."""
 
     arrival_s: float
-    """When the request was due."""
+    """The time at which the request was due."""
     token_times_s: tuple[float, ...]
-    """When each output token was delivered."""
+    """The time at which each output token was delivered."""
 
     @property
     def ttft_ms(self) -> float:

@@ -41,9 +41,9 @@ class StepInput:
     """The tensors of one step over T tokens: one of each decoding sequence, then the chunks of prompts."""
 
     token_ids: torch.Tensor
-    """(T,) int64."""
+    """int64, shape (T,)."""
     positions: torch.Tensor
-    """(T,) int64."""
+    """int64, shape (T,)."""
     slot_mapping: torch.Tensor
     """(T,) int64: the cache slot of each token's key and value."""
     block_table: torch.Tensor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rooflab.engine.core import Core
 from rooflab.engine.sequence import Sequence
@@ -18,6 +20,19 @@ class StudyOptions:
     """Whether each sequence has one page of `max_model_len` tokens."""
     continuous_batching: bool = True
     """False lets a batch end before the next begins (static batches)."""
+
+
+def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
+    """Returns `study`, or every part switched on.  `beside` holds the options that `LLM` does not have.
+
+    Raises `ValueError` with the new spelling of an option that is a switch now, and `TypeError` for any other.
+    """
+    for name, value in beside.items():
+        if name not in StudyOptions.__dataclass_fields__:
+            raise TypeError(f"LLM: got an option that it does not have, {name}")
+        spelling = f"study=StudyOptions({name}={value!r}), of rooflab.engine.study"
+        raise ValueError(f"{name}: expected {spelling}, got it as an option of LLM")
+    return study or StudyOptions()
 
 
 class RecomputingCore(Core):

@@ -27,7 +27,7 @@ class Effect:
 
     pairs: int
     effect: float
-    """Hodges-Lehmann estimate."""
+    """The Hodges-Lehmann estimate."""
     low: float
     """One-sided 95% lower bound; minus infinity with fewer than five pairs, which have no bound."""
     high: float

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,7 +258,7 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
     """Whether the sides alternate between any two pairs: each pair ends before the pair after the next one begins."""
     pairs = [sorted(times) for times in zip(a, b, strict=False)]
-    return all(pair[1] <= later[0] for pair, later in zip(pairs, pairs[1:], strict=False)) and len(pairs) > 1
+    return all(pair[1] <= later[0] for pair, later in pairwise(pairs)) and len(pairs) > 1
 
 
 def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:

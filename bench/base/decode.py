@@ -44,7 +44,7 @@ def _decode(kind: Any, value: Json, path: str) -> Any:
     options, origin, inside = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
     if origin in (Union, UnionType):
         kinds = [option for option in options if option is not NoneType]
-        open_to_all = len(kinds) > 1 or value is None and len(kinds) < len(options)
+        open_to_all = len(kinds) > 1 or (value is None and len(kinds) < len(options))
         return value if open_to_all else _decode(kinds[0], value, path)
     if origin is Literal and value not in options:
         raise ValueError(f"{path}: expected one of {', '.join(map(str, options))}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Runs git."""
+"""Runs git on a repository."""
 
 from __future__ import annotations
 

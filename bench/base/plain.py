@@ -29,7 +29,7 @@ def plain(value: object) -> Json:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, Path) or isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
 

@@ -11,7 +11,7 @@ from importlib.util import module_from_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import time as time
+    import time as time  # noqa: PLC0414  so that type checkers let others import it
 else:
     time = module_from_spec(BuiltinImporter.find_spec("time"))
     BuiltinImporter.exec_module(time)

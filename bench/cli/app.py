@@ -46,7 +46,18 @@ INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
 
+_EVENTS = "CUDA events time a GPU, and a stopwatch times a CPU"
+_FLOCK = "`flock FILE rooflab ...` lets two runs take turns"
+_MEASURED = "`rooflab load` on a server that speculates measures the tokens of a step and the acceptance"
 REMOVED = {
+    "bench --timer": _EVENTS,
+    "ab --timer": _EVENTS,
+    "bench --wait-for-gpu": _FLOCK,
+    "ab --wait-for-gpu": _FLOCK,
+    "bench --lock-clocks": "`nvidia-smi -lgc MHZ` locks a clock, and each record has the clocks",
+    "simulate --speculate": _MEASURED,
+    "estimate --speculate": _MEASURED,
+    "capacity": "the table of `rooflab simulate --sweep 1,2,4` has TTFT and ITL at each rate",
     "sweep": "start `rooflab suite` on each machine, each with its own --out",
     "picture schedule": "`rooflab explain flash_attention` says how evenly its CTAs share the tiles",
     "picture published": "`rooflab roofline --gpu h100` draws the published times",

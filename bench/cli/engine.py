@@ -26,7 +26,6 @@ def estimate(
     dtype: option.WeightsDtype = "bf16",
     kv_dtype: option.KvDtype = "bf16",
     tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
-    speculate: option.NoDrafts = None,
     json: option.Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""

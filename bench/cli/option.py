@@ -39,13 +39,6 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
     return seconds
 
 
-def refuse_drafts(option: typer.CallbackParam, value: str | None) -> None:
-    """Refuses an option of earlier commits, which priced drafts by arithmetic."""
-    if value is not None:
-        instead = "expected rooflab load on a server that speculates, which measures tokens per step and acceptance"
-        raise ValueError(f"{option.opts[-1]}: was removed; {instead}")
-
-
 def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
     """Returns `op` if it is path.py::function, else an empty text; refuses options that only the other kind has."""
     name_of_launcher = op if op and "::" in op else ""
@@ -132,7 +125,6 @@ Concurrency = Annotated[
 ]
 Data = Annotated[str, typer.Option(help="Prompts: random, sharegpt (its lengths) or prefix (groups share a prefix).")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all that is random.")]
-NoDrafts = Annotated[str | None, typer.Option("--speculate", hidden=True, callback=refuse_drafts)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; what it has is not made again.")]
 
 

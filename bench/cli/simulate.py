@@ -67,7 +67,6 @@ def simulate(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,
     prefill_chunk: int | None = None,
-    speculate: option.NoDrafts = None,
     seed: option.Seed = 0,
     out: option.Out = None,
     json: option.Json = False,
@@ -114,9 +113,3 @@ def simulate(
         for plan, trace in zip(plans, traces, strict=True):
             trace.save(trace_file(out, name_of(plan) if len(plans) > 1 else ""))
         draw(out, plans, rows, traces)
-
-
-@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def capacity() -> None:
-    """Refuse the removed command, and name another one."""
-    raise ValueError("capacity: was removed; expected rooflab simulate --sweep 1,2,4, whose table has TTFT and ITL")

@@ -129,7 +129,7 @@ def whatif(
     from rooflab.engine.choose.model_shapes import FUSED, OPS
 
     factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
-    if not factors and not swaps or step.gpu and swaps:
+    if (not factors and not swaps) or (step.gpu and swaps):
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
     ops = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16")
     for op in () if step.gpu else {*factors, *swaps} - {*ops}:

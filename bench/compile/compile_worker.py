@@ -209,7 +209,7 @@ class Cubin:
     static_shared_bytes: int
     """Bytes per block that the code itself declares."""
     sass: str
-    """As `cuobjdump -sass` prints it."""
+    """The machine code as `cuobjdump -sass` prints it."""
     indirect: dict[int, tuple[int, ...]]
     """Possible targets of each indirect branch, by the branch's address."""
 

@@ -60,7 +60,7 @@ _WARP_MMA = ("HMMA", "QMMA", "IMMA")
 
 @dataclass(frozen=True)
 class SassInstruction:
-    """One instruction."""
+    """An instruction of SASS."""
 
     address: int
     guard: str

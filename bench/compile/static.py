@@ -88,7 +88,7 @@ class CompiledInfo:
     ptx: str
     """Triton's PTX; empty for CUDA C++, which NVRTC compiles directly to machine code."""
     sass: str
-    """As `cuobjdump -sass` prints it."""
+    """The machine code as `cuobjdump -sass` prints it."""
     backend: str = "triton"
     """`triton`, `gluon` or `cuda`."""
     ctas: int = 0

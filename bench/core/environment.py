@@ -35,7 +35,7 @@ COMMIT = "ROOFLAB_COMMIT"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.  The fields that only NVML can give are None if the package `nvidia-ml-py` is not installed."""
+    """A GPU of this machine.  What only NVML can tell is None if the package `nvidia-ml-py` is not installed."""
 
     name: str
     uuid: str

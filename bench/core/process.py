@@ -104,7 +104,7 @@ class Child:
         changed = {**os.environ, **(environment or {})}
         variables = {name: value for name, value in changed.items() if value is not None}
         check_caches(variables)
-        self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")
+        self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115  open while the child is
         self._log_start = self._log.seek(0, os.SEEK_END)
         self._lines: queue.Queue[str] = queue.Queue()
         self._popen = subprocess.Popen(

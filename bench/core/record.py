@@ -50,13 +50,13 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One result.  Its construction raises `ValueError` on a value that its field does not allow, and on a latency
-    that must not be published: with a failed status, or of a kernel that ran in Triton's interpreter."""
+    """The record of a result.  Its construction raises `ValueError` on a value that its field does not allow, and on a
+    latency that must not be published: with a failed status, or of a kernel that ran in Triton's interpreter."""
 
     kind: Kind
     """The kind of result."""
     status: Status
-    """The outcome."""
+    """The outcome of the run."""
     environment: Mapping[str, Any]
     """The machine and its software, from `environment.snapshot()`."""
     run_id: str = field(default_factory=new_run_id)

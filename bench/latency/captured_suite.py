@@ -163,7 +163,7 @@ def _product(operator: Any, args: Sequence[Any]) -> Key | None:
         return None
     (K, N), M = b.shape, a.numel() // b.shape[0]
     layout = "NT" if b.stride(0) == 1 and K > 1 else "NN"
-    bias = operator is _ATEN.addmm or operator is _ATEN.linear and len(args) > 2 and args[2] is not None
+    bias = operator is _ATEN.addmm or (operator is _ATEN.linear and len(args) > 2 and args[2] is not None)
     return _key("gemm", a.dtype, M=M, N=N, K=K, layout=layout, bias=bias)
 
 

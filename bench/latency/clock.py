@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from rooflab.bench.latency.step_model import KernelTimes, StepModel, StepWork
+from rooflab.bench.load.data import Prompt
 from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import summarize
 from rooflab.bench.load.trace import Request, StreamEvent, Trace, phased
@@ -91,6 +92,11 @@ class _Runner:
         return SimpleNamespace(sequences=drawn, read_at_once=False, tokens=lambda: tokens) if drawn else None
 
 
+def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
+    ids, params = list(cast(Any, prompt.content)), SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
+    return Sequence(number, ids, len(ids), params, 0, frozenset(), len(ids) + prompt.output_tokens, arrival_s)
+
+
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
     """The trace of a load on the clock.  `delay_s`: from a step's end until its tokens are at the client.
 
@@ -103,7 +109,9 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if closed else plan.offsets()
     prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if closed else len(offsets)))
     blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
-    scheduler = Scheduler(blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31)
+    scheduler = Scheduler(
+        blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31
+    )
     runner = _Runner(model)
     core = Core(scheduler, cast(Any, runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.
@@ -111,12 +119,8 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     arrivals, times = list[float](), [list[float]() for _ in prompts]
     while due or core.has_work:
         while due and due[0] <= now:
-            prompt, number = prompts[len(arrivals)], len(arrivals)
+            sequence = _sequence(len(arrivals), prompts[len(arrivals)], due[0])
             arrivals.append(due.popleft())
-            ids = list(cast(Any, prompt.content))
-            params = SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
-            most = len(ids) + prompt.output_tokens
-            sequence = Sequence(number, ids, len(ids), params, 0, frozenset(), most, arrivals[-1])
             scheduler.check(sequence)
             scheduler.submit(sequence)
         if not core.has_work:

@@ -13,7 +13,7 @@ from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.report.ledgers import CASE_ID
 
 Basis = Literal["measured", "predicted", "published", "bound"]
-"""Where the times of a record come from."""
+"""The source of a record's times."""
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -197,7 +198,7 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     features = np.array([_features_of(row) for row in rows])
     seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
     coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
-    gaps = [after["begin_s"] - row["end_s"] for row, after in zip(rows, rows[1:], strict=False)]
+    gaps = [after["begin_s"] - row["end_s"] for row, after in itertools.pairwise(rows)]
     busy = [gap for gap, row in zip(gaps, rows, strict=False) if row["running"] and gap < 0.1]
     return MeasuredSteps(tuple(map(float, coefficients)), float(np.median(busy)) if busy else 0.0)
 

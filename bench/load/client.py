@@ -193,7 +193,7 @@ async def closed_loop(
         nonlocal silent
         for shot in left:
             shot.scheduled_s = shot.free_s = clock()
-            if silent >= DEAD or duration_s is not None and shot.scheduled_s > begin + duration_s:
+            if silent >= DEAD or (duration_s is not None and shot.scheduled_s > begin + duration_s):
                 return
             sent.append(shot)
             await target.send(shot)

@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
     codspeed = config.getoption("codspeed", None)  # None: pytest-codspeed is not loaded
-    if asked(config) and (codspeed or codspeed is not None and "CODSPEED_ENV" in os.environ):
+    if asked(config) and (codspeed or (codspeed is not None and "CODSPEED_ENV" in os.environ)):
         raise pytest.UsageError(
             "--benchmark: expected no --codspeed or CODSPEED_ENV beside it: run one after the other"
         )

@@ -192,9 +192,10 @@ def measured_in(
     times: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):
         target = by_name.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
-        if target and record.stands_alone and record.latency_median_ms and timed_on(record) == device:
-            if configured := in_config(target, record):
-                times[target] = configured, record.latency_median_ms
+        if not (target and record.stands_alone and record.latency_median_ms and timed_on(record) == device):
+            continue
+        if configured := in_config(target, record):
+            times[target] = configured, record.latency_median_ms
     if not times:
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))
         raise ValueError(f"records: expected a measured time on {device.name} at {cases}, got none")

@@ -196,10 +196,10 @@ def _gap(record: Record) -> tuple[str, str, str]:
 def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
     """The numbers of records by kind and status."""
     counts = []
-    for kind in KIND_NAMES:
+    for kind, name in KIND_NAMES.items():
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
         if statuses:
-            counts.append(StatusCount(KIND_NAMES[kind], statuses.total(), tuple(statuses.most_common())))
+            counts.append(StatusCount(name, statuses.total(), tuple(statuses.most_common())))
     return tuple(counts)
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import rooflab.kernels.registry as registry
 from rooflab.bench.core import Record
+from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import BUCKETS, bucket_of, rows_of

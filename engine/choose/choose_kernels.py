@@ -191,7 +191,7 @@ class KeptTimes:
     def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:
         """Microseconds by kernel, from the cache or from `take`, which gets the end of the time; empty without time."""
         buckets = self.times.setdefault(op, {})
-        if bucket in buckets and ((op, bucket) not in self.provisional or self._taken and self._busy()):
+        if bucket in buckets and ((op, bucket) not in self.provisional or (self._taken and self._busy())):
             return buckets[bucket]
         if time.monotonic() < self._ends and (taken := take(self._ends)):
             buckets[bucket] = taken

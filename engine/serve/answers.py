@@ -84,13 +84,13 @@ class CompletionBody(BodyFormat):
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """As `BodyFormat`."""
+        """Returns the choice with this piece of text."""
         return self.of(piece, text=piece.text)
 
     delta = choice
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """As `BodyFormat.shown`; the drawn token is always among the likeliest, so that there may be `n` + 1."""
+        """Returns them in the form of a completion; the drawn token is always there, so there may be `n` + 1."""
         top: dict[str, float] = {}
         for each, value in logprobs.items() if n else ():
             name = self.texts.named(each)[0]
@@ -114,15 +114,15 @@ class Chat(BodyFormat):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """As `BodyFormat`."""
+        """Returns the choice with this piece as the whole message."""
         return self.of(piece, message={"role": "assistant", "content": piece.text, "refusal": None})
 
     def delta(self, piece: AnswerPiece) -> dict[str, Any]:
-        """As `BodyFormat`."""
+        """Returns the choice with this piece as a part of the message."""
         return self.of(piece, delta={"content": piece.text})
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """As `BodyFormat`."""
+        """Returns the log-probabilities in the form of a chat."""
         drawn, *others = (self._one(each, value) for each, value in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
         top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda entry: -entry["logprob"])

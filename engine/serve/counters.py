@@ -1,4 +1,4 @@
-"""Prometheus metrics.  A name of vLLM's means what it means there; those of this engine alone begin with `rooflab:`."""
+"""Metrics for Prometheus.  A name of vLLM's means what it means there; other names begin with `rooflab:`."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Started(NamedTuple):
 
     key: int
     time_s: float
-    """When the step began."""
+    """The time at which the step began."""
     cached_tokens: int
     """Tokens of the prompt that were in the KV cache."""
 

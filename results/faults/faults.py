@@ -4,7 +4,7 @@
     python results/faults/faults.py coverage [--more]     # which tests reach which lines, once for a commit
     python results/faults/faults.py run --limit-s 3600    # the faults that have no result yet
     python results/faults/faults.py again                 # does today's suite see what the tests of then saw?
-    python results/faults/faults.py whole ID              # one fault by the whole suite; `none` plants nothing
+    python results/faults/faults.py whole                 # the survivors of 20 faults by the whole suite
     python results/faults/faults.py table                 # by group: planted, killed, survived; writes table.md
 
 `coverage`, `run` and `whole` go on where an earlier call ended.  They run with .venv's Python, whose packages must hold
@@ -326,7 +326,7 @@ def table() -> str:
 def main() -> None:
     """Runs the subcommand that the command line names."""
     parser = argparse.ArgumentParser(description="Which planted faults the tests see.")
-    parser.add_argument("command", choices=["check", "coverage", "run", "again", "whole", "drawn", "table"])
+    parser.add_argument("command", choices=["check", "coverage", "run", "again", "whole", "table"])
     parser.add_argument("ids", nargs="*", help="faults; without any, all")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "rooflab-faults")
     parser.add_argument("--more", action="store_true", help="of `coverage`: the tests of make test-more")
@@ -345,8 +345,6 @@ def main() -> None:
         again(given.folder, given.jobs, given.ids)
     elif given.command == "whole":
         whole(given.folder, given.ids or drawn(), given.jobs)
-    elif given.command == "drawn":
-        print("\n".join(drawn()))
     else:
         TABLE.write_text(table())
         print(table(), end="")

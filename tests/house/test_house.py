@@ -308,3 +308,29 @@ def private_uses(tree: ast.Module) -> list[str]:
 def test_tests_use_few_private_names():
     counts = {file.name: len(private_uses(ast.parse(file.read_text()))) for file in TEST_FILES}
     assert sum(counts.values()) == MOST_PRIVATE, {name: count for name, count in counts.items() if count}
+
+
+OPENERS = set(
+    "After And As At Because Before Behind Between But By For From If In Of On Or So Such Than That Those Through To "
+    "When Where Whose With Within Without".split()
+)
+"""Words with which half a sentence begins; behind a comma, a colon or a semicolon its other half may follow."""
+
+
+def is_fragment(docstring: str) -> bool:
+    """Whether the first sentence has one or two words and names no value, or is half a sentence."""
+    first = re.split(r"(?<=[.?!])\s", " ".join(docstring.split()), maxsplit=1)[0]
+    few = len(first.split()) <= 2 and not re.search(r"[`*\d\[(]", first)
+    return few or (first.split()[0] in OPENERS and not re.search(r"[,:;?]", first))
+
+
+def test_no_docstring_is_a_fragment():
+    assert is_fragment("Of a step that nobody times.") and is_fragment("The newest.") and is_fragment("As `Other`.")
+    assert not is_fragment("In bytes, the shared memory of a CTA.") and not is_fragment("The limits of an SM.")
+    strings = [
+        (f"{name}:{node.lineno}", node.value.value)
+        for name, node in nodes(ast.Expr)
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    assert len(strings) > 5_000
+    assert [place for place, text in strings if is_fragment(text)] == []

@@ -162,8 +162,3 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
     assert all(row["off_%"] == 0 for row in json.loads(out)["compared"]) and status == 0
     status, _, err = rooflab("simulate", "--steps", trace)
     assert status == 2 and "steps: expected at least 50" in err
-    status, _, err = rooflab("capacity", "llama-3.1-70b", "--gpus", "4")
-    assert status == 2 and "capacity: was removed; expected rooflab simulate --sweep" in err
-    for words in (("simulate", "llama-3.1-8b"), ("estimate", "--model", "llama-3.1-8b")):
-        status, _, err = rooflab(*words, "--speculate", "ngram")
-        assert status == 2 and "--speculate: was removed; expected rooflab load on a server" in err

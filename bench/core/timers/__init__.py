@@ -9,6 +9,7 @@ imported; of other functions that is not seen.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -133,7 +134,7 @@ class Timer(ABC):
 def grid_of(readings: Sequence[float]) -> float | None:
     """The smallest difference between readings above rounding; None where all are equal."""
     distinct = sorted(set(readings))
-    differences = (b - a for a, b in zip(distinct, distinct[1:], strict=False))
+    differences = (b - a for a, b in itertools.pairwise(distinct))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)
 
 

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from rooflab.bench.core import Record
+from rooflab.bench.core import Environment, Record
 from rooflab.bench.report.pictures.levels import PREFIX
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
@@ -47,6 +47,12 @@ def save(figure: Figure, path: Path) -> Path:
     content = BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return write_whole(path, content.getvalue())
+
+
+def where(made: Record | Environment) -> str:
+    """The commit at which a record or an environment was made."""
+    changed = " with uncommitted changes" if made.dirty else ""
+    return f"Commit {(made.commit or 'unknown')[:10]}{changed}."
 
 
 def note(figure: Figure, texts: Sequence[str]) -> None:
@@ -143,9 +149,7 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     named = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
     rows[1].legend(named.values(), named, fontsize=8.5, loc="lower right", frameon=False)
     about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)."
-    changed = " with uncommitted changes" if first.dirty else ""
-    made = f"Commit {(first.commit or 'unknown')[:10]}{changed}. Numbers in {first.run_id}.jsonl."
-    note(figure, [about_case, *LEVEL_NOTES, made])
+    note(figure, [about_case, *LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first.op}.png")
 
 

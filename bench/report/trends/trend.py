@@ -96,7 +96,7 @@ class Trend:
         """First point, one past the last point, and median in ms of each level; a step or a mark begins a level."""
         edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
         latency = [point.latency_ms for point in self.points]
-        return [(a, b, float(np.median(latency[a:b]))) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        return [(a, b, float(np.median(latency[a:b]))) for a, b in pairwise(edges)]
 
     @property
     def name(self) -> str:
