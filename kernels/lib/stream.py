@@ -147,6 +147,6 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
 def launch(
     bound: Any, a: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Launches the kernel.  codes: packed int32 (N, words); scale and zero per group, of that layout, rows contiguous."""
+    """Launches the kernel.  codes: packed int32 (N, words); scale and zero: per group, rows contiguous."""
     options, grid, threads, numbers = bound
     _cuda.load(SOURCE, "gemv", options=options)(grid, threads, a, codes, scale, zero, bias, c, *numbers)
