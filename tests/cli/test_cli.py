@@ -36,7 +36,7 @@ REFUSED = {
     "roofline": "records: no local run yet; run `rooflab bench` first",
     "roofline --gpu h100 --out x.gif": "out: expected a folder, or a file ",
     "generate caf\udce9": r"prompt: expected text in UTF-8, got '\udce9' in it",
-    "generate x --top-p 0": "--top-p: expected a number above 0",
+    "generate x --top-p 1.5": "--top-p: expected a number in [0, 1], got 1.5",
     "generate x --top-k 99999999999": "--top-k: expected an integer in ",
     "generate x --swap gemm": "--swap: expected OP=KERNEL, each op once, got 'gemm'",
     "check nosuch": "op: expected one of embedding, ",
