@@ -25,9 +25,9 @@ from rooflab.roofline.numbers import digits
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, emoji=False)
 BEAT_S = 10.0
-"""In a pipe or a file, the most seconds without a line during a step."""
+"""The most seconds without a new line during a long step, if the output goes to a pipe or a file."""
 GAP, TEXT = 2, 16
-"""The characters between two columns, and the least width of a column of texts, which are folded to fit."""
+"""The characters between two columns, and the least width of a text column, whose texts are folded to fit."""
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 

@@ -16,7 +16,7 @@ from rooflab.roofline.names import values_by_name
 def check_names(values: JsonObject) -> None:
     """Raises `ValueError` if a command's values contain an empty name, or an unknown device, GPU or model.
 
-    The registry refuses unknown ops and kernels later: only the registry knows those of files and plug-ins.
+    The registry refuses unknown ops and kernels later, because it also knows those of files and plug-ins.
     """
     for name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
         value = values.get(name)

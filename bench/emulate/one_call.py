@@ -26,7 +26,10 @@ ORACLE_FLOPS = 2e11
 
 
 def run(request: Mapping[str, Any]) -> Answer:
-    """Answers a request of `rooflab emulate`: returns the launches, the errors of the outputs, and the faults."""
+    """Answers a request of `rooflab emulate`: returns the launches, the errors of the outputs, and the faults.
+
+    Raises `ValueError` on a wrong name in the request.
+    """
     kernel = registry.get_kernel(request["op"], request["kernel"])
     spec, scheme = registry.get_op(request["op"]), get_scheme(request["scheme"])
     case = spec.check_case(Case(**request["case"]))

@@ -74,7 +74,7 @@ def every_launch(launches: Launches) -> Iterator[None]:
 
 
 def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
-    """A context that pretends a GPU for a user's kernel, which may ask for one; Rooflab's own launchers do not ask."""
+    """A context that pretends a GPU for a user's kernel, which may ask for it; Rooflab's own launchers do not ask."""
     return nullcontext() if kernel.file is None else pretended_gpu()
 
 

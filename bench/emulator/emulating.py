@@ -84,13 +84,13 @@ def emulating(
 ) -> Iterator[Emulation]:
     """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
 
-    Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
-    autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
-    the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
+    Tensors are on the CPU.  Inside the block they say that they are on the GPU, and `torch.cuda` answers for an H100.
+    An autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0
+    makes the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
     addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA and `ctas` others run.
 
-    Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
-    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config has these values.
+    Raises `EmulationError`, which names the kernel's source line, if a kernel reads or writes out of bounds, reads
+    unwritten memory, or never ends.  Races are in `findings`.  Raises `ValueError` if no config has these values.
     """
     run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:

@@ -63,8 +63,8 @@ class LaunchResult:
     races: tuple[str, ...]
     """One sentence for each race: a pair of instructions that a GPU may run in another order."""
     notes: tuple[str, ...]
-    """Violations of PTX's rules that ptxas repairs, as its notes on this PTX say.  Also sums whose last bits are
-    undefined, as Triton 3.9 makes them."""
+    """Violations of PTX's rules that ptxas repairs, as the notes of ptxas on this PTX say.  Also sums whose last bits
+    are undefined, as Triton 3.9 makes them."""
     ctas: int
     """The number of CTAs in the grid."""
     grid: Triple
@@ -163,7 +163,7 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
 
 
 def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The races, and the faults that would be races if ptxas did not repair them."""
+    """The races of a run, and the faults that would be races if ptxas did not repair them."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()

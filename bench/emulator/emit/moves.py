@@ -23,7 +23,7 @@ _COMPARISONS = {
     "hs": ">=",
 }
 _UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""For each comparison that is also true for NaN, except equ and neu: the ordered comparison that is negated."""
+"""For a comparison that is also true for NaN, except equ and neu: the opposite comparison, which is false for NaN."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
@@ -128,7 +128,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """Emits the Python code of `setp`, which may also combine its result with a predicate, or negate the result."""
+    """Emits the Python code of `setp`: it may combine its result with a predicate, and also give the negated result."""
     parts = [part for part in instruction.parts if part != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *more = instruction.operands

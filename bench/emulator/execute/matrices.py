@@ -117,7 +117,7 @@ class Accumulators:
     """For each warpgroup, the number of unfinished wgmma groups that write its matrix."""
 
     def settle(self, place: int) -> None:
-        """Notes that a wgmma group has completed, which writes the matrix of the warpgroup at the index `place`."""
+        """Notes that a wgmma group has completed that writes the matrix of the warpgroup at the index `place`."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)

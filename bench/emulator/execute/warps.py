@@ -150,7 +150,7 @@ def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> An
 
 
 def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
-    """Runs `match.any.sync`: the lanes with the same value; or `match.all.sync`: all members if they have one value."""
+    """Runs `match.any.sync` (the lanes with the same value) or `match.all.sync` (all members if all agree)."""
     return _by_mask(mask, lambda named: _match(c, mode, value, named))
 
 

@@ -1,6 +1,6 @@
 """Loads and stores of every state space, for the lanes of a context (PTX ISA 8.7, sections 5.1, 9.7.9).
 
-Values are unsigned, as wide as one element; the instruction decides what they mean.
+Values are unsigned, with the width of one element; the instruction decides what a value means.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _packed(values: Values, width: int, lanes: int) -> Any:
 
 
 def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Offsets in the group's shared memory.  `Fault`: an address is outside the CTA's own memory or not aligned."""
+    """Offsets in the group's shared memory.  Raises `Fault` on misaligned addresses, and outside the CTA's memory."""
     limit = c.group.run.shared_limit - size
     scalar = isinstance(addresses, np.generic)
     top = int(addresses) if scalar else int(addresses.max())

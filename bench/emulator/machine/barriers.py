@@ -249,7 +249,7 @@ class ClusterBarrier:
         return bool(self._parked)
 
     def arrive(self, context: LaneContext, release: bool, instruction: int) -> None:
-        """Notes that threads arrive.  Raises `Fault` where they arrived before and have not waited since."""
+        """Notes that threads arrive.  Raises `Fault` if they arrived before and have not waited since then."""
         if (self._arrived > self._waited)[context.lanes].any():
             raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
         self._arrived[context.lanes] += 1
@@ -259,7 +259,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as the context.  `Fault`: the context has not arrived."""
+        """Waits until all threads have arrived as often as `context`.  Raises `Fault` if `context` has not arrived."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1
@@ -308,7 +308,7 @@ class ClusterBarrier:
 
 
 class Registers:
-    """`setmaxnreg` (PTX ISA 8.7, section 9.7.20.5): a CTA's registers, moved between its warps.
+    """`setmaxnreg` (PTX ISA 8.7, section 9.7.20.5): moves a CTA's registers between its warps.
 
     The order in which warps give registers back depends on timing, so only the sum at the end is checked.
     """

@@ -157,12 +157,12 @@ class LaneContext:
 
 
 def value_of(value: Any, lane: int) -> int:
-    """The value of one lane."""
+    """The value of one lane, where `value` is a vector or a scalar for all lanes."""
     return int(value) if isinstance(value, np.generic) else int(value[lane])
 
 
 def merged(contexts: Sequence[LaneContext]) -> LaneContext:
-    """Joins contexts at one place into a single context, with its lanes in order."""
+    """Joins contexts that are at the same instruction into a single context, with the lanes in order."""
     first = contexts[0]
     lanes = np.concatenate([context.lanes for context in contexts])
     order = np.argsort(lanes, kind="stable")

@@ -1,4 +1,4 @@
-"""The mbarriers of a group: arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
+"""The mbarriers of a group of CTAs: arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
 
 An mbarrier is identified by its offset in the group's shared memory; the emulator does not use its eight bytes there.
 """
@@ -17,7 +17,7 @@ from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
 MOST_BYTES = (1 << 20) - 1
 """The largest tx-count (pending bytes) of an mbarrier."""
 Lot = tuple[int, Lanes]
-"""An mbarrier's offset in shared memory, and the indices of the lanes that address it, counted in the context."""
+"""An mbarrier's offset in shared memory, and the indices in the context of the lanes that address the mbarrier."""
 Wait = tuple[int, int]
 """An mbarrier's offset in shared memory, and the parity of the phase that a lane waits for."""
 
@@ -117,7 +117,7 @@ class MBarriers:
             self.complete_bytes(place, _total(size, lanes), instruction)
 
     def complete_bytes(self, place: int, size: int, instruction: int) -> None:
-        """Counts `size` bytes that a transfer has brought."""
+        """Counts `size` bytes that a transfer has delivered for the mbarrier."""
         state = self._state(place, instruction)
         state.bytes -= size
         if state.bytes < -MOST_BYTES:

@@ -113,7 +113,7 @@ class GlobalMemory:
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
         """The allocation that holds all accesses, and the accesses' indices in its view of `width` bytes.
 
-        Returns None for accesses in several allocations.  Raises `BadAccess` on an access outside all, or not aligned.
+        Returns None for several allocations.  Raises `BadAccess` on an access in no allocation, or not aligned.
         """
         first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
         allocation = self.find(first)

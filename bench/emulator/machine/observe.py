@@ -255,7 +255,7 @@ class Observer:
                 races.write(actors, where, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """The actor of `GlobalRaces`, and the address, of each lane."""
+        """For each lane, its actor in `GlobalRaces` and its address."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         count = self._actors_per_cta
         actors = np.asarray(c.group.ctas)[slots] * count + warps % count
@@ -266,7 +266,7 @@ class Observer:
         return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Whether the instruction's scope is the CTA; if so, for other CTAs it is a plain access."""
+        """Whether the instruction's scope is the CTA.  For other CTAs, such an access is a plain access."""
         parts = self._kernel.instructions[instruction].parts
         return "cta" in parts or ("cluster" in parts and not self._has_clusters)
 

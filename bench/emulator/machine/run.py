@@ -71,12 +71,12 @@ class Checks:
 
     @classmethod
     def none(cls) -> Checks:
-        """No checks: only values are computed."""
+        """Returns checks that are all off: only values are computed."""
         return cls(False, False, False, False)
 
 
 class VariableLayout(NamedTuple):
-    """Where the variables and parameters of a kernel lie, each in its own space."""
+    """The addresses of a kernel's variables and parameters, each in its own state space, and the sizes of memory."""
 
     addresses: dict[str, int]
     static_shared: int
@@ -107,7 +107,7 @@ class Run:
         self.memory = memory
         self.parameter_bytes: npt.NDArray[np.uint8] = np.frombuffer(parameters + bytes(-len(parameters) % 16), np.uint8)
         self.addresses = layout.addresses
-        """Addresses of variables and parameters, each in its own space."""
+        """The addresses of variables and parameters, each in its own state space."""
         self.dynamic_shared = dynamic_shared
         self.shared_limit = layout.static_shared + dynamic_shared
         self.shared_size = -(-self.shared_limit // 1024) * 1024
@@ -122,7 +122,7 @@ class Run:
         self.stored: list[tuple[Any, int]] | None = None
         """The addresses and the width of every store to global memory; None if the caller did not ask for them."""
         self.changes = 0
-        """The number of stores, and of atomics that changed a value."""
+        """The number of stores, and of atomics that changed a value, in this launch so far."""
         self.strong = program.strong
         version = [int(part) for part in program.version.split(".")]
         self.old_strides = version < [8, 6]

@@ -250,7 +250,7 @@ class Schedule:
         return went
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Puts contexts that share a warp or a warpgroup into one list each."""
+        """Returns lists of contexts: the contexts of one list share a warp or a warpgroup."""
         lots: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))

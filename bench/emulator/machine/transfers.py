@@ -26,7 +26,7 @@ class Transfer:
     """Carries the copy out, and signals the copy's mbarrier, if there is one."""
     instruction: int
     read: Callable[[], object] | None = None
-    """Reads the copy's source out of shared memory; after that, `run` only writes."""
+    """Reads the copy's source out of shared memory; `run` then only writes.  None if `run` also reads."""
     has_read: bool = False
     mark: Any = None
     """The race detector's record of the copy."""
