@@ -153,7 +153,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
 
 
 def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
-    """Keeps only the first case of a kernel that Triton's interpreter runs, which takes seconds for each case."""
+    """Keeps only the first fitting case of a kernel that Triton's interpreter runs, which takes seconds for a case."""
     first = {item.kernel: first_case(item.kernel, registry.get_op(item.kernel.op), item.scheme) for item in checks}
     slow = {kernel for kernel in first if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
     return [item for item in checks if item.kernel not in slow or item.case == (first[item.kernel] or item.case)]
