@@ -1,4 +1,4 @@
-"""`rooflab` and `python -m rooflab.bench`: runs the command line."""
+"""Runs Rooflab's command line: the entry point of `rooflab` and of `python -m rooflab.bench`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 
 def main() -> None:
-    """The command line."""
+    """Runs Rooflab's command line."""
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()  # as with -m, so that a user's file finds the files beside it
+        sys.path[0] = os.getcwd()  # as `python -m` does, so that a user's file can import the files beside it
     from rooflab.bench.cli.app import run
 
     run()

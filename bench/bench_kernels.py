@@ -1,7 +1,7 @@
-"""The pytest-benchmark suite: every kernel of every op that can be timed here, on small cases and on SmolLM2's.
+"""The pytest-benchmark suite: times every kernel that can run here, on small cases and on the cases of SmolLM2.
 
 `pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  A kernel is timed only if it passes the whole check on
-the op's first small case, in a child process.  The outputs of the timed calls are judged afterwards, and then those for
+the op's first small case, in a child process.  The outputs of the timed calls are judged afterwards; so are outputs for
 other data at the same addresses.  The kernels of one case form one group of the table.
 """
 
@@ -23,18 +23,18 @@ SUITES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
 """Seconds of timing for one kernel on one case."""
 MIN_SAMPLES = 3
-"""The least number of samples, at any duration: a naive kernel may need seconds for each."""
+"""The least number of samples, however long they take: a naive kernel may need seconds for each sample."""
 SEED = 0
 
 
 def scheme_here(spec: OpSpec) -> str:
-    """The engine's default dtype on this device, or the op's first scheme if it lacks that dtype."""
+    """The engine's default dtype on this device, or the op's first scheme if the op lacks that dtype."""
     default = default_scheme(pick_device(None))
     return default if default in spec.schemes else spec.schemes[0]
 
 
 def timeable() -> Iterator[Any]:
-    """A pytest parameter for each kernel and case that can be timed on this device."""
+    """Yields a pytest parameter for each kernel and case that can be timed on this device."""
     for spec in ops().values():
         cases = dict.fromkeys(case for suite in SUITES for case in spec.cases.get(suite, ()))
         for case in cases:
@@ -45,13 +45,13 @@ def timeable() -> Iterator[Any]:
                     group = pytest.mark.benchmark(
                         group=f"{spec.name} {case.id} {scheme}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
                     )
-                    # Texts, which pytest-benchmark can write, and group a run and a written one by.
+                    # Texts: pytest-benchmark can store texts, and group new and stored results by texts.
                     names = (spec.name, kernel.name, case.id, scheme)
                     yield pytest.param(*names, id=f"{kernel.id}-{case.id}-{scheme}", marks=group)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Lists the kernels only when they are to run: a plain test run must not import every kernel just to skip it."""
+    """Lists the kernels only if they are to run: a plain test run must not import every kernel to skip it."""
     if asked(metafunc.config):
         parameters = list(timeable())
     else:
@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @functools.cache
 def gate(op: str, name: str) -> tuple[str, str]:
-    """Status and reason of the check on the op's first small case, planted inputs included; runs once per kernel."""
+    """Checks a kernel once, on the op's first small case with adversarial inputs; returns status and reason."""
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
     result = Checkers(pick_device(None))(CheckTask(kernel, case, scheme, SEED))
@@ -69,7 +69,7 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
-    """Checks the kernel, times it, and judges the outputs that its timed calls left."""
+    """Checks the kernel, times it, and judges the outputs of the timed calls."""
     spec, chosen, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
     asked = spec, spec.check_case(Case.parse(case)), dtypes, pick_device(None)
     if refusal := chosen.why_not_args(spec.make_inputs(*asked[1:3], torch.device("meta"), SEED), spec):

@@ -1,4 +1,4 @@
-"""The work of commands, without drawing: functions that take selections, and return rows and records."""
+"""Does the work of commands, without output: functions take selections, and return rows and records."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from rooflab.reference.spec import get_scheme
 from rooflab.roofline.device import resolve
 
 LEAST_S, TIMING_SHARE = 0.05, 0.3
-"""Least seconds for the samples of a kernel on a case, and the share of a limit that goes to samples; the rest goes to
-inputs, checks and compilation."""
+"""The least seconds for a kernel's samples on a case, and the share of a time limit that samples get.  The rest of the
+limit is for inputs, checks and compilation."""
 
 
 def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
@@ -60,7 +60,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Returns for each kernel the buckets that it serves in the model that was loaded last on this CPU."""
+    """Returns, for each kernel, the buckets that it serves in the last model that was loaded on this CPU."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     newest: dict[str, Json] = next(known(), {"times_us": {}})
@@ -80,7 +80,7 @@ def _settled() -> dict[str, str]:
 
 
 def count_benches(chosen: Selection) -> int:
-    """The number of records of `run_benches`."""
+    """The number of records that `run_benches` makes."""
     default = default_scheme(chosen.device)
     specs = ((registry.get_op(op), kernels) for op, kernels in _with_baselines(chosen).items())
     return sum(
@@ -105,11 +105,11 @@ def run_benches(
     into: list[Record] | None = None,
     planted_before: frozenset[tuple[str, str]] = frozenset(),
 ) -> list[Record]:
-    """Checks and times all kernels of a selection, and gives each record to `writer`, and to `into`, at once.
+    """Checks and times all kernels of a selection; gives each record at once to `writer`, and to `into`.
 
-    `planted_before` has the ids and schemes of checks with planted inputs that were made before.  What `into` holds at
-    the start is not measured again.  With a limit a kernel gets its share of it where that is less than the budget.
-    With a limit it raises `ContextBroken` if a kernel has broken the CUDA context.
+    `planted_before` has the ids and schemes of earlier checks with adversarial inputs.  Records that `into` holds at
+    the start are not measured again.  With a time limit, each kernel gets its share of the limit, at most the budget;
+    and `ContextBroken` is raised if a kernel has broken the CUDA context.
     """
     check_caches()
     records = [] if into is None else into
@@ -139,7 +139,7 @@ def run_benches(
 
 
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
-    """The records at `path` or, without one, of the newest local run; and the folder for their figures."""
+    """The records at `path`, or of the newest local run if `path` is None; and the folder for the figures."""
     if path is None:
         files = sorted(result_folder("local").glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
         runs = [file.parent for file in files if any(record.kind == "bench" for record in read(file))]
@@ -150,7 +150,7 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
 
 
 def _read(path: Path) -> list[Record]:
-    """The records of a file, or of a folder and those in it, or the benchmarks in a JSON file of pytest-benchmark."""
+    """Reads the records of a file, or of a folder and its subfolders, or of a JSON file of pytest-benchmark."""
     if path.suffix != ".json":
         return read(path, deep=True)
     from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark  # imports pandas and pytest
@@ -159,7 +159,7 @@ def _read(path: Path) -> list[Record]:
 
 
 def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[Drawing, str | None]:
-    """Every kernel's bound on a GPU, and a note if the GPU's name fits several."""
+    """The bound of every kernel on a GPU, and a note if the name `gpu` fits several GPUs."""
     device, note = resolve(gpu)
     for op in ops:
         registry.get_op(op).get_cases(suite)
@@ -168,8 +168,8 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """The records of `name` under a GPU's roofs: emulated calls with their counted bytes, and benchmarks, with their
-    times if such a GPU took them; and notes.  Raises `ValueError` if none of them has a place."""
+    """Places the records of `name` under a GPU's roofs, and returns notes.  Emulated calls have their counted bytes;
+    benchmarks have their times if such a GPU took them.  Raises `ValueError` if no record can be placed."""
     device, note = resolve(gpu)
     points, unplaced = placed_on(records, device)
     if not points:

@@ -1,4 +1,4 @@
-"""The main job: runs everything that the lab does once on this machine, what pays first, and writes a summary."""
+"""Runs everything that Rooflab does once on this machine, the most valuable part first, and writes a summary."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.numbers import digits
 
 BENCH_S = 0.15
-"""Seconds for each kernel and case."""
+"""Seconds of timing for each kernel and case."""
 BENCH_FLOPS = 2e9
-"""Most work of a timed case: attention of 2,048 tokens, 5e9, takes a naive kernel half a second on two cores."""
+"""The most FLOPs of a timed case.  5e9 (attention of 2,048 tokens) take a naive kernel half a second on two cores."""
 ROW = "{:<22} {:>8} {:>8}  {:<11} {:>8} {:>7} {:>7} {:>6}"
 HEADER = ROW.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right")
 LEFT_OUT = (
@@ -72,7 +72,7 @@ NEXT = (
 
 
 def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
-    """Answers a real prompt, then checks, times and draws every kernel; all results go to one folder.
+    """Answers a real prompt, then checks, times and plots every kernel; all results go to one folder.
 
     `smoke` takes fewer prompts and tokens.  Returns the content of `summary.json`.
     """
@@ -123,7 +123,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
 
 
 def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
-    """Checks and times every kernel, op by op, and shows a line for each op as soon as both are done."""
+    """Checks and times every kernel, op by op; prints a line for each op as soon as its checks and times are done."""
     device, environment = pick_device(None), Environment.now()
     suite, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
     results: list[CheckResult] = []
@@ -153,7 +153,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
 
 
 def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
-    """Of a kernel that Triton's interpreter runs, which takes seconds, only the first case that it takes."""
+    """Keeps only the first fitting case of a kernel that Triton's interpreter runs, which takes seconds for a case."""
     first = {item.kernel: first_case(item.kernel, registry.get_op(item.kernel.op), item.scheme) for item in checks}
     slow = {kernel for kernel in first if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
     return [item for item in checks if item.kernel not in slow or item.case == (first[item.kernel] or item.case)]
@@ -175,7 +175,7 @@ def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record])
 
 
 def _short(ms: float | str | None) -> str:
-    """A time; `~` stands before a NOISY one."""
+    """A time as text, with `~` before a NOISY time."""
     return "" if ms is None else f"~{ms.removesuffix(' NOISY')}" if isinstance(ms, str) else digits(ms)
 
 
@@ -202,13 +202,13 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
-    """The kernel that the engine took for a step of this case's size; None if it does not use the op."""
+    """The kernel that the engine took for a step of this case's size; None if the engine does not use the op."""
     place = (DECODE if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
     return next((choice.kernel.name for choice in ops.choices if (choice.op, choice.bucket) == place), None)
 
 
 def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
-    """Answers the first prompt alone, and then all prompts at once; returns the results and the kernels."""
+    """Answers the first prompt alone, and then all prompts at once; returns the results and the engine's kernels."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     params = SamplingParams(max_tokens=16 if smoke else 64)
     with show.waiting("1 engine    loading the model"):

@@ -1,8 +1,8 @@
-"""`python bench/run_from_checkout.py suite --only gemm`: any command of Rooflab from a bare source checkout.
+"""Runs any command of Rooflab from a bare source checkout: `python bench/run_from_checkout.py suite --only gemm`.
 
-Rooflab need not be installed, and no network is needed: `build/checkout/rooflab` links to the five folders and is on
-the path of the command and its child processes, and the wheels in `wheelhouse/` (`make wheelhouse`) are unpacked into
-`build/`.  torch and triton must be installed.  This file uses only the standard library.
+Rooflab need not be installed, and no network is needed.  `build/checkout/rooflab` links to the five source folders, and
+is on the path of the command and its child processes.  The wheels in `wheelhouse/` (`make wheelhouse`) are unpacked
+into `build/`.  torch and triton must be installed.  This file uses only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
 def build_folder(root: Path) -> Path:
-    """`build/`, which git ignores, or a temporary folder if the checkout is read-only."""
+    """Returns `build/`, which git ignores, or a temporary folder if the checkout is read-only."""
     folder = root / "build"
     with suppress(OSError):  # a checkout on a read-only disk
         folder.mkdir(exist_ok=True)
@@ -28,7 +28,7 @@ def build_folder(root: Path) -> Path:
 
 
 def namespace(root: Path, build: Path) -> Path:
-    """A folder with a package `rooflab` of links to the five folders of `root`."""
+    """Makes a folder with a package `rooflab`, which consists of links to the five source folders of `root`."""
     checkout = build / "checkout"
     (checkout / "rooflab").mkdir(parents=True, exist_ok=True)
     (checkout / "rooflab" / "__init__.py").touch()  # Python prefers an installed wheel's package to a namespace
@@ -43,7 +43,7 @@ def namespace(root: Path, build: Path) -> Path:
 
 
 def carried(wheelhouse: Path, build: Path) -> Path | None:
-    """The folder of the unpacked wheels of `wheelhouse`, which are unpacked once; None if there is no wheel."""
+    """Unpacks the wheels of `wheelhouse` once, and returns their folder; None if there is no wheel."""
     wheels = sorted(wheelhouse.glob("*.whl"))
     if not wheels:
         return None
@@ -64,7 +64,7 @@ def carried(wheelhouse: Path, build: Path) -> Path | None:
 
 
 def main() -> None:
-    """Replaces this process by the command, with `rooflab` and the unpacked packages on its path."""
+    """Replaces this process by the command, with `rooflab` and the unpacked wheels on the command's path."""
     build = build_folder(ROOT)
     paths = [namespace(ROOT, build), carried(ROOT / "wheelhouse", build)]
     before = os.environ.get("PYTHONPATH")

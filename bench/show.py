@@ -25,9 +25,9 @@ from rooflab.roofline.numbers import digits
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, emoji=False)
 BEAT_S = 10.0
-"""Longest silence of a step in a pipe or a file."""
+"""The most seconds without a new line during a long step, if the output goes to a pipe or a file."""
 GAP, TEXT = 2, 16
-"""Characters between two columns, and the fewest of a column of texts, which folds."""
+"""The characters between two columns, and the least width of a text column, whose texts are folded to fit."""
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
@@ -36,7 +36,7 @@ _as_json = False
 
 @contextmanager
 def chosen(as_json: bool) -> Iterator[None]:
-    """Inside the `with` block only the result is shown, as JSON; or, without `as_json`, only tables and lines."""
+    """Inside the `with` block, prints only the result as JSON if `as_json`, and only tables and lines otherwise."""
     global out, _as_json
     before = out
     out, _as_json = Console(quiet=True) if as_json else out, as_json
@@ -61,10 +61,10 @@ def result(value: Any) -> None:
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Iterable[str], title: str | None = None, *, filled: bool = False
 ) -> None:
-    """Prints `rows` with these `columns`, or only the `filled` ones; numbers are right-aligned and have three digits.
+    """Prints a table of `rows`; `filled` omits empty columns; numbers are right-aligned, with three digits.
 
-    In a narrow terminal texts fold; if that is not enough, each row becomes lines of names and values.  No number is
-    cut.
+    If the terminal is narrow, texts are folded; if that is not enough, each row becomes lines of names and values. No
+    number is cut.
     """
     columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
     numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
@@ -89,7 +89,7 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints each row as a line of its first texts, and below it lines of names and values."""
+    """Prints each row as a line with its first texts, followed by lines with the names and values of other columns."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -126,35 +126,35 @@ def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
 
 
 def line(text: str = "", style: str | None = None) -> None:
-    """Plain text: no character of a name is markup, a picture or an order to the terminal."""
+    """Prints `text` as it is: no character is taken as markup, as an emoji or as a terminal command."""
     out.print(visible(text, keep="\n\t"), style=style, markup=False, soft_wrap=True)
 
 
 def piece(text: str) -> None:
-    """Text without a line end, shown at once."""
+    """Prints `text` at once, without a line end."""
     if not out.quiet:
         out.file.write(text)  # without Rich, which would turn `:smile:` into a picture and tabs into blanks
         out.file.flush()
 
 
 def error(text: str) -> None:
-    """One sentence to standard error."""
+    """Prints one sentence on standard error."""
     err.print(visible(text, keep="\n\t"), style="red", markup=False, soft_wrap=True)
 
 
 def note(text: str | None) -> None:
-    """Prints a line on standard error, so that standard output holds only results; nothing without a text."""
+    """Prints `text`, if there is any, on standard error, so that standard output holds only results."""
     if text:
         err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> Iterator[Any]:
-    """A bar on standard error; yields `advance(text)`, to be called once per item.  A line with the time follows if
-    `ended`.
+    """Shows a progress bar on standard error; yields `advance(text)`, which the caller calls once for each item.  If
+    `ended`, a line with the time follows.
 
-    With `lines` the text of each item stays, on a line of its own, unless the result is JSON. If standard error is not
-    a terminal, a line every `BEAT_S` seconds says how many items are done.
+    With `lines`, the text of each item stays on its own line, unless the result is JSON. If standard error is not a
+    terminal, a line every `BEAT_S` seconds says how many items are done.
     """
     began, done = time.monotonic(), 0
 
@@ -180,7 +180,7 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A spinner on standard error during long work; if that is not a terminal, a line every `BEAT_S` seconds."""
+    """Shows a spinner on standard error during long work, or, without a terminal, a line every `BEAT_S` seconds."""
     began = time.monotonic()
     with _beating(lambda: f"{what.strip()}: {time.monotonic() - began:.0f} s"), err.status(what):
         yield
@@ -188,7 +188,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def _beating(state: Callable[[], str]) -> Iterator[None]:
-    """If standard error is not a terminal, writes the state to it every `BEAT_S` seconds."""
+    """If standard error is not a terminal, prints `state()` there every `BEAT_S` seconds."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -207,7 +207,7 @@ def _beating(state: Callable[[], str]) -> Iterator[None]:
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Times by op and case; below them the kernels that were not timed, with the reason, and a line per failure."""
+    """Prints times by op and case; then kernels that were not timed, with the reason; then a line per failure."""
     timed = [row for row in rows if row["latency_ms"] is not None and row["status"] in ("OK", "NOISY")]
     status = ("status",) if any(row["status"] == "NOISY" for row in timed) else ()
     times = ("latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound", "limiter", "gflops_per_s", "gbytes_per_s")
@@ -218,7 +218,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     noted = [row for row in rows if row["status"] == "OK" and row["reason"]]
     for what, others, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", noted, "yellow")):
         alike: dict[str, list[Mapping[str, Any]]] = {}
-        for row in others:  # readings that are noise for one cause differ in its numbers
+        for row in others:  # NOISY readings with one cause differ only in the numbers
             alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if what == "NOISY" else row["reason"], []).append(row)
         for group in alike.values():
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
@@ -232,12 +232,12 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
 
 
 def failure(row: Mapping[str, Any]) -> None:
-    """One line for a kernel that failed."""
+    """Prints one line for a kernel that failed."""
     line(f"{row['op']}/{row['kernel']} {row['case']} {row['scheme']}: {row['status']}: {row['reason']}", "red")
 
 
 def engine_summary(result: Mapping[str, Any]) -> None:
-    """The lines below a generated answer."""
+    """Prints the lines below a generated answer."""
     rows = [
         ("model", f"{result['model']} on {result['device']} in {result['dtype']}"),
         ("kernels", ", ".join(f"{op}={kernel}" for op, kernel in result["kernels"].items())),

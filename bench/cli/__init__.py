@@ -1,7 +1,7 @@
-"""The command line.  A file in this folder holds commands that belong together; no list of them is edited.
+"""Rooflab's command line.  Each file in this folder holds commands that belong together; there is no list of the files.
 
-Every command that prints a table or a result takes `--json` with the same content.  Importing this package registers
-every command with the application in `app.py`.
+Every command that prints a table or a result has an option `--json`, which prints the same content as JSON.  Importing
+this package registers every command with the application in `app.py`.
 """
 
 from importlib import import_module

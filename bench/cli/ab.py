@@ -1,4 +1,4 @@
-"""`ab`: two kernels, revisions or files of records compared."""
+"""The command `ab`: compares two kernels, two revisions or two files of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: errors and exit statuses.  Commands are in the files beside it, options in `option.py`."""
+"""The Typer application, with its errors and exit statuses.  Other files of this folder hold commands and options."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ app = typer.Typer(
 
 INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
 INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
-"""Inner names in errors, and the parameters that they come from in commands that have none of this name."""
+"""By inner name in an error: the parameter that the user typed, in commands without a parameter of the inner name."""
 
 
 _EVENTS = "CUDA events time a GPU, and a stopwatch times a CPU"
@@ -77,9 +77,9 @@ REMOVED = {
     "load --dataset": "--data sharegpt has its lengths; `vllm bench serve` sends a file's prompts",
     "load --ramp": "--sweep A,B,... measures each rate by itself",
 }
-"""Commands and options that earlier commits had, and what a user does instead."""
+"""Commands and options that were removed, each with what the user should do instead."""
 OF_A_USERS_FILE = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""Errors of a reference, inputs or a tolerance that a user's file gives an op: one sentence with the line."""
+"""Errors that a user's file may raise in its reference, inputs or tolerance: shown as one sentence with the line."""
 
 
 def _pretended_card() -> AbstractContextManager[object]:
@@ -89,7 +89,7 @@ def _pretended_card() -> AbstractContextManager[object]:
 
 
 class Command(TyperCommand):
-    """A command that refuses an unknown model or GPU before torch is imported, and names options as they are typed."""
+    """A Typer command that refuses unknown models and GPUs before torch is imported; errors name options as typed."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Runs the command."""
@@ -105,7 +105,7 @@ class Command(TyperCommand):
             raise ValueError(self._typed(name) + colon + text) from error
 
     def _typed(self, name: str) -> str:
-        """The option that the user typed for a parameter of this name, or of this inner name; else the name."""
+        """The option that sets the parameter or inner name `name`, as the user typed it; else `name` itself."""
         words, options_of = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
             for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
@@ -134,7 +134,7 @@ def main(_: Version = False) -> None:
 
 @cache
 def _parser() -> Callable[..., object]:
-    """The parser of every command; Typer takes 0.2 s to make it."""
+    """The parser of all commands, made only once, because Typer takes 0.2 s to make it."""
     return typer.main.get_command(app)
 
 
@@ -147,7 +147,7 @@ def _refuse_removed(words: Sequence[str]) -> None:
 
 
 def run() -> NoReturn:
-    """The command line; bad input gives one sentence and exit status 2."""
+    """Runs the command line.  Bad input prints one sentence and ends with exit status 2."""
     try:
         _refuse_removed(sys.argv[1:])
         _parser()(prog_name="rooflab")  # ends with SystemExit
@@ -200,8 +200,8 @@ def terminated_as_exception() -> Iterator[None]:
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
-    """Ends with status 11 where a kernel failed, 13 where a reading is impossible or noise, or nothing ran at all, and
-    12 where something is `undecided`."""
+    """Ends the process with status 11 if a kernel failed, or 13 if a reading is impossible or noise or nothing ran at
+    all, or 12 if something is `undecided`.  Returns if all is well."""
     ended = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         ended.append(ExitStatus.INVALID)
@@ -212,7 +212,7 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """Returns the writer of a run in `out`, and the records of a resumed run; refuses to resume without `out`."""
+    """Returns the writer of a run in `out`, and the earlier records if `resume`; `resume` without `out` is an error."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

@@ -1,4 +1,4 @@
-"""`ceilings`: what this machine can reach."""
+"""The command `ceilings`: measures the limits of this machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ceilings(
 
 
 def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, list[str]]:
-    """The device's name, what it was measured under, and the columns of its table."""
+    """The device's name, the conditions of the measurement, and the columns of the device's table."""
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":
         columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]

@@ -1,4 +1,4 @@
-"""`study`: what is often said of LLM inference, predicted and measured."""
+"""The command `study`: predicts and measures what is often claimed about LLM inference."""
 
 from __future__ import annotations
 

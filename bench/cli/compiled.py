@@ -1,4 +1,4 @@
-"""`static`: what the compiled code of our kernels says, with no GPU."""
+"""The command `static`: reports facts of compiled kernels, such as registers and spills, without a GPU."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _report(results: list[CompileResult], store: Store | None, out: Path | None)
 
 
 def _compare(query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None) -> int:
-    """Compares the working tree with a revision; returns the exit status."""
+    """Compares the compiled kernels of the working tree with those of a revision; returns the exit status."""
     from rooflab.bench.compile import compiled_sides, difference
     from rooflab.kernels._files import write_whole
 

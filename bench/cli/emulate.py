@@ -1,4 +1,4 @@
-"""`emulate` and `golden`: runs compiled kernels on the CPU, and compares the emulator with a GPU's outputs."""
+"""The commands `emulate` and `golden`: run compiled kernels on the CPU; compare the emulator with a GPU's outputs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _show_lines(launch: JsonObject) -> None:
 
 
 def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
-    """The source lines from the first counted line to the last."""
+    """Table rows with counts, for the source lines from the first counted line to the last."""
     rows = []
     for line in range(min(counted), max(counted) + 1):
         counts = counted.get(line, {})

@@ -1,4 +1,4 @@
-"""`estimate`, `generate` and `lab`: the kernels composed."""
+"""The commands `estimate`, `doctor`, `generate` and `lab`, which use the kernels together in the engine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def doctor(
 
 @dataclass(frozen=True)
 class Generating(option.EngineOptions):
-    """The engine that answers."""
+    """Options of the engine that answers a prompt."""
 
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; the prompt's bytes are its ids.")] = False
     interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False

@@ -1,4 +1,4 @@
-"""`import` and `export`: results of other tools as records, and records in the forms that other tools read."""
+"""The commands `import` and `export`: turn other tools' results into records, and records into other tools' formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`list`, `check`, `bench` and `roofline`: kernels, one at a time."""
+"""The commands `list`, `check`, `bench` and `roofline`, which treat kernels one at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rooflab.bench.core import Pool
 from rooflab.roofline.numbers import counted
 
 CHECK_S = 90.0
-"""Seconds after which no check of an op begins, by default."""
+"""The default time limit in seconds: after it, no further check of an op begins."""
 
 if TYPE_CHECKING:
     from rooflab.bench.core import Checkers, CheckResult

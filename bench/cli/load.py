@@ -1,4 +1,4 @@
-"""`load` and `latency`: how long users of a server, or of the engine itself, wait."""
+"""The commands `load` and `latency`: measure how long users of a server, or of the engine itself, wait."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
 
 
 def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) -> list[Path]:
-    """Writes the figures of a load: of one run a waterfall; of a sweep also its rates and its frontier."""
+    """Writes a waterfall for each run of a load; for a sweep also a figure of its rates and one of its frontier."""
     from rooflab.bench.load import load_pictures
 
     case = plans[0].case()
@@ -150,14 +150,14 @@ def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) 
 
 
 def name_of(plan: Plan) -> str:
-    """A run's rate, or its number of users."""
+    """A short name for a run: its request rate, or its number of users at once."""
     if plan.arrivals is None:
         return f"{plan.concurrency} at once"
     return f"{plan.arrivals.rate:g}"
 
 
 def _rate(text: str) -> float:
-    """One rate of `--sweep`, in requests per second."""
+    """Parses one rate of `--sweep`, in requests per second."""
     try:
         return float(text)
     except ValueError as error:
@@ -167,7 +167,7 @@ def _rate(text: str) -> float:
 def laws(
     rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
 ) -> list[Arrivals | None]:
-    """The arrivals of each run; [None] for a closed loop."""
+    """The law of arrivals of each run; [None] if the load is a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
     options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}

@@ -1,4 +1,4 @@
-"""What a command does before torch is imported, which takes seconds: it refuses wrong names and sets Triton's mode."""
+"""Refuses wrong names and sets Triton's mode, before a command imports torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rooflab.roofline.names import values_by_name
 
 
 def check_names(values: JsonObject) -> None:
-    """Raises `ValueError` on an empty name, or an unknown device, GPU or model, among a command's values.
+    """Raises `ValueError` if a command's values contain an empty name, or an unknown device, GPU or model.
 
-    Ops and kernels are refused by the registry, which has those of files and plug-ins too.
+    The registry refuses unknown ops and kernels later, because it also knows those of files and plug-ins.
     """
     for name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
         value = values.get(name)
@@ -36,12 +36,12 @@ def check_names(values: JsonObject) -> None:
 
 
 def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
-    """`OP=KERNEL` texts as a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
+    """Parses `OP=KERNEL` texts into a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
     return values_by_name(texts, "swap: expected OP=KERNEL, each op once", lambda op, kernel: kernel)
 
 
 def interpret_without_gpu() -> None:
-    """Lets Triton interpret its kernels unless there is a CUDA device, or the user has chosen; it reads this once."""
+    """Sets `TRITON_INTERPRET` if there is no CUDA device and the user has not set it; Triton reads it only once."""
     if "TRITON_INTERPRET" not in os.environ and not cuda_device_present():
         os.environ["TRITON_INTERPRET"] = "1"
 

@@ -19,7 +19,7 @@ OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Returns `path`; raises `ValueError` before any work if its folder cannot be written to."""
+    """Returns `path`.  Raises `ValueError` if `path` is of the wrong kind (file or folder) or cannot be written."""
     if path is not None:
         name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
         is_file = option.metavar == "FILE" or figure
@@ -33,14 +33,14 @@ def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float | None:
-    """Returns `seconds`; raises `ValueError` if they are not above 0."""
+    """Returns `seconds`.  Raises `ValueError` if the value is not above 0."""
     if seconds is not None and not seconds > 0:
         raise ValueError(f"{option.opts[-1]}: expected seconds above 0, got {seconds}")
     return seconds
 
 
 def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
-    """Returns `op` if it is path.py::function, else an empty text; refuses options that only the other kind has."""
+    """Returns `op` if it is path.py::function, else an empty text.  Options of the other kind raise `ValueError`."""
     name_of_launcher = op if op and "::" in op else ""
     for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
@@ -50,9 +50,9 @@ def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns `command` with one option for each field of each parameter that is a dataclass.
+    """Returns `command` with each dataclass parameter replaced by one option for each field.
 
-    The defaults are those of the parameter, or else of the dataclass.
+    An option's default comes from the parameter's default, or else from the dataclass.
     """
     parameters, groups = list[Parameter](), dict[str, Any]()
     hints = get_type_hints(command, include_extras=True)
@@ -77,7 +77,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def span(name: str, text: str) -> tuple[int, int]:
-    """Both numbers of `N` or `LEAST:MOST`.  Raises `ValueError` on another text."""
+    """Parses `N` or `LEAST:MOST`; `N` is both numbers.  Raises `ValueError` on another text."""
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()):
         raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
@@ -85,12 +85,12 @@ def span(name: str, text: str) -> tuple[int, int]:
 
 
 place = partial(typer.Option, callback=check_place)
-"""An option with a folder to write to."""
+"""Makes an option that takes a folder to write to."""
 file = partial(place, metavar="FILE")
-"""An option with a file to write."""
+"""Makes an option that takes a file to write."""
 seconds = partial(typer.Option, callback=check_seconds)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-"""`Command` reads this option: a command shows its result, tables and lines, and `show` decides which are printed."""
+"""`Command` reads the option `--json`.  With it, `show` prints a command's result; else its tables and lines."""
 Names = list[str] | None
 Op = Annotated[str | None, typer.Argument(help="An op, as `rooflab list` names it; without one, all ops.")]
 OpName = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
@@ -130,7 +130,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --ou
 
 @dataclass(frozen=True)
 class Speculative:
-    """How an engine drafts."""
+    """Options of speculative decoding: how an engine drafts tokens."""
 
     speculate: Annotated[
         str | None, typer.Option(help="Draft tokens, and verify several in a step: ngram, draft or eagle.")
@@ -141,7 +141,7 @@ class Speculative:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The engine that a command runs."""
+    """Options of the engine that a command runs."""
 
     model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m"
     dummy: Dummy = False
@@ -151,18 +151,18 @@ class EngineOptions:
     seed: Seed = 0
 
     def options(self) -> dict[str, plain.Json]:
-        """The options of `LLM`."""
+        """The options as keyword arguments of `LLM`."""
         return {**asdict(self), "swap": parse_swaps(self.swap or [])}
 
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """How long prompts and answers are."""
+    """Options for the lengths of prompts and answers, in tokens."""
 
     input_len: Annotated[str, typer.Option(help="Tokens of a prompt: N or LEAST:MOST.")] = "128"
     output_len: Annotated[str, typer.Option(help="Tokens of an answer: N or LEAST:MOST.")] = "64"
 
     @property
     def spans(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Least and most tokens of a prompt and of an answer."""
+        """The least and the most tokens of a prompt, and the same of an answer."""
         return span("input_len", self.input_len), span("output_len", self.output_len)

@@ -1,4 +1,4 @@
-"""`explain` and `profile`: where a kernel's time goes, by the model, by the clock and by the hardware's counters."""
+"""The commands `explain` and `profile`: divide a kernel's time into causes, by a model and by hardware counters."""
 
 from __future__ import annotations
 

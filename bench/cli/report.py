@@ -1,4 +1,4 @@
-"""`report`, `history` and `picture`: a page and trends from records, and pictures for the documentation."""
+"""The commands `report`, `history` and `picture`: a page and trends from records; pictures for the docs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """One row for each kernel: its cases by state, and its worst last step."""
+    """One row for each kernel: how many cases have each state, and the worst last step of all cases."""
     from rooflab.bench.report.sources import grouped
 
     table = []
@@ -124,7 +124,7 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """A row of the table: changes in percent, and facts that all kernels of a machine share as one text."""
+    """A row for the table: the last step in percent; machine, setting and timer joined into one text."""
     step = row["last_step"]
     where = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
     return row | {"circumstances": where, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
@@ -169,7 +169,7 @@ def bytes_(
 
 
 def _megabytes(row: Row) -> dict[str, Json]:
-    """A row that fits into a terminal: the sum of read and written megabytes."""
+    """A short row that fits into a terminal: by level of memory, the megabytes read and written together."""
     megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for level in ("hbm", "l2", "shared"):
         both = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]

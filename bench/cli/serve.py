@@ -1,4 +1,4 @@
-"""`serve`: the engine behind OpenAI's HTTP interface."""
+"""The command `serve`: runs the engine behind OpenAI's HTTP interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate`: the engine's scheduler on a clock."""
+"""The command `simulate`: runs the engine's scheduler in simulated time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublishedTimes:
-    """A model on a GPU, by times of kernels that others published."""
+    """Options that choose a model and a GPU, with kernel times that others published."""
 
     model: Annotated[str, typer.Argument(help="A preset, or a Hugging Face config.json or its folder.")] = (
         "llama-3.1-8b"
@@ -31,8 +31,8 @@ class PublishedTimes:
     bounds: Annotated[bool, typer.Option("--bounds", help="By bounds, also where kernel times were published.")] = False
 
     def kernels(self, gpus: int, lengths: option.TokenSpans | None = None) -> KernelTimes:
-        """The times of kernels.  Raises `ValueError` on an unknown name, on a wrong number, and on `lengths` that the
-        model does not have."""
+        """The published times of kernels.  Raises `ValueError` on an unknown name, on a wrong number, and if `lengths`
+        exceed the model's longest context."""
         from rooflab.bench.latency.step_model import KernelTimes
         from rooflab.roofline.architecture import get_architecture
         from rooflab.roofline.device import resolve

@@ -1,4 +1,4 @@
-"""`ledger`, `whatif` and `capture`: where a step's time goes, what a kernel would change, what a program asks for."""
+"""The commands `ledger`, `whatif` and `capture`: a step's time by op, another kernel's effect, a program's shapes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 KINDS: tuple[Kind, Kind] = ("prefill", "decode")
 SPARE = 160
-"""Tokens that a sequence may get beyond its context."""
+"""The number of tokens that a sequence may get beyond its context."""
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """A step of the engine."""
+    """Options that describe a step of the engine."""
 
     model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a folder, or a preset.")] = "smollm2-135m"
     dummy: option.Dummy = False
@@ -43,7 +43,7 @@ class StepOptions:
     out: option.Out = None
 
     def engine(self, loading: str = "loading the model", **options: Json) -> LLM:
-        """An engine for such steps; tokens are read in their own step, so that its time is that of one step."""
+        """Makes an engine for such steps.  A step reads its own tokens, so that its time is the time of one step."""
         from rooflab.engine.llm import LLM
 
         most = self.context + SPARE
@@ -63,11 +63,11 @@ class StepOptions:
             )
 
     def sequences(self, kind: Kind) -> int:
-        """The number of sequences in a step of a kind: a prompt is computed alone."""
+        """The number of sequences in a step: `batch`, or 1 for a prefill, because a prompt is computed alone."""
         return 1 if kind == "prefill" else self.batch
 
     def ledger(self, kind: Kind, llm: LLM | None) -> Ledger:
-        """A step of `llm`; without one, by published times."""
+        """The ledger of a step, measured on `llm`; if `llm` is None, calculated from published times."""
         from rooflab.bench.latency.ledger import from_kernels, measured
 
         if llm is not None:
@@ -134,7 +134,7 @@ def whatif(
     ops = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16")
     for op in () if step.gpu else {*factors, *swaps} - {*ops}:
         raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(ops)}, got {op!r}")
-    # With a swap no graphs: some of torch's kernels wait for the device, which no graph can keep.
+    # No graphs with a swap: some of torch's kernels wait for the device, which a graph cannot capture.
     llm = None if step.gpu else step.engine(enforce_eager=bool(swaps))
     ledgers = [step.ledger(kind, llm) for kind in KINDS if factors]
     changes = [change for steps in ledgers for change in scale(steps, factors)]

@@ -1,4 +1,4 @@
-"""`suite` and `tune`: everything worth measuring on a card, and its kernels' configs."""
+"""The commands `suite` and `tune`: measure all that is worth measuring on a card, and search kernels' configs."""
 
 from __future__ import annotations
 

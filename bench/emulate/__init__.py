@@ -1,4 +1,4 @@
-"""Kernels run in the emulator (`emulator/`) where there is no GPU: checks, bytes, golden outputs."""
+"""Runs kernels in the emulator (`emulator/`) where there is no GPU: for checks, byte counts and golden outputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ RUN_S = 1800.0
 
 @cache
 def emulators() -> Pool:
-    """The processes that emulate kernels, one thread each; they stay to the end and interpret no Triton kernels."""
+    """The pool of emulating processes, one thread each.  They live to the end, without Triton's interpreter."""
     environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
     return Pool("rooflab.bench.emulate.emulate_worker", environment=environment, limit_s=RUN_S)
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `emulating` at its first use, because this also imports the emulator."""
+    """Imports `emulating` at its first use, because this import also imports the emulator."""
     if name != "emulating":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.ours").emulating

@@ -1,4 +1,4 @@
-"""The requests of `rooflab emulate` to an emulating process, its predictions from the answers, and its records."""
+"""Sends requests of `rooflab emulate` to an emulating process; predicts times from the answers, and writes records."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
 MATRIX = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
-"""By PTX's type of a matrix product: our name of this type.  A device has a rate for each of our names."""
+"""Maps PTX's type of a matrix product to our name of the type.  A device has a rate for each of our names."""
 TILE = 16
-"""A divisor of every tile of our kernels."""
+"""A number that divides the tile sizes of all our kernels."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EmulatedCall:
 
     @property
     def prediction(self) -> str:
-        """A sentence that gives the predicted time; empty without a prediction."""
+        """A sentence that gives the predicted time; empty if there is no prediction."""
         if self.predicted is None:
             return ""
         prediction = self.predicted.prediction
@@ -74,8 +74,8 @@ def choose(
 ) -> list[KernelCase]:
     """The kernels, cases and schemes that the texts name; a `.py` file stands for the kernels that it registers.
 
-    Without a case each kernel gets the smallest of its op's most ragged cases: a missing mask shows only there.  Raises
-    `ValueError` on a text that names nothing, and where no kernel has compiled code.
+    If `cases` is empty, each kernel gets the smallest of its op's most ragged cases: a missing mask shows only there.
+    Raises `ValueError` on a text that names nothing, and if no kernel has compiled code.
     """
     chosen = choose_kernels(op, names)
     ops = {kernel.op for kernel, _ in chosen}
@@ -93,7 +93,7 @@ def choose(
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Chooses among the cases that the kernel takes: the most sizes that no tile divides, then the least work."""
+    """The smallest of the most ragged cases that the kernel takes; `TILE` does not divide a ragged size."""
     best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -117,7 +117,7 @@ def call(
 ) -> EmulatedCall:
     """Emulates a call; `save` is a file for its outputs; `reference` and `configs` belong to a user's launcher.
 
-    Raises `ValueError` where the process refuses or dies.
+    Raises `ValueError` if the process refuses the request or dies.
     """
     device = get_device(gpu)
     chip_of(device)
@@ -145,7 +145,7 @@ def call(
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of an emulating process.  Raises `ValueError` where it refuses or dies."""
+    """Sends `request` to an emulating process; returns the answer.  Raises `ValueError` on a refusal or a crash."""
     try:
         answer: dict[str, Any] = emulators().ask(request)
     except ChildFailed as failure:
@@ -163,7 +163,7 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
-    """Writes a record of each call, with bytes only where all CTAs ran; returns the file."""
+    """Writes a record of each call; returns the file.  Only calls that ran all CTAs have bytes in their records."""
     writer, environment = RunWriter(folder), Environment.now()
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target

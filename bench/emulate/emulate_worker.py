@@ -25,7 +25,7 @@ from rooflab.reference.spec import OpSpec, Scheme
 
 @dataclass
 class _Watching(Launches):
-    """Applies all checks in the first call; later calls check only values, under other orders of warps and copies."""
+    """Launches with all checks in the first call; later calls check values only, with warps in another order."""
 
     calls: int = 0
 
@@ -37,7 +37,7 @@ class _Watching(Launches):
 
 
 class Emulating(Runner):
-    """Runs a kernel's compiled code in the emulator; it sees the races and the bytes of the first call."""
+    """Runs a kernel's compiled code in the emulator; reports the races and the bytes of the first call."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         self._launches = launches = _Watching(checks=Checks())

@@ -71,7 +71,7 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
 def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | None = None) -> list[str]:
     """Runs `targets` on `device`; writes the outputs of each to a `.pt` file, and the circumstances to `golden.json`.
 
-    A kernel whose output is stored does not run again, and its circumstances stay unchanged.  Returns all names.
+    A target whose outputs are stored does not run again, and its entry in `golden.json` stays.  Returns all names.
     """
     names = []
     index = folder / "golden.json"

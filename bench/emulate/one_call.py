@@ -1,6 +1,6 @@
-"""One emulated call of a kernel, in the emulating process: values, bytes by level, counts by line, races.
+"""Emulates one call of a kernel, in the emulating process: values, bytes by level, counts by line, races.
 
-A large problem needs only a few CTAs: outputs are poisoned first, and only elements that these CTAs wrote are compared.
+A few CTAs can check a large problem: outputs are poisoned first, and only elements that these CTAs wrote are compared.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, get_scheme, nb
 
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
-"""The most FLOPs of a problem whose fp64 oracle is computed; this takes ten seconds on two cores."""
+"""Problems with more FLOPs get no fp64 oracle.  An oracle of this size takes ten seconds on two cores."""
 
 
 def run(request: Mapping[str, Any]) -> Answer:
-    """Answers a request of the command: gives the launches, the errors of the outputs, and the faults.
+    """Answers a request of `rooflab emulate`: returns the launches, the errors of the outputs, and the faults.
 
     Raises `ValueError` on a wrong name in the request.
     """
@@ -108,7 +108,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
 
 
 def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
-    """A mask of the elements to which the launches stored, by address, whatever the stored value, including NaN."""
+    """A mask of the output's elements that the launches stored to.  Addresses decide, so a stored NaN counts too."""
     storage = output.untyped_storage()
     bytes_ = torch.zeros(storage.nbytes(), dtype=torch.bool)
     for addresses, size in (item for result in results for item in result.stored):

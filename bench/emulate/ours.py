@@ -1,4 +1,4 @@
-"""This lab's launchers in the emulator: they take CPU tensors there, and NVRTC compiles their CUDA C++ to PTX."""
+"""Runs Rooflab's own launchers in the emulator: they take CPU tensors, and NVRTC compiles their CUDA C++ to PTX."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rooflab.kernels._tensor_map import ELEMENTS, ROW_BYTES, CudaMap
 from rooflab.kernels.registry import Kernel
 
 ARCHITECTURE = "compute_90a"
-"""Hopper with wgmma and TMA; a virtual architecture, so that NVRTC stops at PTX."""
+"""The target of NVRTC: Hopper with wgmma and TMA, as a virtual architecture, so that NVRTC stops at PTX."""
 Handle = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
-"""Takes the same as `launch.emulate`: a kernel with its block and shared memory, its grid, its arguments."""
+"""A function with the arguments of `launch.emulate`: a kernel with block and shared memory, a grid, the arguments."""
 
 
 @lru_cache(maxsize=64)
 def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
-    """The PTX of CUDA C++ `source`; needs no GPU.
+    """Compiles the CUDA C++ text `source` to PTX; needs no GPU.
 
-    `options` are NVRTC's (`-DTILE=64`).  The PTX says which line of kernel.cu each instruction comes from.  Headers are
-    found as `kernels/_cuda.py` finds them.  Raises `CudaCompileError` with the compiler's log, and `ValueError` where
-    CuPy or NVRTC is not installed.
+    `options` are options of NVRTC (`-DTILE=64`).  The PTX says which line of kernel.cu each instruction comes from.
+    Headers are found as `kernels/_cuda.py` finds them.  Raises `CudaCompileError` with the compiler's log, and
+    `ValueError` if CuPy or NVRTC is not installed.
     """
     headers = _cuda.include_folders() if "#include" in source else ()
     standard = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.STANDARD,)
@@ -48,7 +48,7 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """A context in which kernels with compiled code can run here, on CPU tensors; the caller redirects the launches."""
+    """A context in which kernels with compiled code can run here on CPU tensors; the caller redirects the launches."""
     before, _device.emulated = _device.emulated, True
     try:
         yield
@@ -58,14 +58,14 @@ def emulation() -> Iterator[None]:
 
 @contextmanager
 def emulating(**options: Any) -> Iterator[Emulation]:
-    """`emulator.emulating` with its options, for this lab's launchers too."""
+    """Does the same as `emulator.emulating`, with its options, also for Rooflab's own launchers."""
     with emulator.emulating(**options) as run, emulation(), emulating_cuda(run.run):
         yield run
 
 
 @contextmanager
 def every_launch(launches: Launches) -> Iterator[None]:
-    """Gives each launch of Triton, Gluon and this lab's CUDA C++ to `launches`.
+    """Gives each launch of Triton, of Gluon and of Rooflab's CUDA C++ to `launches`.
 
     Raises `RuntimeError` in a process that interprets Triton's kernels.
     """
@@ -74,7 +74,7 @@ def every_launch(launches: Launches) -> Iterator[None]:
 
 
 def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
-    """A pretended card for a user's kernel, which may ask for a card; the tree's launchers do not ask."""
+    """A context that pretends a GPU for a user's kernel, which may ask for it; Rooflab's own launchers do not ask."""
     return nullcontext() if kernel.file is None else pretended_gpu()
 
 
@@ -82,8 +82,8 @@ def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
 def emulating_cuda(handle: Handle) -> Iterator[None]:
     """Gives each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
 
-    This changes the class itself, so it works for every way in which a module imports `load`.  `handle` gets the
-    arguments of the launch, with CPU tensors.  Arguments that a launch would refuse raise `ValueError` here as well.
+    The class itself is changed, so it does not matter how a module imports `load`.  `handle` gets the arguments of the
+    launch, with CPU tensors.  Arguments that a launch would refuse raise `ValueError` here as well.
     """
     call = _cuda.CudaKernel.__call__
 
@@ -107,7 +107,7 @@ def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _argument(index: int, value: Any) -> Any:
-    """A tensor or a tensor map unchanged; any other argument as the bytes that a launch copies."""
+    """Returns a tensor or a tensor map as it is, and any other argument as the bytes that a launch copies."""
     checked = value if isinstance(value, torch.Tensor) else _cuda._value(index, value)
     if isinstance(checked, CudaMap):
         return _encoded(checked)
@@ -115,7 +115,7 @@ def _argument(index: int, value: Any) -> Any:
 
 
 def _encoded(made: CudaMap) -> TensorMap:
-    """The map that the driver would encode."""
+    """The tensor map that the CUDA driver would encode."""
     return TensorMap(
         made.base.data_ptr(),
         ELEMENTS[made.base.dtype][0],

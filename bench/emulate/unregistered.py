@@ -19,11 +19,11 @@ from rooflab.bench.emulator import EmulationError
 def run(
     function: Callable[..., Any], reference: Callable[..., Any] | None, inputs: Mapping[str, Any], **options: Any
 ) -> Answer:
-    """Emulates one call: its launches, and the judgement of its result against `reference` on the same inputs in fp64.
+    """Emulates one call; returns its launches, and compares its result with `reference` on the same inputs in fp64.
 
     `options` are the options of `emulating`.
 
-    Raises `ValueError` where the inputs are not the function's parameters, or it launches nothing.
+    Raises `ValueError` if the inputs are not the function's parameters, or if the function launches nothing.
     """
     for asked in (function, reference):
         if asked is not None:
@@ -59,7 +59,7 @@ def run(
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """The answer to the command, in the emulating process.  Raises `ValueError` on a wrong name in the request."""
+    """Answers a request of `rooflab emulate` in the emulating process.  Raises `ValueError` on a wrong name."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
     options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None

@@ -1,8 +1,8 @@
-"""An emulator of GPU kernels: runs what Triton and Gluon compiled for Hopper on the CPU, and says what a GPU would do.
+"""An emulator of GPU kernels: runs on the CPU what Triton and Gluon compiled for Hopper, and says what a GPU would do.
 
-`emulating()` runs every launch inside its `with` block; afterwards `launches`, `bytes` and `findings` hold what was
-run, moved and found.  `emulate` runs one compiled kernel or one text of PTX.  README.md in this folder says how it is
-built.  Everything else in this folder is internal.
+`emulating()` runs every launch inside its `with` block.  Afterwards `launches`, `bytes` and `findings` hold the
+launches, the bytes that they moved, and the faults.  `emulate` runs one compiled kernel or one PTX text.  README.md in
+this folder describes the design.  Everything else in this folder is internal.
 """
 
 from rooflab.bench.emulator.arguments import PtxLaunch

@@ -1,4 +1,4 @@
-"""A launch: its kernel, the memory of its tensors, and its arguments as the bytes that the kernel reads."""
+"""A launch of a kernel: the memory of its tensors, and its arguments as the bytes that the kernel reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PtxLaunch:
     ptx: str
     name: str | None = None
     block: Triple | None = None
-    """Threads of a CTA; None where the PTX gives them (`.reqntid`)."""
+    """The sizes of a CTA in threads; None if the PTX gives them (`.reqntid`)."""
     dynamic_shared: int = 0
     """Bytes of `extern .shared` memory."""
     cluster: Triple = (1, 1, 1)
@@ -35,7 +35,7 @@ class PtxLaunch:
 
 
 def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
-    """`values` as a list.  Raises `ValueError` where `values` is not a list of integers."""
+    """Returns `values` as a list.  Raises `ValueError` if `values` is not a list of integers."""
     try:
         return [index(value) for value in values]
     except TypeError:
@@ -43,7 +43,7 @@ def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
 
 
 def checked_tensors(name: str, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """`values` as a list.  Raises `ValueError` where `values` is not a list of tensors."""
+    """Returns `values` as a list.  Raises `ValueError` if `values` is not a list of tensors."""
     tensors = [values] if isinstance(values, torch.Tensor | str) else list(values)
     if any(not isinstance(value, torch.Tensor) for value in tensors) or isinstance(values, torch.Tensor):
         raise ValueError(f"{name}: expected a list of tensors, got {_shown(values)}")
@@ -92,7 +92,7 @@ def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
 
 
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
-    """The bytes of one argument."""
+    """The bytes of one argument of the kernel."""
     name, kind = parameter.name, parameter.type
     if isinstance(value, TensorMap):
         if value.base is not None:

@@ -50,7 +50,7 @@ class Emulation(Launches):
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings of all launches, races first."""
+        """The faults of all launches, races first."""
         kinds = (("race", "races"), ("note", "notes"))
         findings = [
             Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
@@ -59,7 +59,7 @@ class Emulation(Launches):
 
     @property
     def launches(self) -> list[LaunchResult]:
-        """Each launch: kernel, grid, bytes by level, counts, races."""
+        """The results of all launches, each with kernel, grid, bytes by level, counts and races."""
         return self.results
 
     @property
@@ -69,8 +69,8 @@ class Emulation(Launches):
 
 
 Choice = Mapping[str, Any] | float | None
-"""For an autotuned kernel: values of the config that runs; or a time in seconds, within which all configs run in turn;
-or None for the first config."""
+"""For an autotuned kernel, the choice of configs.  A mapping gives values of the config that runs.  A number is a time
+in seconds, within which all configs run in turn.  None means the first config."""
 
 
 @contextmanager
@@ -84,13 +84,13 @@ def emulating(
 ) -> Iterator[Emulation]:
     """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
 
-    Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
-    autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
-    the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
+    Tensors are on the CPU.  Inside the block they say that they are on the GPU, and `torch.cuda` answers for an H100.
+    An autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0
+    makes the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
     addresses were taken before the block.  With `ctas`, only the first CTA, the last CTA and `ctas` others run.
 
-    Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
-    unwritten memory, or never ends; races are in `findings`.  Raises `ValueError` where no config has these values.
+    Raises `EmulationError`, which names the kernel's source line, if a kernel reads or writes out of bounds, reads
+    unwritten memory, or never ends.  Races are in `findings`.  Raises `ValueError` if no config has these values.
     """
     run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
@@ -124,7 +124,7 @@ def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str
 
 
 def users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback up to the user's last frame, without later frames of this package and of Triton."""
+    """The traceback up to the user's last frame, without the later frames of this package and of Triton."""
     if trace is None:
         return None
     rest = users_part(trace.tb_next)

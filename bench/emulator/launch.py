@@ -1,4 +1,4 @@
-"""Binds a launch's arguments and runs it: `emulate`."""
+"""The function `emulate`, which binds a launch's arguments and runs the launch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Reference, 
 from rooflab.bench.emulator.triton_kernels import bound, in_ctas
 
 MOST_EMULATED = 1 << 22
-"""The most CTAs of a grid, run or not: a CTA costs up to 400 bytes in the race detector, and 0.1 ms or more to run."""
+"""The most CTAs of a grid, run or not.  A CTA costs up to 400 bytes in the race detector, and 0.1 ms or more to run."""
 MOST_CTAS = (2**31 - 1, 65535, 65535)
 MOST_CLUSTER = 16
-"""The most CTAs of a cluster: 8 are portable; a kernel may opt in to more."""
+"""The most CTAs of a cluster.  8 CTAs are portable; a kernel may opt in to more."""
 
 
 def emulate(
@@ -110,7 +110,7 @@ def _grid(grid: Sequence[int]) -> Triple:
 
 
 def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: Triple) -> tuple[Triple, Triple]:
-    """The block and the cluster of a launch."""
+    """The sizes of a launch's thread block and of its cluster."""
     block = kernel.block if launch.block is None else _three("block", launch.block)
     if block is None:
         raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
@@ -186,7 +186,7 @@ def _placed(variable: Variable, memory: GlobalMemory) -> int:
 
 
 def _point(variable: Variable, reference: Reference, addresses: dict[str, int], memory: GlobalMemory) -> None:
-    """Writes an address into the initial value of a variable."""
+    """Writes an address into the initial value of a module's variable."""
     if reference.symbol not in addresses:
         return  # the symbol is a function: the parser refuses calls by pointers
     value = (addresses[reference.symbol] + reference.offset) & reference.mask

@@ -30,7 +30,7 @@ _EMPTY = (
 
 
 class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, records tensors from `torch.empty` and similar functions until another torch function uses them.
+    """A mode that records tensors from `torch.empty` and similar functions until another torch function uses them.
 
     A view shares the memory and does not count as a use.
     """
@@ -55,7 +55,7 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tensors.clear()
 
     def among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of `tensors` that have not been written."""
+        """The tensors among `tensors` that have not been written."""
         return [tensor for tensor in tensors if _address(tensor) in self._tensors]
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -65,7 +65,7 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors among arguments: in lists, tuples and mappings, and below tensor descriptors (`base`)."""
+    """All tensors in the arguments `value`: in lists, tuples and mappings, and below tensor descriptors (`base`)."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -87,11 +87,11 @@ def _is_view(func: Any) -> bool:
 
 
 QUICK = Checks(races=False, counts=False)
-"""Checks of a later run: only the values, under another order of warps and copies."""
+"""The checks of a kernel's later calls: only the values, under another order of warps and copies."""
 
 
 class NotSampled(ValueError):
-    """Some CTAs of a kernel cannot run alone."""
+    """Raised if a kernel cannot run with only some of its CTAs."""
 
 
 @dataclass
@@ -106,10 +106,10 @@ class Launches:
     """The number of CTAs that run besides the first CTA and the last CTA; None means that all CTAs run."""
     ran: int = 0
     of: int = 0
-    """The number of CTAs of all launches."""
+    """The number of CTAs in the grids of all launches."""
     launched: int = 0
     fresh: FreshMemory = field(default_factory=FreshMemory)
-    """A mode that is active while a kernel's function runs; it knows which memory has not been written."""
+    """A mode that is active while a kernel's function runs.  It knows which memory has not been written."""
 
     def __post_init__(self) -> None:
         if self.ctas is not None and self.ctas < 0:
@@ -149,7 +149,7 @@ class Launches:
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Tensors that kernels may find by pointers in memory."""
+        """Tensors that kernels may reach by pointers in memory."""
         return []
 
     @property
@@ -159,7 +159,7 @@ class Launches:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of all launches, each once: faults that ptxas repairs."""
+        """The notes of all launches, each once.  A note is a fault that ptxas repairs."""
         return tuple(dict.fromkeys(note for result in self.results for note in result.notes))
 
     @property

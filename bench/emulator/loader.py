@@ -1,4 +1,4 @@
-"""Loads a kernel of a PTX text: parses it, and binds its generator to the functions that generated code calls."""
+"""Loads a kernel from PTX text: parses the text, and binds the functions that the generated code calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rooflab.bench.emulator.text.program import Program
 from rooflab.bench.emulator.text.syntax import PtxError
 
 EMITTERS = (arithmetic, control, matrix, memory_access, moves)
-"""Importing these modules registers the instructions that they emit."""
+"""Importing these modules registers the emitters of their instructions."""
 
 
 def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
@@ -55,7 +55,7 @@ def _names() -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def load(text: str, name: str | None = None) -> Program:
-    """The kernel `name` of a PTX text; without `name` its only kernel.  Raises `PtxError`."""
+    """Loads the kernel `name` of a PTX text; if `name` is None, the text's only kernel.  Raises `PtxError`."""
     module = parse(text)
     if name is None and len(module.entries) != 1:
         raise PtxError(f"kernel: expected a name, as the PTX has {', '.join(module.entries) or 'no kernel'}")

@@ -1,4 +1,4 @@
-"""What ptxas says about a kernel: its registers, and whether ptxas adds a fence or a wait of wgmma that is missing."""
+"""Asks ptxas about a kernel: its registers, and whether ptxas adds a missing fence or a missing wait of wgmma."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FENCE, WAIT = "C7519", "C7517"
 
 
 def notes_of(ptx: str) -> frozenset[str]:
-    """The codes of the notes that Triton's ptxas gives on PTX for sm_90a.  Raises `ValueError` where it refuses."""
+    """The codes of the notes of Triton's ptxas on PTX for sm_90a.  Raises `ValueError` if ptxas refuses the PTX."""
     return frozenset(re.findall(r"\((C\d+)\)", _log(ptx)))
 
 

@@ -22,13 +22,13 @@ class Bytes:
     """Bytes that a launch moved.  A sector counts as 32 bytes, the size of an L2 sector."""
 
     hbm_read: int = 0
-    """Sectors that were read at least once: the fewest bytes that memory must deliver, if L2 keeps everything."""
+    """Bytes of the sectors that were read at least once: the least that HBM must deliver, if L2 keeps everything."""
     hbm_write: int = 0
-    """Sectors that were written at least once, in bytes."""
+    """Bytes of the sectors that were written at least once."""
     global_read: int = 0
     """Bytes that the lanes' loads request."""
     global_read_sectors: int = 0
-    """Sectors that these loads request, counted per warp's request: bytes from L2 to L1 if no request hits in L1."""
+    """Bytes of the sectors of these loads, counted for each warp's request: the L2-to-L1 traffic without L1 hits."""
     global_write: int = 0
     global_write_sectors: int = 0
     copy_read: int = 0
@@ -51,20 +51,20 @@ class LaunchResult:
     kernel: str
     bytes: Bytes
     instructions: Mapping[str, int]
-    """Threads that executed each opcode, predicated-off threads included."""
+    """By opcode: the number of threads that executed it, including threads whose predicate was false."""
     lines: Mapping[tuple[str, int], Mapping[str, int]]
-    """By file and line: the `threads` that executed its instructions, and the other counts of these instructions."""
+    """By file and line: the `threads` that executed the line's instructions, and other counts of the instructions."""
     tensor_flops: Mapping[str, int]
-    """Multiplications and additions of the tensor cores, by the operands' type."""
+    """By type of the operands: the multiplications and additions of the tensor cores."""
     shared_wavefronts: int
-    """Turns that shared memory took for loads and stores, without the turns for wgmma and TMA."""
+    """The wavefronts (turns of shared memory) of loads and stores, without those of wgmma and TMA."""
     shared_wavefronts_least: int
-    """Turns that shared memory would take without bank conflicts."""
+    """The wavefronts that these loads and stores would take without bank conflicts."""
     races: tuple[str, ...]
-    """Sentences, one for each pair of instructions that a GPU may run in another order."""
+    """One sentence for each race: a pair of instructions that a GPU may run in another order."""
     notes: tuple[str, ...]
-    """Violations of PTX's rules that ptxas repairs, by its own notes on this PTX; and sums whose last bits are
-    undefined, as Triton 3.9 makes them."""
+    """Violations of PTX's rules that ptxas repairs, as the notes of ptxas on this PTX say.  Also sums whose last bits
+    are undefined, as Triton 3.9 makes them."""
     ctas: int
     """The number of CTAs in the grid."""
     grid: Triple
@@ -163,7 +163,7 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
 
 
 def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The races, and the faults that would be races if ptxas did not repair them."""
+    """The races of a run, and the faults that would be races if ptxas did not repair them."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
@@ -207,7 +207,7 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Keeps one of several races that differ only in place and actors, such as the turns of an unrolled loop."""
+    """Keeps one of several races that differ only in address and actors, such as the turns of an unrolled loop."""
     first: dict[tuple[object, ...], Race] = {}
     for race in races:
         first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
@@ -215,7 +215,7 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """A race on global memory in words, with the place in its argument instead of the address."""
+    """Describes a race on global memory; gives the byte of the argument instead of the address."""
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)

@@ -1,4 +1,4 @@
-"""Kernels that Triton or Gluon compiled: packs their PTX's arguments, and emulates their launches."""
+"""Emulates launches of kernels that Triton or Gluon compiled: packs the arguments of their PTX."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ DTYPES = {
 }  # fmt: skip
 """Triton's names of the dtypes whose names are the same in all versions."""
 Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
-"""Takes a compiled kernel, its grid and its arguments."""
+"""A function that takes a compiled kernel, its grid and its arguments."""
 Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
-"""Takes the configs of an autotuned kernel and its arguments by name; returns the configs that run."""
+"""A function that takes the configs of an autotuned kernel and its arguments by name; returns the configs that run."""
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
-    """A `PtxLaunch` of a `CompiledKernel`, the values of its PTX's parameters, and the tensors of its maps.
+    """A `PtxLaunch` of a `CompiledKernel`, the values of its PTX parameters, and the tensors of its tensor maps.
 
     `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
-    where their number differs from the signature's.
+    if the number of `args` differs from the signature.
     """
     metadata = compiled.metadata
     ptx = compiled.asm["ptx"]
@@ -69,9 +69,9 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
-    """A tensor for a pointer of type `kind`; a tensor that `triton.reinterpret` wraps is unwrapped.
+    """A tensor for a pointer of type `kind`.  A tensor that `triton.reinterpret` wraps is unwrapped.
 
-    Raises `ValueError` where the kernel was compiled for another dtype.
+    Raises `ValueError` if the kernel was compiled for another dtype.
     """
     if isinstance(value, torch.Tensor):
         names = DTYPES.get(value.dtype)
@@ -85,7 +85,7 @@ def _memory(name: str, value: Any, kind: Any) -> Any:
 
 
 def _name(compiled: Any, key: Any) -> str:
-    """The name of an argument in the source; Triton's key is the name, the index, or a tuple with the index."""
+    """The name of an argument in the source.  Triton's `key` is the name, the index, or a tuple with the index."""
     return key if isinstance(key, str) else str(compiled.src.fn.arg_names[key[0] if isinstance(key, tuple) else key])
 
 
@@ -144,10 +144,10 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 def emulating_triton(
     sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
 ) -> Iterator[None]:
-    """Compiles kernels for `sm` and gives every launch to `handle`, also a launch of a `CompiledKernel`.
+    """Compiles kernels for `sm` and gives every launch to `handle`, also the launch of a `CompiledKernel`.
 
-    An autotuned kernel runs with the configs that `configs` chooses from its list, by default the first; the result of
-    the last config stays.
+    An autotuned kernel runs with the configs that `configs` chooses from the kernel's list, by default the first.  The
+    result of the last config stays.
     """
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
@@ -199,7 +199,7 @@ def emulating_triton(
 
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
-    """The bytes of the tensors among values, by address; read without torch, which would count the read as a use."""
+    """By address: the bytes of the tensors among `values`.  They are read without torch, which would count a use."""
     storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 

@@ -1,4 +1,4 @@
-"""Arithmetic and logic of floats and integers (PTX ISA 8.7, sections 9.7.1 to 9.7.5, 9.7.8)."""
+"""Emits arithmetic and logic of floats and integers (PTX ISA 8.7, sections 9.7.1 to 9.7.5, 9.7.8)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "f32x2")
 
 
 def rounding_of(parts: list[str]) -> str:
-    """The rounding that an opcode names, or an empty string."""
+    """The rounding mode that an opcode names, or an empty string."""
     return next((part for part in parts if part in ROUNDINGS), "")
 
 
 def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
-    """Writes the Python of `add`, `sub`, `mul`, `fma`, `mad`, `div`, `min`, `max`, `abs`, `neg` of floats."""
+    """Emits the Python code of `add`, `sub`, `mul`, `fma`, `mad`, `div`, `min`, `max`, `abs`, `neg` of floats."""
     if kind in ("f16", "bf16", "f16x2", "bf16x2"):
         _half(g, instruction, kind)
         return
@@ -73,7 +73,7 @@ def _half(g: Generator, instruction: Instruction, kind: str) -> None:
 
 @emits("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
 def special_functions(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of reciprocals, roots, exponentials, logarithms and trigonometric functions."""
+    """Emits the Python code of reciprocals, roots, exponentials, logarithms and trigonometric functions."""
     parts, operands = instruction.parts, instruction.operands
     kind = next(part for part in reversed(parts) if part in DTYPES)
     name, dtype, ftz = parts[0], dtype_of(kind), "ftz" in parts
@@ -96,7 +96,7 @@ def special_functions(g: Generator, instruction: Instruction) -> None:
 
 @emits("copysign")
 def copy_sign(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `copysign`."""
+    """Emits the Python code of `copysign`."""
     dtype = dtype_of(instruction.parts[-1])
     values = ", ".join(g.value(item, dtype) for item in instruction.operands[1:])
     g.define(instruction.operands[0], f"floats.copysign({values})", dtype)
@@ -104,7 +104,7 @@ def copy_sign(g: Generator, instruction: Instruction) -> None:
 
 @emits("testp")
 def test_property(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `testp`."""
+    """Emits the Python code of `testp`."""
     _, name, kind = instruction.parts
     value = g.value(instruction.operands[1], dtype_of(kind))
     g.define(instruction.operands[0], f"floats.testp({value}, {name!r})", "?")
@@ -124,7 +124,7 @@ def _unsigned(kind: str) -> str:
 
 @emits("add", "sub", "mul", "mad", "div", "rem", "min", "max", "abs", "neg", "fma")
 def arithmetic(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of operations that both integers and floats have."""
+    """Emits the Python code of operations that both integers and floats have."""
     kind = kind_of(instruction)
     if kind in _FLOATS:
         emit_float(g, instruction, kind)
@@ -178,7 +178,7 @@ def _wide(g: Generator, instruction: Instruction, signed: str) -> None:
 
 
 def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
-    """Writes the Python of `add`, `min` and `max` of packed 16-bit integers."""
+    """Emits the Python code of `add`, `min` and `max` of packed 16-bit integers."""
     name, half = instruction.parts[0], dtype_of(kind.removesuffix("x2"))
     function = {"add": "np.add", "min": "integers.imin", "max": "integers.imax"}.get(name)
     if function is None:
@@ -190,7 +190,7 @@ def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
 
 @emits("addc", "subc", "madc")
 def with_carry(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of operations that take the carry of an earlier operation (`addc`), or give a carry (`.cc`)."""
+    """Emits the Python code of operations that take a carry (`addc`) or give a carry (`.cc`)."""
     name, parts, kind = instruction.parts[0], instruction.parts, kind_of(instruction)
     # The operands are signed or unsigned as the type says: the upper half of a product depends on the sign.
     arguments = [g.value(item, dtype_of(kind)) for item in instruction.operands[1:]]
@@ -208,7 +208,7 @@ def with_carry(g: Generator, instruction: Instruction) -> None:
 
 @emits("and", "or", "xor", "not", "cnot")
 def logic(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of bitwise operations, also on predicates."""
+    """Emits the Python code of bitwise operations, also on predicates."""
     dtype = dtype_of(kind_of(instruction))
     values = [g.value(item, dtype) for item in instruction.operands[1:]]
     name = instruction.parts[0]
@@ -222,7 +222,7 @@ def logic(g: Generator, instruction: Instruction) -> None:
 
 @emits("shl", "shr")
 def shifts(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of shifts: a count above the width acts like the width, as in NumPy."""
+    """Emits the Python code of shifts: a count above the width acts like the width, as in NumPy."""
     dtype = dtype_of(kind_of(instruction))
     a, count = instruction.operands[1:3]
     name, bits = instruction.parts[0], 8 * int(dtype[1])
@@ -235,7 +235,7 @@ def shifts(g: Generator, instruction: Instruction) -> None:
 
 @emits("shf")
 def funnel_shift(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `shf`."""
+    """Emits the Python code of `shf`."""
     values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:])
     left, clamp = "l" in instruction.parts, "clamp" in instruction.parts
     g.define(instruction.operands[0], f"integers.shf({values}, {left}, {clamp})", "u4")
@@ -243,7 +243,7 @@ def funnel_shift(g: Generator, instruction: Instruction) -> None:
 
 @emits("bfe", "bfi")
 def bit_fields(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `bfe` and `bfi`."""
+    """Emits the Python code of `bfe` and `bfi`."""
     dtype = dtype_of(kind_of(instruction))
     *values, start, count = instruction.operands[1:]
     if (
@@ -264,7 +264,7 @@ def bit_fields(g: Generator, instruction: Instruction) -> None:
 
 @emits("popc", "clz", "brev", "bfind")
 def bit_counts(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of instructions that count, find or reverse bits."""
+    """Emits the Python code of instructions that count, find or reverse bits."""
     name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
     extra = ", True" if "shiftamt" in instruction.parts else ""
     result = dtype if name == "brev" else "u4"
@@ -273,7 +273,7 @@ def bit_counts(g: Generator, instruction: Instruction) -> None:
 
 @emits("fns", "bmsk", "szext")
 def masks(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `fns`, `bmsk` and `szext`."""
+    """Emits the Python code of `fns`, `bmsk` and `szext`."""
     name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
     if name == "fns":
         mask, base, offset = instruction.operands[1:]
@@ -287,7 +287,7 @@ def masks(g: Generator, instruction: Instruction) -> None:
 
 @emits("lop3", "prmt")
 def permutations(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `lop3` and `prmt`."""
+    """Emits the Python code of `lop3` and `prmt`."""
     values = ", ".join(g.value(item, "u4") for item in instruction.operands[1:4])
     if instruction.parts[0] == "lop3":
         table = instruction.operands[4]
@@ -302,7 +302,7 @@ def permutations(g: Generator, instruction: Instruction) -> None:
 
 @emits("sad", "dp4a", "dp2a", "mul24", "mad24")
 def dots(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `sad`, `dp4a`, `dp2a`, `mul24` and `mad24`."""
+    """Emits the Python code of `sad`, `dp4a`, `dp2a`, `mul24` and `mad24`."""
     parts, operands = instruction.parts, instruction.operands
     name, dtype = parts[0], dtype_of(kind_of(instruction))
     if name in ("dp4a", "dp2a"):

@@ -1,4 +1,4 @@
-"""Branches, barriers, mbarriers, register moves, exchanges within a warp (PTX ISA 8.7, sections 9.7.12, 13, 20)."""
+"""Emits branches, barriers, mbarriers, register moves, exchanges in a warp (PTX ISA 8.7, sections 9.7.12, 13, 20)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REDUCTIONS = ("popc", "and", "or")
 
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `bra`, `ret`, `exit`; the predicate is one value for all lanes, or one value per lane."""
+    """Emits the Python code of `bra`, `ret`, `exit`.  Lanes may share the predicate, or each may have its own."""
     (target,) = g.flow.targets(instruction.number)
     following = instruction.number + 1
     if g.guard is None:
@@ -37,7 +37,7 @@ def branch(g: Generator, instruction: Instruction) -> None:
 
 @emits("brx")
 def many_ways(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `brx.idx`."""
+    """Emits the Python code of `brx.idx`."""
     targets = g.flow.targets(instruction.number)
     index = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
@@ -48,14 +48,14 @@ def many_ways(g: Generator, instruction: Instruction) -> None:
 
 @emits("trap", "brkpt")
 def trap(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `trap`: the kernel stops with a fault."""
+    """Emits the Python code of `trap`: the kernel stops with a fault."""
     g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, 'the kernel trapped', {instruction.number})")
     g.line(f"return {instruction.number + 1}")
 
 
 @emits("call")
 def call(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of calls of the driver's functions: a failed assertion ends the run; printing is ignored."""
+    """Emits calls of the driver's functions: a failed assertion ends the run; printing is ignored."""
     if "assertfail" in instruction.opcode:
         text = "a device-side assertion failed"
         g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, {text!r}, {instruction.number})")
@@ -63,13 +63,13 @@ def call(g: Generator, instruction: Instruction) -> None:
 
 @emits("nanosleep")
 def sleep(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `nanosleep`: other contexts get a turn."""
+    """Emits the Python code of `nanosleep`: other contexts may run next."""
     g.line("c.steps += 1")
 
 
 @emits("bar", "barrier")
 def barrier(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` (or `barrier`), `barrier.cluster`."""
+    """Emits `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` (or `barrier`) and `barrier.cluster`."""
     parts, operands = instruction.parts, list(instruction.operands)
     following = instruction.number + 1
     if parts[1] == "warp":
@@ -112,7 +112,7 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
 
 @emits("mbarrier")
 def mbarrier(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `mbarrier` and its operations."""
+    """Emits the Python code of `mbarrier` and its operations."""
     parts, operands = instruction.parts, list(instruction.operands)
     name = parts[1]
     if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
@@ -163,7 +163,7 @@ def _wait(g: Generator, instruction: Instruction) -> None:
 
 @emits("setmaxnreg")
 def set_registers(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `setmaxnreg`."""
+    """Emits the Python code of `setmaxnreg`."""
     count = instruction.operands[0]
     if not isinstance(count, Immediate):
         raise PtxError(f"PTX: expected a constant number of registers in {instruction.text!r}")
@@ -174,7 +174,7 @@ def set_registers(g: Generator, instruction: Instruction) -> None:
 
 @emits("shfl")
 def shuffle(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `shfl.sync`."""
+    """Emits the Python code of `shfl.sync`."""
     mode = instruction.parts[2]
     target, value, lane, clamp, _ = instruction.operands  # the scheduler reads the mask
     both = isinstance(target, OperandGroup)
@@ -190,7 +190,7 @@ def shuffle(g: Generator, instruction: Instruction) -> None:
 
 @emits("vote")
 def vote(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `vote.sync`."""
+    """Emits the Python code of `vote.sync`."""
     mode = instruction.parts[2]
     target, predicate, mask = instruction.operands
     call = f"warps.vote(c, {mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
@@ -199,7 +199,7 @@ def vote(g: Generator, instruction: Instruction) -> None:
 
 @emits("match")
 def match(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `match.any.sync` and `match.all.sync`."""
+    """Emits the Python code of `match.any.sync` and `match.all.sync`."""
     mode = instruction.parts[1]
     target, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
@@ -212,7 +212,7 @@ def match(g: Generator, instruction: Instruction) -> None:
 
 @emits("redux")
 def reduce(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `redux.sync`."""
+    """Emits the Python code of `redux.sync`."""
     parts = instruction.parts
     target, value, mask = instruction.operands
     dtype = dtype_of(parts[-1])
@@ -222,7 +222,7 @@ def reduce(g: Generator, instruction: Instruction) -> None:
 
 @emits("elect")
 def elect(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `elect.sync`, which gives the lowest lane of the mask."""
+    """Emits the Python code of `elect.sync`, which gives the lowest lane of the mask."""
     target, mask = instruction.operands
     name, chosen = g.temporary(), g.temporary()
     g.line(f"{name}, {chosen} = warps.elect(c, {g.value(mask, 'u4')})")
@@ -234,5 +234,5 @@ def elect(g: Generator, instruction: Instruction) -> None:
 
 @emits("activemask")
 def active_mask(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `activemask`."""
+    """Emits the Python code of `activemask`."""
     g.define(instruction.operands[0], "warps.active_mask(c)", "u4")

@@ -1,8 +1,8 @@
-"""Generates the Python of a basic block: each PTX instruction becomes one or two lines on NumPy vectors of lanes.
+"""Generates the Python code of a basic block: each PTX instruction becomes one or two lines on NumPy vectors of lanes.
 
 A block's function takes a context (the lanes that run it) and the context's registers.  Values that only this block
 uses stay Python locals; values that a later block needs go back to the registers.  A value is a vector with one element
-per lane, or one NumPy scalar for all lanes: the same line works for both, and most address arithmetic stays scalar.
+per lane, or one NumPy scalar for all lanes.  The same line works for both, and most address arithmetic stays scalar.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WORDS = frozenset(
 _PATTERNS = re.compile(r"m\d+n\d+(?:k\d+)?|[1-5]d|x[124]|v[248]|(?:L2::)?(?:64|128|256)B")
 Emitter = Callable[["Generator", syntax.Instruction], None]
 EMITTERS: dict[str, Emitter] = {}
-"""For each family of instructions, the function that writes its Python."""
+"""For each family of instructions, the function that emits the Python code."""
 
 
 def _unknown_modifier(parts: list[str]) -> str | None:
@@ -84,7 +84,7 @@ def address_of(operand: syntax.Operand, instruction: syntax.Instruction) -> synt
 
 
 def emits(*families: str) -> Callable[[Emitter], Emitter]:
-    """Registers an emitter, which writes the Python of `families`."""
+    """Registers an emitter: a function that emits the Python code of the instruction `families`."""
 
     def register(emitter: Emitter) -> Emitter:
         for name in families:
@@ -101,7 +101,7 @@ def _named(operand: syntax.Operand) -> str:
 
 
 class Generator:
-    """Writes the functions of one kernel's blocks."""
+    """Generates a Python function for each basic block of one kernel."""
 
     def __init__(self, flow: Flow, helpers: dict[str, Any]):
         self.flow = flow
@@ -112,7 +112,7 @@ class Generator:
         self._constants: dict[tuple[str, Any], str] = {}
         self._lines: list[str] = []
         self._locals: set[int] = set()
-        """Registers that are already locals of the block."""
+        """Registers that are already Python locals in the function of the current basic block."""
         self._changed: set[int] = set()
         self._views: dict[tuple[int, str], str] = {}
         self._guard: str | None = None
@@ -121,21 +121,21 @@ class Generator:
         self._accumulators = accumulators(flow.kernel)
         self._perhaps_unwritten = self._live(0)
         self._looked_at: set[int] = set()
-        """Accumulators that were already checked since the last wgmma of the block."""
+        """Accumulators that were already checked since the last wgmma of the current basic block."""
 
     # Methods that emitters call.
 
     def line(self, text: str) -> None:
-        """Adds a line of Python to the block's function."""
+        """Adds a line of Python to the function of the current basic block."""
         self._lines.append(text)
 
     @property
     def guard(self) -> str | None:
-        """The expression of the instruction's predicate; None if it has no predicate."""
+        """The Python expression of the current instruction's predicate; None if the instruction has no predicate."""
         return self._guard
 
     def temporary(self) -> str:
-        """Returns a name that no variable of the block's function has yet."""
+        """Returns a name that no variable of the current function has yet."""
         self._temporaries += 1
         return f"t{self._temporaries}"
 
@@ -156,7 +156,7 @@ class Generator:
         return self._constants[key]
 
     def value(self, operand: syntax.Operand, dtype: str) -> str:
-        """The expression of an operand's value, as a NumPy type of the operand's width."""
+        """The Python expression of an operand's value, as a NumPy type of the operand's width."""
         if isinstance(operand, syntax.Register):
             return self._register(operand, dtype)
         if isinstance(operand, syntax.Immediate):
@@ -171,7 +171,7 @@ class Generator:
         raise syntax.PtxError(f"PTX: expected a value, got a {_named(operand)}")
 
     def define(self, operand: syntax.Operand, expression: str, dtype: str) -> None:
-        """Assigns an expression of a NumPy type to a register, in the lanes whose predicate is true."""
+        """Assigns a Python expression of a NumPy type to a register, in the lanes whose predicate is true."""
         if isinstance(operand, syntax.Sink):
             self.line(expression)
             return
@@ -204,7 +204,7 @@ class Generator:
             raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
 
     def ends(self) -> None:
-        """Notes that the last line leaves the block."""
+        """Notes that the function's last line leaves the basic block."""
         self._ended = True
 
     def is_local(self, name: str) -> bool:
@@ -213,7 +213,7 @@ class Generator:
         return variable is not None and variable.space == "local"
 
     def items(self, operand: syntax.Operand) -> tuple[syntax.Operand, ...]:
-        """The members of a group, or the operand alone."""
+        """The members of an operand group, or the operand alone."""
         return operand.items if isinstance(operand, syntax.OperandGroup) else (operand,)
 
     # Methods that only this class calls.
@@ -259,7 +259,7 @@ class Generator:
         return text if dtype == source or operand.name == "is_explicit_cluster" else self._convert(text, source, dtype)
 
     def source(self, block: BasicBlock) -> str:
-        """The text of a block's function."""
+        """The Python text of the function of a basic block."""
         self._lines, self._locals, self._changed, self._views = [], set(), set(), {}
         self._temporaries, self._ended, self._looked_at = 0, False, set()
         for instruction in self.kernel.instructions[block.start : block.end]:
@@ -308,7 +308,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Writes a check of each accumulator that the instruction reads; a copy of a whole register needs no check."""
+        """Emits a check of each accumulator that the instruction reads; a copy of a whole register needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
@@ -326,7 +326,7 @@ class Generator:
                 self.line(f"if c.group.accumulators: matrices.check_settled(c, {name}, {instruction.number})")
 
     def function(self, block: BasicBlock) -> BlockFunction:
-        """The compiled function of a block."""
+        """Compiles the Python function of a basic block."""
         text = self.source(block)
         code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
         made_names: dict[str, Any] = {}

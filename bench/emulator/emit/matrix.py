@@ -1,4 +1,4 @@
-"""Matrix instructions: `ldmatrix`, `stmatrix`, `mma`, `wgmma` (PTX ISA 8.7, sections 9.7.14, 9.7.15)."""
+"""Emits matrix instructions: `ldmatrix`, `stmatrix`, `mma`, `wgmma` (PTX ISA 8.7, sections 9.7.14, 9.7.15)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.bench.emulator.tiles.shared_layout import K_BYTES
 
 @emits("ldmatrix", "stmatrix")
 def move_matrices(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `ldmatrix` and `stmatrix`."""
+    """Emits the Python code of `ldmatrix` and `stmatrix`."""
     g.unguarded(instruction)
     parts, operands = instruction.parts, instruction.operands
     loads = parts[0] == "ldmatrix"
@@ -35,7 +35,7 @@ def move_matrices(g: Generator, instruction: Instruction) -> None:
 
 @emits("mma")
 def multiply(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `mma.sync`."""
+    """Emits the Python code of `mma.sync`."""
     parts = instruction.parts
     shape = next(part for part in parts if re.fullmatch(r"m\d+n\d+k\d+", part))
     kinds = parts[parts.index("col") + 1 :] if "col" in parts else []
@@ -56,7 +56,7 @@ def multiply(g: Generator, instruction: Instruction) -> None:
 
 @emits("wgmma")
 def warpgroup(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `wgmma` and of its fences and groups."""
+    """Emits the Python code of `wgmma` and of its fences and groups."""
     parts = instruction.parts
     name = parts[1]
     g.unguarded(instruction)

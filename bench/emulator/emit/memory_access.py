@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, fences, asynchronous copies and tensor maps (PTX ISA 8.7, sections 9.7.9, 9.7.13.4 to 6)."""
+"""Emits loads, stores, atomics, fences, async copies and tensor maps (PTX ISA 8.7, sections 9.7.9, 9.7.13.4 to 6)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rooflab.bench.emulator.text import syntax
 from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 
 STRONG = frozenset(("volatile", "relaxed", "acquire", "mmio"))
-"""The orders of loads with which a thread may wait for another thread's store."""
+"""The memory orders of loads with which a thread may wait for another thread's store."""
 SPACES = ("global", "shared", "local", "param", "const")
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -22,7 +22,7 @@ def space_of(instruction: syntax.Instruction) -> str:
 
 
 def address(g: Generator, operand: syntax.Address, space: str) -> str:
-    """The expression of an address in its space: uint32 in shared memory, uint64 elsewhere."""
+    """The Python expression of an address in its state space: uint32 in shared memory, uint64 elsewhere."""
     size = "u4" if space == "shared" else "u8"
     base, offset = operand.base, operand.offset
     if isinstance(base, syntax.Symbol):
@@ -38,13 +38,13 @@ def address(g: Generator, operand: syntax.Address, space: str) -> str:
 
 
 def width(kind: str) -> int:
-    """The bytes of a value of a type."""
+    """The number of bytes of a value of the PTX type `kind`."""
     return int(dtype_of(kind)[1])
 
 
 @emits("ld", "ldu")
 def load(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of `ld`."""
+    """Emits the Python code of `ld`."""
     parts, space = instruction.parts, space_of(instruction)
     kind = parts[-1]
     target, source = instruction.operands[0], address_of(instruction.operands[1], instruction)
@@ -71,7 +71,7 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("st")
 def store(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of `st`."""
+    """Emits the Python code of `st`."""
     parts, space = instruction.parts, space_of(instruction)
     if "bulk" in parts or ("async" in parts and len(instruction.operands) != 3):
         raise unknown(instruction)
@@ -90,7 +90,7 @@ def store(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("atom", "red")
 def atomic(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of `atom` and `red`."""
+    """Emits the Python code of `atom` and `red`."""
     parts, space = instruction.parts, space_of(instruction)
     operation = next((part for part in parts if part in _OPERATIONS), None)
     kind = next(part for part in reversed(parts) if part in DTYPES)
@@ -123,7 +123,7 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("fence", "membar")
 def fence(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of fences; they report proxy fences to the race detector."""
+    """Emits the Python code of fences; proxy fences are also reported to the race detector."""
     parts = instruction.parts
     if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
         kind, mask = ".".join(parts[1:]), g.guard or "None"
@@ -137,13 +137,13 @@ def fence(g: Generator, instruction: syntax.Instruction) -> None:
 
 @emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
 def hints(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of instructions that change no value."""
+    """Emits the Python code of instructions that change no value."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
 
 
 def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
-    """The expression of an operand's address in its space; a shared address may be given as a generic one."""
+    """The expression of an operand's address in its space; a shared address may be given as a generic address."""
     where = address_of(operand, instruction)
     if space == "shared" and isinstance(where.base, syntax.Register) and g.dtypes[where.base.index][1] == "8":
         return f"({address(g, where, 'generic')}).astype(u4)"
@@ -152,7 +152,7 @@ def located(g: Generator, operand: syntax.Operand, space: str, instruction: synt
 
 @emits("cp")
 def copy(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of `cp.async` and of the bulk copies."""
+    """Emits the Python code of `cp.async` and of the bulk copies."""
     opcode, operands = instruction.opcode, instruction.operands
     mask, number = g.guard or "None", instruction.number
     if "prefetch" in instruction.parts:
@@ -185,7 +185,7 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
-    """The number of bytes from the source: the operand's value; for a predicate 0 if it is true, else `size`."""
+    """The expression of the bytes that a copy reads: the operand's value; for a predicate, 0 if true, else `size`."""
     if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
         return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(operand, "u4")
@@ -253,7 +253,7 @@ def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, op
 
 @emits("tensormap")
 def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
-    """Writes the Python of `tensormap.replace` and `tensormap.cp_fenceproxy`."""
+    """Emits the Python code of `tensormap.replace` and `tensormap.cp_fenceproxy`."""
     parts, operands = instruction.parts, instruction.operands
     mask, number = g.guard or "None", instruction.number
     if parts[1] == "cp_fenceproxy":

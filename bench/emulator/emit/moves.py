@@ -1,4 +1,4 @@
-"""Moves, selections, comparisons and conversions (PTX ISA 8.7, sections 9.7.6, 9.7.9)."""
+"""Emits moves, selections, comparisons and conversions (PTX ISA 8.7, sections 9.7.6, 9.7.9)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _COMPARISONS = {
     "hs": ">=",
 }
 _UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""For each comparison that is also true for NaN, except equ and neu: the ordered comparison that it negates."""
+"""For a comparison that is also true for NaN, except equ and neu: the opposite comparison, which is false for NaN."""
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
 @emits("mov")
 def move(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `mov`, with packing and unpacking."""
+    """Emits the Python code of `mov`, with packing and unpacking."""
     target, source = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, OperandGroup):
@@ -70,7 +70,7 @@ def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
 
 @emits("selp")
 def select(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `selp`."""
+    """Emits the Python code of `selp`."""
     target, a, b, predicate = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target, Register) and g.dtypes[target.index][1:] == dtype[1:]:
@@ -81,7 +81,7 @@ def select(g: Generator, instruction: Instruction) -> None:
 
 @emits("slct")
 def select_by_sign(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `slct`, which selects by the sign of the last operand."""
+    """Emits the Python code of `slct`, which selects by the sign of the last operand."""
     kinds = [part for part in instruction.parts if part in DTYPES]
     target, a, b, sign = instruction.operands
     dtype = dtype_of(kinds[0])
@@ -90,12 +90,12 @@ def select_by_sign(g: Generator, instruction: Instruction) -> None:
 
 
 def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: bool) -> str:
-    """The expression of a comparison, given by its name in PTX."""
+    """The Python expression of the comparison that PTX calls `name`."""
     return _compared(name, kind, *(_flushed(g.value(side, dtype_of(kind)), kind, ftz) for side in (a, b)))
 
 
 def _flushed(value: str, kind: str, ftz: bool) -> str:
-    """A value as a comparison uses it: with `ftz`, subnormals become zeros."""
+    """The expression of a comparison's operand: with `ftz`, subnormals become zeros."""
     if not ftz:
         return value
     return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"bits.flush({value})"
@@ -128,7 +128,7 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `setp`: it may combine its result with a predicate, and may give the negated result too."""
+    """Emits the Python code of `setp`: it may combine its result with a predicate, and also give the negated result."""
     parts = [part for part in instruction.parts if part != "ftz"]
     name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
     target, a, b, *more = instruction.operands
@@ -157,7 +157,7 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
 
 @emits("set")
 def set_value(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `set`: the result is all ones, or 1.0, if the comparison is true."""
+    """Emits the Python code of `set`: the result is all ones, or 1.0, if the comparison is true."""
     parts = [part for part in instruction.parts if part != "ftz"]
     result, kind = parts[-2], parts[-1]
     target, a, b = instruction.operands[:3]
@@ -175,7 +175,7 @@ def set_value(g: Generator, instruction: Instruction) -> None:
 
 @emits("cvt")
 def convert(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `cvt`."""
+    """Emits the Python code of `cvt`."""
     parts, operands = instruction.parts, instruction.operands
     kinds = [part for part in parts if part in DTYPES]
     to, source = kinds[0], kinds[-1]
@@ -213,7 +213,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
-    """Raises `PtxError` if the conversion of a pair lacks a modifier that PTX requires."""
+    """Raises `PtxError` if the conversion of a pair of values lacks a modifier that PTX requires."""
     small = to.startswith("e")
     roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
     if rounding not in roundings or (small and "satfinite" not in instruction.parts):
@@ -227,7 +227,7 @@ def _only(flags: Sequence[str], *names: str) -> str:
 
 @emits("cvta", "isspacep", "mapa", "getctarank")
 def addresses(g: Generator, instruction: Instruction) -> None:
-    """Writes the Python of `cvta`, `isspacep`, `mapa` and `getctarank`."""
+    """Emits the Python code of `cvta`, `isspacep`, `mapa` and `getctarank`."""
     parts, operands = instruction.parts, instruction.operands
     name = parts[0]
     heads = (part.split("::")[0] for part in parts[1:])

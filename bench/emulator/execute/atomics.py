@@ -1,4 +1,4 @@
-"""`atom` and `red` (PTX ISA 8.7, sections 9.7.13.5 and 6): lane by lane, in the lanes' order."""
+"""Runs `atom` and `red` (PTX ISA 8.7, sections 9.7.13.5 and 6) one lane after another, in the lanes' order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def atomic(
     order: str,
     instruction: int,
 ) -> Any:
-    """Does the operation for each lane whose guard is true; returns the old values."""
+    """Does the atomic operation for each lane whose guard is true; returns the old values."""
     dtype = np.dtype(dtype_of(kind))
     lanes = c.lanes_under(guard)
     old = np.zeros(c.size, dtype)
@@ -82,7 +82,7 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
 
 
 def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:
-    """A number for each lane's address: one shared address is a different place in each CTA."""
+    """A number for each lane's memory location: the same shared address is another location in each CTA."""
     addresses = where[lanes].astype(np.uint64)
     windows = addresses >> np.uint64(60)
     if space == "generic" and ((windows != 0) & (windows != SHARED_WINDOW >> 60)).any():
@@ -94,7 +94,7 @@ def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64]
 
 
 def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | None:
-    """Lanes whose subnormals become zeros: `add.f32` flushes in global memory, not in shared; None means no lanes."""
+    """Lanes whose subnormals become zeros; None means no lanes.  `add.f32` flushes in global memory, not in shared."""
     if operation != "add" or kind != "f32" or space == "shared":
         return None
     in_global: Bools = addresses >> np.uint64(60) == 0
@@ -104,10 +104,10 @@ def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | N
 def _one_by_one(
     operation: str, kind: str, places: Any, before: Any, values: list[Any], flushed: Bools | None
 ) -> tuple[Any, Any]:
-    """The value that each lane reads, and the final value at the lane's place.
+    """The value that each lane reads, and the final value at the lane's memory location.
 
-    The lanes of one place run in order.  If there are few places, the code handles one place after another; otherwise
-    it handles the lanes in turns, and the lanes of one turn all have different places.
+    Lanes with the same location run in order.  If there are few locations, the code handles one location after another.
+    Otherwise it handles the lanes in turns, and the lanes of one turn all have different locations.
     """
     order = np.argsort(places, kind="stable")
     sorted_ = places[order]
@@ -142,7 +142,7 @@ def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
 
 
 def _flushed_sums(steps: Any, values: Any) -> Any:
-    """Running sums, computed again if a sum or a value is subnormal: it becomes zero, which changes all later sums."""
+    """Computes running sums.  A subnormal sum or value becomes zero, which changes all later sums."""
     if (flush(steps) == steps).all() and (flush(values) == values).all():
         return steps
     sums = steps.copy()

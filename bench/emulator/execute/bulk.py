@@ -22,13 +22,13 @@ from rooflab.bench.emulator.tiles import tensor_map
 from rooflab.bench.emulator.tiles.tensor_map import TileIndex, tile_index
 
 Units = npt.NDArray[Any]
-"""The data of a copy, as an array of items of 1 to 16 bytes."""
+"""The data of a copy: an array of items of 1 to 16 bytes."""
 MAP_ALIGNMENT = 64
 """The alignment in bytes of the address of a tensor map that a copy uses (`alignas` of the driver's CUtensorMap)."""
 
 
 def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
-    """Slots of the CTAs that receive a copy; each receiver has its own mbarrier."""
+    """The slots of the CTAs that receive a copy; each receiver has its own mbarrier."""
     if multicast is None:
         if barrier_slot != slot:
             raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
@@ -104,10 +104,10 @@ def _start_load(
     barrier: int,
     instruction: int,
 ) -> None:
-    """Starts a copy of `size` bytes to the place `start` of the group's shared memory.
+    """Starts a copy of `size` bytes to the offset `start` of the group's shared memory.
 
-    When the copy runs, `read` gives the data in units of `unit` bytes; the data goes to `index` of the memory's view by
-    such units.  Then the copy reports its bytes to the mbarrier at `barrier`.
+    When the copy runs, `read` gives the data in units of `unit` bytes.  The data goes to `index` of the memory's view
+    in such units.  Then the copy reports its bytes to the mbarrier at `barrier`.
     """
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
@@ -126,7 +126,7 @@ def _start_load(
 
 
 def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
-    """Raises `Fault` if `size` bytes from an address of shared memory reach beyond the memory's end."""
+    """Raises `Fault` if `size` bytes from an address of shared memory on reach beyond the end of the memory."""
     if shared + size > group.run.shared_limit:
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
@@ -252,7 +252,7 @@ def bulk_store(
 
 
 class _Flat(NamedTuple):
-    """The fields of a tensor map that a store needs, for a copy without a tensor map."""
+    """For a copy without a tensor map: the fields of a tensor map that a store needs."""
 
     element: str
     box_bytes: int
@@ -315,7 +315,7 @@ def store_remote(
 
 
 def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
-    """Reports the stores to the race detector: one copy for each CTA whose memory they write."""
+    """Reports the stores to the race detector: one copy for each CTA whose shared memory they write."""
     group = c.group
     lanes = c.lanes_under(guard)
     if group.races is None or not len(lanes):

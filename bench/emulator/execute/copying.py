@@ -19,7 +19,7 @@ _POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
-    """Runs `cp.async`: copies `size` bytes for each lane: the first `taken` bytes from memory, then zeros."""
+    """Runs `cp.async`.  Each lane's copy has `size` bytes: `taken` bytes from memory, and then zeros."""
     if size not in (4, 8, 16):
         raise Fault(f"cp.async copies 4, 8 or 16 bytes, got {size}", instruction)
     lanes = c.lanes_under(guard)
@@ -56,7 +56,7 @@ def _check_pieces(
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> None:
-    """Raises `Fault` on a source larger than the copy, and on an address that is not aligned for a whole copy."""
+    """Raises `Fault` if a source is larger than the copy, or if an address is not aligned for a whole copy."""
     if (most := int(counts.max())) > size:
         text = f"cp.async takes at most its {size} bytes from memory, and here are {most}"
         raise Fault(text, instruction, lane_of(c, counts, most, lanes))

@@ -1,8 +1,8 @@
 """Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for the lanes of a context.
 
-A wgmma's accumulators are poison until a wait for its group.  The registers are rows of one buffer.  The wait fills the
-buffer in place, so that the compiler's copies of a register get the values too.  Before the wait the result stays a
-matrix, so a chain of wgmmas converts its result only once.
+A wgmma's accumulators are poison until a wait for the wgmma's group.  The registers are rows of one buffer.  The wait
+fills the buffer in place, so that the compiler's copies of a register get the values too.  Before the wait the result
+stays a matrix, so a chain of wgmmas converts its result only once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _check_warps(c: LaneContext, instruction: int) -> None:
 def _rows(
     c: LaneContext, addresses: Any, number: int, instruction: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """For each lane, its row's place in the group's memory, and whether the lane gives a row."""
+    """For each lane: the offset of its row in the group's shared memory, and whether the lane gives a row."""
     _check_warps(c, instruction)
     addresses, lane = c.vector(addresses), c.lanes & 31
     # Only the first 8 lanes for each matrix give a row; the addresses of the other lanes are not used.
@@ -109,28 +109,28 @@ class Accumulators:
     """The accumulators of one chain of wgmmas: one matrix for each warpgroup of a context."""
 
     buffer: npt.NDArray[Any]
-    """(registers, lanes): each row is a register."""
+    """The registers of all lanes, as an array (registers, lanes)."""
     matrices: list[npt.NDArray[Any]]
     d_type: str
     rows: list[npt.NDArray[Any]] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
-    """For each warpgroup, the number of incomplete groups that write it."""
+    """For each warpgroup, the number of unfinished wgmma groups that write its matrix."""
 
     def settle(self, place: int) -> None:
-        """Notes that a group that writes the matrix of the warpgroup at `place` is complete."""
+        """Notes that a wgmma group has completed that writes the matrix of the warpgroup at the index `place`."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)
 
     def fill(self, place: int) -> None:
-        """Puts the matrix of the warpgroup at `place` into its registers."""
+        """Puts the matrix of the warpgroup at the index `place` into its registers."""
         registers = matrix_to_registers(self.matrices[place], self.d_type)
         self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = registers.view(self.buffer.dtype)
 
 
 @dataclass
 class Warpgroup:
-    """The wgmma groups of one warpgroup: lists of (accumulators, the place of the warpgroup in them)."""
+    """The wgmma groups of one warpgroup.  A group is a list of (accumulators, index of the warpgroup in them)."""
 
     open: list[tuple[Accumulators, int]] = field(default_factory=list)
     groups: list[list[tuple[Accumulators, int]]] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Warpgroup:
 
 
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
-    """The warpgroups of a context.  Raises `Fault` where a warpgroup is not whole."""
+    """The warpgroups of a context.  Raises `Fault` if a warpgroup is not whole."""
     group, warpgroups = c.group, []
     for place in range(0, c.size, WARPGROUP):
         first, last = int(c.lanes[place]), int(c.lanes[min(place + WARPGROUP, c.size) - 1])
@@ -283,8 +283,8 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
 def check_settled(c: LaneContext, value: Any, instruction: int) -> None:
     """Notes a race if an instruction reads an accumulator whose wgmma may still be running.
 
-    The instruction still reads the result: ptxas sees such reads and waits before them (its note C7517).  Triton 3.7
-    relies on this wait if `tl.dot` has `max_num_imprecise_acc`.
+    The instruction still gets the right result, because ptxas sees such reads and waits before them (its note C7517).
+    Triton 3.7 relies on this wait if `tl.dot` has `max_num_imprecise_acc`.
     """
     base = value.base if isinstance(value, np.ndarray) else None
     chain = c.group.accumulators.get(id(base)) if base is not None else None

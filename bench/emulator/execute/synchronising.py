@@ -20,13 +20,13 @@ def _common(value: Any) -> int | None:
 
 
 def _split(c: LaneContext, keys: Any) -> int:
-    """Splits the context by the lanes' keys; all parts go on at the same instruction."""
+    """Splits the context by the lanes' keys; all new contexts go on at the same instruction."""
     c.children = [c.part(keys == key, c.place) for key in np.unique(keys)]
     return SPLIT
 
 
 def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
-    """The number and the thread count of the barrier that all lanes name; `SPLIT` if they name several barriers."""
+    """The number and the thread count of the barrier that the lanes name; `SPLIT` if they name several barriers."""
     for value in (number, count):
         if value is not None and _common(value) is None:
             return _split(c, value)
@@ -108,7 +108,7 @@ def fail(guard: Any, text: str, instruction: int) -> None:
 
 
 def rank_of(c: LaneContext, address: Any) -> Any:
-    """Runs `getctarank`: returns the rank of the CTA that has the address."""
+    """Runs `getctarank`: returns the rank of the CTA whose shared memory has the address."""
     ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
     own_rank = np.uint32(c.special("cluster_ctarank"))
     return np.where(ranks > 0, ranks - 1, own_rank).astype(np.uint32)[()]
@@ -154,7 +154,7 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
 
 
 def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
-    """The lanes that wait for odd phases, and the lanes that wait for even phases.
+    """Groups the lanes by the parity of the phase that they wait for: a list of (parity, lanes).
 
     A token is the number of its phase.  Only the lowest bit of a parity counts: Triton passes -1 for 1.
     """
@@ -165,7 +165,7 @@ def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
 
 
 def set_registers(c: LaneContext, count: int, increase: bool, instruction: int) -> None:
-    """Runs `setmaxnreg`, which sets the number of registers that the warps have from now on."""
+    """Runs `setmaxnreg`, which sets the number of registers for each thread of the warps."""
     if not 24 <= count <= 256 or count % 8:
         raise Fault(f"setmaxnreg wants a multiple of 8 from 24 to 256, got {count}", instruction)
     waiting_of(c.group).registers.set(c, count, increase, instruction)

@@ -33,7 +33,7 @@ def store_bytes(
     lane: int,
     reduces: bool = False,
 ) -> None:
-    """Writes units of `size` bytes to global memory for a copy that `lane` issued."""
+    """Writes units of `size` bytes to global memory, for a copy that `lane` issued."""
     store_located(c, addresses, data, size, np.full(np.size(addresses), lane), instruction, copy=True, reduces=reduces)
 
 
@@ -59,7 +59,7 @@ def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> byte
 
 
 def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
-    """The bytes of a tensor map in the shared memory of the lane's CTA; bytes that no store wrote count as zero."""
+    """The bytes of a tensor map in the shared memory of the lane's CTA.  Bytes that no store wrote count as zero."""
     start = _shared_start(c, address, lane, instruction)
     group, places = c.group, np.arange(start, start + tensor_map.BYTES, 16)
     if group.run.observer is not None:

@@ -19,9 +19,9 @@ _NEUTRAL = {"add": 0, "and": -1, "or": 0, "xor": 0}
 
 
 def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
-    """A value as (warps, 32), and each lane's place in that array; None for the places of whole warps in order.
+    """Reshapes a value to (warps, 32).  Also returns each lane's index there, or None for whole warps in order.
 
-    The elements of lanes that are not in the context consist of bytes `absent`.
+    Every byte of an element whose lane is not in the context is `absent`.
     """
     vector = c.vector(value)
     places = _places(c)
@@ -44,7 +44,7 @@ def _places(c: LaneContext) -> npt.NDArray[np.intp] | None:
 
 
 def present(c: LaneContext) -> npt.NDArray[np.bool_]:
-    """Which lanes of its warps a context contains: (warps, 32)."""
+    """A mask (warps, 32) of the lanes of its warps that a context contains."""
     return in_warps(c, np.ones(c.size, np.bool_))[0]
 
 
@@ -79,7 +79,7 @@ def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, 
 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
-    """Runs `shfl.sync`: another lane's value, and whether that lane is in range; poison if that lane takes no part."""
+    """Runs `shfl.sync`: another lane's value, and whether that lane is in range; poison if it takes no part."""
     fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
@@ -99,7 +99,7 @@ def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_
 
 
 def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The results of `call` for each lane's mask: lanes of one warp may name different masks."""
+    """Runs `call` once for each different mask, and gives each lane the result for its own mask."""
     if isinstance(mask, np.generic):
         return call(np.uint32(mask))
     masks = np.unique(mask)
@@ -113,7 +113,7 @@ def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[A
 
 
 def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
-    """Which lanes of each warp take part: (warps, 32)."""
+    """A mask (warps, 32) of the lanes of each warp that take part."""
     named = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
     members: npt.NDArray[np.bool_] = named & present(c)
     if guard is not None:
@@ -122,7 +122,7 @@ def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool
 
 
 def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
-    """Runs `vote.sync`: all, any, uniform or ballot of the members' predicates."""
+    """Runs `vote.sync`: all, any, uniform or ballot of the predicates of the lanes that take part."""
     return _by_mask(mask, lambda named: (_vote(c, mode, predicate, named, guard),))[0]
 
 
@@ -150,7 +150,7 @@ def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> An
 
 
 def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
-    """Runs `match.any.sync`: the lanes with the same value; or `match.all.sync`: all members if they have one value."""
+    """Runs `match.any.sync` (the lanes with the same value) or `match.all.sync` (all members if all agree)."""
     return _by_mask(mask, lambda named: _match(c, mode, value, named))
 
 
@@ -167,7 +167,7 @@ def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any,
 
 
 def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) -> Any:
-    """Runs `redux.sync`, a reduction over the members."""
+    """Runs `redux.sync`, a reduction over the lanes that take part."""
     return _by_mask(mask, lambda named: (_reduce(c, operation, value, named, guard),))[0]
 
 

@@ -1,6 +1,6 @@
 """Loads and stores of every state space, for the lanes of a context (PTX ISA 8.7, sections 5.1, 9.7.9).
 
-Values are unsigned, as wide as one element; the instruction decides what they mean.
+Values are unsigned, with the width of one element; the instruction decides what a value means.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rooflab.bench.emulator.machine.memory import (
 from rooflab.bench.emulator.machine.run import Fault
 
 WRITTEN = {size: np.ones(size, np.bool_).view(WIDE[size])[0] for size in WIDE}
-"""By size of a unit: the flags of a unit whose bytes are all written."""
+"""By unit size in bytes: the flags of a unit whose bytes are all written."""
 INSIDE = (1 << 60) - 1
 """The bits of a generic address within its window."""
 Values = tuple[Any, ...]
@@ -61,7 +61,7 @@ def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any,
 
 
 def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
-    """The lanes in a mask; None for all lanes."""
+    """The numbers of the lanes that `mask` selects; None if it selects all lanes."""
     if mask is None or isinstance(mask, np.bool_):
         return None if mask is None or mask else np.empty(0, np.int64)
     active = np.flatnonzero(mask)
@@ -75,7 +75,7 @@ def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
 
 
 def _unpacked(raw: Any, width: int, count: int) -> Values:
-    """One value or vector for each of `count` elements."""
+    """Splits each lane's unit `raw` into `count` elements of `width` bytes: one vector or scalar for each element."""
     if count == 1:
         return (raw,)
     kind = _UNSIGNED[width]
@@ -85,7 +85,7 @@ def _unpacked(raw: Any, width: int, count: int) -> Values:
 
 
 def _packed(values: Values, width: int, lanes: int) -> Any:
-    """The elements of each lane as one unit; a scalar where all elements are scalars."""
+    """Joins the elements of each lane into one unit; the result is a scalar if all elements are scalars."""
     if len(values) == 1:
         return values[0]
     kind, unit = _UNSIGNED[width], WIDE[width * len(values)]
@@ -101,7 +101,7 @@ def _packed(values: Values, width: int, lanes: int) -> Any:
 
 
 def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Places in the group's shared memory.  Raises `Fault` on addresses outside the CTA's own memory or not aligned."""
+    """Offsets in the group's shared memory.  Raises `Fault` on misaligned addresses, and outside the CTA's memory."""
     limit = c.group.run.shared_limit - size
     scalar = isinstance(addresses, np.generic)
     top = int(addresses) if scalar else int(addresses.max())
@@ -146,7 +146,7 @@ def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, in
 
 
 def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    """Loads units of `size` bytes."""
+    """Loads units of `size` bytes of shared memory."""
     offsets = shared_offsets(c, addresses, size, active, instruction)
     group = c.group
     if group.run.observer is not None:
@@ -169,7 +169,7 @@ def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> 
 
 
 def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    """Stores units of `size` bytes."""
+    """Stores units of `size` bytes to shared memory."""
     offsets = shared_offsets(c, addresses, size, active, instruction)
     group = c.group
     if group.run.observer is not None:
@@ -222,7 +222,7 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
 
 
 def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    """Stores units of `size` bytes."""
+    """Stores units of `size` bytes to the lanes' own memory."""
     offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
     c.group.local.view(WIDE[size])[offsets >> SHIFT[size]] = value

@@ -18,7 +18,7 @@ _KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Orders all threads that still run: all meet at their CTAs' barriers.  `warps`: each lane's warp, in order."""
+    """Tells the race detector that all running threads met at barriers.  `warps`: the warp of each lane, sorted."""
     if group.races is None:
         return
     each = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
@@ -32,10 +32,10 @@ def _order_all(group: CtaGroup, warps: Lanes) -> None:
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Notes warps that leave a barrier for all threads, and a fault where a warp that met there before has ended.
+    """Notes warps that leave a barrier for all threads.  Notes a fault if a warp that met there before has ended.
 
-    PTX no longer waits for a thread that has ended (`exit`): these turns of a loop do not order its accesses.  CUDA C++
-    calls a barrier undefined where a running thread skips it.  `together`: the number of lanes of the barrier; `gone`:
+    PTX does not wait for a thread that has ended (`exit`), so later turns of a loop do not order its accesses.  CUDA
+    C++ calls a barrier undefined if a running thread skips it.  `together`: the number of lanes of the barrier; `gone`:
     the lanes that the barrier no longer waits for.
     """
     met = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
@@ -47,13 +47,13 @@ def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: 
 
 @dataclass
 class _BarrierState:
-    """One barrier of one CTA between two completions."""
+    """The state of one barrier of one CTA, between two completions of the barrier."""
 
     arrived: int = 0
     threads: int | None = None
     """Number of threads that the instruction gives; None for all threads of the CTA that have not ended."""
     whole: bool = False
-    """Whether a thread waits without a count, which means for all threads of the CTA."""
+    """Whether a thread waits without a thread count, which means for all threads of the CTA."""
     parked: list[LaneContext] = field(default_factory=list)
     votes: int = 0
     voters: int = 0
@@ -66,14 +66,14 @@ class _BarrierState:
 
 
 class Barriers:
-    """The barriers of a group, by CTA and number."""
+    """The barriers of a group of CTAs, by CTA and number."""
 
     def __init__(self, group: CtaGroup, resume: Callable[[list[LaneContext]], None]):
         self._group = group
         self._resume = resume
         self._states: dict[tuple[int, int], _BarrierState] = {}
         self._missing: dict[int, int] = {}
-        """By the id of a context, the number of CTAs whose barriers it still waits for."""
+        """By the id of a context: the number of CTAs at whose barriers the context still waits."""
         self._threads = int(np.count_nonzero(group.alive))
 
     def any(self) -> bool:
@@ -89,7 +89,7 @@ class Barriers:
         instruction: int,
         vote: tuple[np.ndarray[Any, Any], Callable[[int, int], None]] | None = None,
     ) -> int:
-        """Arrives and waits.  Returns the place where the context goes on, or `PARKED`.
+        """Arrives at a barrier and waits.  Returns the instruction where the context goes on, or `PARKED`.
 
         `vote` belongs to a `bar.red`: each lane's predicate, and a function that takes the votes and the voters.
         """
@@ -120,7 +120,7 @@ class Barriers:
     def too_many(
         self, context: LaneContext, number: int, count: int | None, instruction: int
     ) -> npt.NDArray[np.bool_] | None:
-        """Lanes that the barrier's phase does not need, so that they begin the next phase; None for no lanes.
+        """Lanes that the barrier's phase does not need, which begin the next phase; None if there are no such lanes.
 
         Raises `Fault` on a number or a count that no barrier has.
         """
@@ -142,7 +142,7 @@ class Barriers:
         return late if late.any() else None
 
     def arrive(self, context: LaneContext, number: int, count: int | None, instruction: int) -> None:
-        """Runs an arrival without a wait."""
+        """Runs `bar.arrive`: arrives at a barrier, without a wait."""
         for slot in map(int, np.unique(context.slots)):
             lanes = context.lanes[context.slots == slot]
             self._arrive(context, slot, lanes, number, count, waits=False, instruction=instruction)
@@ -158,7 +158,7 @@ class Barriers:
         waits: bool,
         instruction: int,
     ) -> bool:
-        """Notes that lanes arrive; returns whether they complete the barrier."""
+        """Notes that lanes arrive at a barrier; returns whether they complete the barrier."""
         group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
         warps = np.unique(lanes >> 5)
         state.whole |= count is None
@@ -214,7 +214,7 @@ class Barriers:
         self._resume(went)
 
     def recheck(self) -> bool:
-        """Checks the barriers again after threads have ended; returns whether a context can go on."""
+        """Checks the barriers again after threads have ended; returns whether any context can go on."""
         went = False
         for (slot, number), state in list(self._states.items()):
             if state.parked and self._complete(slot, state):
@@ -242,14 +242,14 @@ class ClusterBarrier:
         self._waited = np.zeros(len(group.alive), np.int64)
         self._parked: list[LaneContext] = []
         self._phase = 0
-        """Number of times that all threads have arrived."""
+        """The number of completed phases: how often all threads have arrived."""
 
     def any(self) -> bool:
         """Whether any context waits at the cluster's barrier."""
         return bool(self._parked)
 
     def arrive(self, context: LaneContext, release: bool, instruction: int) -> None:
-        """Notes that threads arrive.  Raises `Fault` where they arrived before and have not waited since."""
+        """Notes that threads arrive.  Raises `Fault` if they arrived before and have not waited since then."""
         if (self._arrived > self._waited)[context.lanes].any():
             raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
         self._arrived[context.lanes] += 1
@@ -259,7 +259,7 @@ class ClusterBarrier:
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
-        """Waits until all threads have arrived as often as the context.  Raises `Fault` if it has not arrived."""
+        """Waits until all threads have arrived as often as `context`.  Raises `Fault` if `context` has not arrived."""
         if (self._arrived == self._waited)[context.lanes].any():
             raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
         self._waited[context.lanes] += 1
@@ -282,12 +282,12 @@ class ClusterBarrier:
                 self._group.races.wait(slot, warps, _KEY)
 
     def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """The warps of a context by slot of the race detector; a cluster is one slot."""
+        """The warps of a context, by slot of the race detector; a cluster is one slot."""
         each, per_slot = np.unique(context.warps), self._group.race_warps
         return [(int(slot), each[each // per_slot == slot] % per_slot) for slot in np.unique(each // per_slot)]
 
     def recheck(self) -> bool:
-        """Resumes contexts that can go on; returns whether there were any."""
+        """Resumes contexts that can go on; returns whether it resumed any context."""
         alive = self._group.alive
         phase = int(self._arrived[alive].min()) if alive.any() else self._phase
         if phase > self._phase:
@@ -308,7 +308,7 @@ class ClusterBarrier:
 
 
 class Registers:
-    """`setmaxnreg` (PTX ISA 8.7, section 9.7.20.5): a CTA's registers, moved between its warps.
+    """`setmaxnreg` (PTX ISA 8.7, section 9.7.20.5): moves a CTA's registers between its warps.
 
     The order in which warps give registers back depends on timing, so only the sum at the end is checked.
     """

@@ -1,4 +1,4 @@
-"""Lanes that run together: their place in the program, and their registers.
+"""Lanes that run together: their next instruction and their registers.
 
 A lane is a thread.  Lanes are numbered through all CTAs that run at once, each CTA padded to whole warps.
 """
@@ -14,16 +14,16 @@ import numpy.typing as npt
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
 
 PARKED = -1
-"""A block returns this where its lanes wait."""
+"""The result of a basic block's function if its lanes wait."""
 SPLIT = -2
-"""A block returns this where its lanes took several branches."""
+"""The result of a basic block's function if its lanes took several branches."""
 
 MOST_SEEN = 1024
-"""Turns that `LaneContext.repeats` remembers before it clears its memory."""
+"""The number of turns that `LaneContext.repeats` remembers before it forgets all of them."""
 
 
 class LaneContext:
-    """Lanes at one place.  Registers are vectors of `size` lanes, or scalars that hold for all of them."""
+    """Lanes at the same instruction.  A register is a vector of `size` values, or a scalar that holds for all lanes."""
 
     def __init__(self, group: CtaGroup, lanes: Lanes, registers: list[Any], place: int):
         self.group = group
@@ -38,15 +38,15 @@ class LaneContext:
         slots = lanes // group.lanes_per_cta
         first = int(slots[0])
         self.slot: int | None = first if first == int(slots[-1]) else None
-        """The CTA of all lanes, by its place in the group; None if the lanes belong to several CTAs."""
+        """The index in the group of the lanes' CTA; None if the lanes belong to several CTAs."""
         self.slots = slots
         self.shared_base: Any = first * group.shared_size if self.slot is not None else slots * group.shared_size
-        """The place in the group's memory where the CTA's shared memory begins."""
+        """The offset of the CTA's shared memory in the group's shared memory."""
         self.warps = lanes >> 5
-        """The warp of each lane, counted through the group."""
+        """The warp of each lane; warps are numbered through the group of CTAs."""
         self.regrain()
         self.warp_places: npt.NDArray[np.intp] | None = None
-        """For `execute.warps`: each lane's place in its warp, or None where the lanes are whole warps in order."""
+        """For `execute.warps`: each lane's index in its warp, or None if the lanes are whole warps in order."""
         self.warps_known = False
         self._polled: tuple[int, bytes] | None = None
         self.carry: Any = np.bool_(False)
@@ -60,7 +60,7 @@ class LaneContext:
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets the number of lanes of each of its pieces: 128, 32 or 1.  Lanes that have ended do not count."""
+        """Sets `grain`: 128 if the lanes are whole warpgroups, 32 if whole warps, else 1.  Ended lanes do not count."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
@@ -68,7 +68,7 @@ class LaneContext:
         return np.full(self.size, value) if isinstance(value, np.generic) else value
 
     def lanes_under(self, guard: Any) -> npt.NDArray[np.intp]:
-        """The lanes for which a predicate holds, by their place in the context; all lanes if the predicate is None."""
+        """The indices in the context of the lanes whose predicate holds; all lanes if the predicate is None."""
         return np.arange(self.size) if guard is None else np.flatnonzero(np.broadcast_to(guard, self.size))
 
     # Methods that generated code calls.
@@ -95,7 +95,7 @@ class LaneContext:
         return SPLIT
 
     def part(self, mask: npt.NDArray[np.bool_], place: int) -> LaneContext:
-        """A new context of the lanes in `mask`, at `place`."""
+        """Makes a new context of the lanes in `mask`, at the instruction `place`."""
         chosen = np.flatnonzero(mask)
         first, last = int(chosen[0]), int(chosen[-1])
         # A view where possible: a wgmma in flight then writes its accumulators here too.
@@ -110,7 +110,7 @@ class LaneContext:
         return LaneContext(self.group, self.lanes[pick], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """Notes a load or atomic that may be polling: when lanes repeat the access, other contexts get a turn."""
+        """Notes a load or atomic that may be polling: if lanes repeat the access, other contexts run next."""
         access = instruction, addresses.tobytes()
         if self._polled == access:
             self.steps += 1
@@ -157,12 +157,12 @@ class LaneContext:
 
 
 def value_of(value: Any, lane: int) -> int:
-    """The value of one lane."""
+    """The value of one lane, where `value` is a vector or a scalar for all lanes."""
     return int(value) if isinstance(value, np.generic) else int(value[lane])
 
 
 def merged(contexts: Sequence[LaneContext]) -> LaneContext:
-    """Joins contexts at one place into a single context, with its lanes in order."""
+    """Joins contexts that are at the same instruction into a single context, with the lanes in order."""
     first = contexts[0]
     lanes = np.concatenate([context.lanes for context in contexts])
     order = np.argsort(lanes, kind="stable")
@@ -175,7 +175,7 @@ def merged(contexts: Sequence[LaneContext]) -> LaneContext:
 
 
 def _in_flight(group: CtaGroup, value: Any) -> Any:
-    """The chain of wgmma in flight that writes a register, or None."""
+    """The chain of wgmmas in flight that writes the register `value`, or None."""
     base = value.base if isinstance(value, np.ndarray) else None
     chain = group.accumulators.get(id(base)) if base is not None else None
     return chain if chain is not None and any(chain.in_flight) else None
@@ -189,7 +189,7 @@ def _land(group: CtaGroup, values: Sequence[Any]) -> None:
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """The accumulator that consists of `values`, in all its lanes; None if there is no such accumulator."""
+    """The accumulator whose registers are `values`, in all its lanes; None if there is no such accumulator."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None

@@ -27,7 +27,7 @@ class Acting(Protocol):
     size: int
     lanes: npt.NDArray[np.int64]
     warps: npt.NDArray[np.int64]
-    """The warp of each lane, counted through the group."""
+    """The warp of each lane; warps are numbered through the whole group of CTAs."""
 
     @property
     def pattern(self) -> bytes: ...
@@ -38,7 +38,7 @@ class Counter:
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], int] = defaultdict(int)
-        """The number of lanes that ran a block, by the block's place and grain."""
+        """The number of lanes that ran a basic block, by the block's first instruction and the context's grain."""
         self.totals: dict[str, int] = defaultdict(int)
         self.by_instruction: dict[tuple[int, str], int] = defaultdict(int)
         self._sectors: dict[tuple[int, ...], int] = {}
@@ -81,7 +81,7 @@ class Counter:
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
 
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
-        """Counts atomic operations on global memory: each reads the value that it changes."""
+        """Counts atomic operations on global memory: an atomic reads the value that it changes."""
         self.add("atomic_bytes", size * len(addresses), instruction)
         place = memory.locate(addresses, size)
         lots = [(place[0], addresses)] if place is not None else [(memory.find(int(at)), at[None]) for at in addresses]
@@ -114,7 +114,7 @@ def _lanes(c: Acting, active: Any) -> Ints:
 
 
 def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """The key of an access's pattern.  It holds hashes, because a kernel may have as many patterns as accesses."""
+    """The key of an access's pattern.  The key holds hashes, because a kernel may have as many patterns as accesses."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
@@ -128,10 +128,10 @@ def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
 
 
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
-    """The turns that shared memory takes, and the least number of turns for the same number of bytes.
+    """The wavefronts (turns of shared memory) of an access, and the fewest wavefronts for the same number of bytes.
 
     Shared memory serves requests of 8 or 16 bytes per lane by halves or quarters of the warp (CUDA C++ programming
-    guide, "Shared Memory"); a turn serves every bank once, with one word for any number of lanes.
+    guide, "Shared Memory").  A wavefront serves every bank once, with one word for any number of lanes.
     """
     parts = max(1, size // BANK_BYTES)
     phase = lanes.astype(np.int64) // (32 // parts)
@@ -148,7 +148,7 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
 
 
 def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
-    """Marks the sectors of an allocation that are read or written."""
+    """Marks the sectors of an allocation that an access reads or writes (`kind`)."""
     name = f"sectors_{'read' if kind == 'read' else 'written'}"
     marked = getattr(allocation, name)
     start = allocation.base // SECTOR

@@ -1,4 +1,4 @@
-"""Loads and stores of global memory, each in the allocation that its addresses name."""
+"""Loads and stores of global memory; each access goes to the allocation that holds its addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.bench.emulator.machine.run import Fault
 
 
 def lane_of(c: LaneContext, addresses: Any, address: int, active: Any) -> int:
-    """The first lane (of `active`, None for all) that accesses `address`, counted through the group."""
+    """The first lane (of `active`, or of all if None) that accesses `address`; lanes count through the group."""
     place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == address).argmax())
     return int(c.lanes[place if active is None else active[place]])
 
@@ -28,8 +28,8 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Loads units of `size` bytes of global memory; `copy` says that a copy reads them instead of the lanes; `reduces`
-    says that their combined value is stored in the same step."""
+    """Loads units of `size` bytes of global memory.  With `copy`, an asynchronous copy reads and not the lanes.  With
+    `reduces`, the read is part of a reduction, which stores the combined values in the same step."""
     located = _located(c, addresses, size, active, instruction)
     if located is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
@@ -53,7 +53,7 @@ def store_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> None:
-    """Stores units of `size` bytes; `reduces` says that they were combined with the old values in the same step."""
+    """Stores units of `size` bytes.  `copy` and `reduces` have the same meaning as for `load_located`."""
     located = _located(c, addresses, size, active, instruction)
     if located is None:
         for place, address in enumerate(addresses):
@@ -95,7 +95,7 @@ def _each(
     copy: bool,
     reduces: bool,
 ) -> npt.NDArray[Any]:
-    """Loads units from several allocations, one unit at a time."""
+    """Loads units of `size` bytes that lie in several allocations, one unit at a time."""
     units = np.empty(len(addresses), WIDE[size])
     for place, address in enumerate(addresses):
         lane = np.array([place if active is None else active[place]])

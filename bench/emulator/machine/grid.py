@@ -1,4 +1,4 @@
-"""Runs the CTAs of a grid in lots: a lot is one cluster, or as many CTAs as one vector holds."""
+"""Runs the CTAs of a grid in batches: a batch is one cluster, or as many CTAs as one NumPy vector holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
 
 MOST_LANES = 8192
-"""The most lanes of one vector: more CTAs at once gain nothing, because their registers no longer fit the caches."""
+"""The most lanes of one vector.  More lanes gain nothing, because their registers no longer fit the caches."""
 MOST_WATCHED_LANES = 4096
 """The most lanes of one vector under the race detector, which keeps 100 bytes or more for each lane."""
 MOST_SHARED_BYTES = 64 << 20
@@ -23,13 +23,13 @@ MOST_SHARED_BYTES = 64 << 20
 MOST_POLLS = 5000
 """The most rounds in which all threads only poll and no memory changes; after them the threads count as stuck."""
 MOST_WAITS = 5
-"""The most lots of CTAs that count in the time limit for the next end of a CTA."""
+"""The time limit for the next CTA to end grows with the number of running batches, but not beyond this number."""
 SURE = 4
 """The number of rounds without a change after which threads that repeat their states count as stuck."""
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the CTAs that run in one vector, or as one cluster."""
+    """Yields batches of CTAs that run in one vector or as one cluster."""
     per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
     if per_cluster > 1:
         yield from _clusters(run, ctas)
@@ -97,7 +97,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Sets the time when the next CTA should have ended: the CTAs that still run take turns."""
+    """Sets the deadline of the next end of a CTA.  It is later if more batches run, because batches take turns."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MOST_WAITS)
 
 
@@ -143,7 +143,7 @@ def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
 
 
 def _races(run: Run, group: CtaGroup) -> SharedRaces:
-    """The race detector of a group: a cluster is one slot, because its CTAs reach each other's memory."""
+    """The race detector of a group of CTAs: a cluster is one slot, because its CTAs reach each other's memory."""
     size, warps = run.shared_size or 1024, group.race_warps
     if not run.has_clusters:
         return SharedRaces(len(group.ctas), warps, size, run.program.granules["shared"])

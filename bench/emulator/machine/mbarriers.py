@@ -1,6 +1,6 @@
-"""mbarriers: arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
+"""The mbarriers of a group of CTAs: arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
 
-An mbarrier is identified by its place in the group's shared memory; the emulator does not use its eight bytes there.
+An mbarrier is identified by its offset in the group's shared memory; the emulator does not use its eight bytes there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
 
 MOST_BYTES = (1 << 20) - 1
-"""The largest tx-count."""
+"""The largest tx-count (pending bytes) of an mbarrier."""
 Lot = tuple[int, Lanes]
-"""An mbarrier's place, and the lanes that address it, by their place in the context."""
+"""An mbarrier's offset in shared memory, and the indices in the context of the lanes that address the mbarrier."""
 Wait = tuple[int, int]
-"""An mbarrier's place, and the parity of the phase that is waited for."""
+"""An mbarrier's offset in shared memory, and the parity of the phase that a lane waits for."""
 
 
 @dataclass
@@ -33,14 +33,14 @@ class _State:
 
 
 class MBarriers:
-    """The mbarriers of a group."""
+    """The mbarriers of a group of CTAs."""
 
     def __init__(self, group: CtaGroup):
         self._group = group
         self._states: dict[int, _State] = {}
 
     def lots(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> list[Lot]:
-        """Each mbarrier that the lanes of `mask` address, and the lanes that address it."""
+        """For each mbarrier that the lanes of `mask` address: its offset, and these lanes."""
         lanes = context.lanes_under(mask)
         if not len(lanes):
             return []
@@ -82,9 +82,9 @@ class MBarriers:
         drop: bool,
         may_complete: bool,
     ) -> Any:
-        """Runs `mbarrier.arrive`, which first announces `expect` bytes; `drop` removes later phases' arrivals too.
+        """Runs `mbarrier.arrive`, which first announces `expect` bytes.  With `drop`, later phases need fewer arrivals.
 
-        Returns the tokens: for each lane the number of the phase that it arrived in.  Raises `Fault` where arrivals
+        Returns the tokens: for each lane, the number of the phase that the lane arrived in.  Raises `Fault` if arrivals
         with `.noComplete` end the phase.
         """
         lots = self.lots(context, addresses, mask, instruction)
@@ -117,7 +117,7 @@ class MBarriers:
             self.complete_bytes(place, _total(size, lanes), instruction)
 
     def complete_bytes(self, place: int, size: int, instruction: int) -> None:
-        """Counts `size` bytes that a transfer has brought."""
+        """Counts `size` bytes that a transfer has delivered for the mbarrier."""
         state = self._state(place, instruction)
         state.bytes -= size
         if state.bytes < -MOST_BYTES:
@@ -186,11 +186,11 @@ class MBarriers:
         return self._state(place, instruction).phase & 1 != parity & 1
 
     def any_complete(self, waits: list[Wait]) -> bool:
-        """Whether one of the awaited phases is over, or its mbarrier is gone."""
+        """Whether one of the awaited phases is over, or its mbarrier does not exist any more."""
         return any(place not in self._states or self._states[place].phase & 1 != parity for place, parity in waits)
 
     def describe(self, waits: list[Wait]) -> str:
-        """The awaited phases in words."""
+        """Describes the awaited phases in words."""
         texts = []
         for place, parity in waits:
             state = self._states.get(place)
@@ -206,7 +206,7 @@ class MBarriers:
 
 
 def _total(value: Any, lanes: Lanes) -> int:
-    """The sum of a value over some lanes."""
+    """The sum of `value` over `lanes`."""
     if isinstance(value, int | np.generic):
         return int(value) * len(lanes)
     return int(value[lanes].sum(dtype=np.int64))

@@ -16,29 +16,29 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 WIDE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
-"""By access width in bytes: the NumPy type for it.  Complex numbers are only moved; nothing computes with them."""
+"""Maps an access width in bytes to a NumPy type.  Complex numbers are only moved; nothing computes with them."""
 
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 60, 2 << 60, 3 << 60
-"""The first generic addresses of the spaces that are not global memory; none of them is an address of a process."""
+"""The first generic addresses of shared, local and parameter memory.  No process has memory at these addresses."""
 RANK_SHIFT = 24
-"""A shared::cluster address holds the CTA's rank plus one from this bit on; 0 means the CTA's own memory."""
+"""In a shared::cluster address, the CTA's rank plus one starts at this bit; 0 there means the CTA's own memory."""
 POISON = 0xFF
-"""The byte in memory that was never written: it makes NaN in every floating type."""
+"""The value of each byte in memory that was never written: it makes NaN in every floating type."""
 NEAR_BYTES = 1 << 16
-"""The distance in bytes within which a message relates a wild address to an allocation."""
+"""A message relates a wild address to an allocation that is at most this many bytes away."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 """The binary logarithm of each access width."""
 
 
 def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
-    """Stores a vector, or one value for all lanes, at places of a view."""
+    """Stores `value`, which is a vector or one value for all lanes, at the index `index` of `view`."""
     if isinstance(index, int | np.generic) and isinstance(value, np.ndarray):
         value = value[-1]  # all lanes write one place: the last one wins
     view[index] = value
 
 
 class BadAccess(ValueError):
-    """An access at `address` that no allocation allows; the caller adds the instruction."""
+    """Raised on an access at `address` that no allocation allows; the caller adds the instruction."""
 
     def __init__(self, text: str, address: int):
         super().__init__(text)
@@ -55,9 +55,9 @@ class Allocation:
     owner: Any
     """The object that keeps the memory alive."""
     views: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
-    """By access width: the memory in units of this width; see `view`."""
+    """By access width in bytes: the memory in units of this width; see `view`."""
     written: npt.NDArray[np.bool_] | None = None
-    """By byte: whether it was written; None where all bytes were written before the launch."""
+    """For each byte, whether it was written; None if all bytes were written before the launch."""
     read_only: bool = False
     sectors_read: npt.NDArray[np.bool_] | None = None
     sectors_written: npt.NDArray[np.bool_] | None = None
@@ -68,7 +68,7 @@ class Allocation:
         return self.base + self.size
 
     def view(self, width: int) -> npt.NDArray[Any]:
-        """The allocation's memory in units of `width` bytes, the first at `base` rounded down to a multiple."""
+        """The memory in units of `width` bytes.  The first unit is at `base` rounded down to a multiple."""
         if width not in self.views:
             start = self.base // width * width
             count = -(-(self.base + self.size - start) // width)
@@ -111,9 +111,9 @@ class GlobalMemory:
         return None
 
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
-        """The one allocation that holds every access, and the accesses' places in its view of `width` bytes.
+        """The allocation that holds all accesses, and the accesses' indices in its view of `width` bytes.
 
-        None where they lie in several allocations.  Raises `BadAccess` on an access in no allocation, or not aligned.
+        Returns None for several allocations.  Raises `BadAccess` on an access in no allocation, or not aligned.
         """
         first = int(addresses) if isinstance(addresses, np.generic) else int(addresses[0])
         allocation = self.find(first)

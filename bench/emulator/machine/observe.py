@@ -17,7 +17,7 @@ from rooflab.bench.emulator.text.syntax import PtxKernel
 
 Lanes = npt.NDArray[np.int64]
 MOST_BLOCK = 1024
-"""The bytes of the largest block that the race detector takes at once."""
+"""The most bytes of a memory range that the race detector takes at once."""
 
 
 class Ctas(Protocol):
@@ -62,7 +62,7 @@ class Observer:
     # Shared memory
 
     def _who(self, c: Watched, active: Any) -> tuple[Any, Lanes]:
-        """The race detector's slots, and warps within them, of the lanes that act."""
+        """The race detector's slot of each acting lane, and the lane's warp within the slot."""
         per_slot = c.group.race_warps
         warps = c.warps if active is None else c.warps[active]
         if self._has_clusters:
@@ -139,7 +139,7 @@ class Observer:
             act(c.group.races, int(slot), np.unique(slot_warps))
 
     def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> AsyncOperation | None:
-        """Reports that a wgmma of a warpgroup reads 16-byte chunks."""
+        """Reports that a wgmma of a warpgroup reads 16-byte chunks of shared memory."""
         if self.counter is not None:
             self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
         if group.races is None:
@@ -194,7 +194,7 @@ class Observer:
 
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
-        """Reports `cp.async.bulk.wait_group`: the copies that are over, each with the lane that issued the copy."""
+        """Reports `cp.async.bulk.wait_group`: the finished copies, each with the lane that issued the copy."""
         for lane, mark in done:
             if mark is not None and group.races is not None:
                 # Only the thread that issued the copy has waited for it.
@@ -255,7 +255,7 @@ class Observer:
                 races.write(actors, where, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """The actor of `GlobalRaces`, and the address, of each lane."""
+        """For each lane, its actor in `GlobalRaces` and its address."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         count = self._actors_per_cta
         actors = np.asarray(c.group.ctas)[slots] * count + warps % count
@@ -266,7 +266,7 @@ class Observer:
         return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Whether the scope of the instruction is the CTA: then other CTAs see a plain access."""
+        """Whether the instruction's scope is the CTA.  For other CTAs, such an access is a plain access."""
         parts = self._kernel.instructions[instruction].parts
         return "cta" in parts or ("cluster" in parts and not self._has_clusters)
 
@@ -309,7 +309,7 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """The starts and the size of equal blocks that cover a range of bytes; each start is a multiple of the size."""
+    """Covers a range of bytes with equal pieces; returns the pieces' starts, which are aligned, and their size."""
     width = MOST_BLOCK
     while start % width or size % width:
         width //= 2

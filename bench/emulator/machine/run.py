@@ -1,4 +1,4 @@
-"""One launch: its inputs, its CTAs that run at once, and the observations of the emulator."""
+"""One launch in the emulator: its inputs, its groups of CTAs that run at once, and what the emulator observed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SMS = 132
 SHARED_LIMIT = 227 << 10
 """The most bytes of shared memory that a CTA may have on Hopper."""
 SECONDS, MOST_SECONDS = "ROOFLAB_EMULATE_SECONDS", "120"
-"""The environment variable with the seconds of processor time in which CTAs must end, and its default."""
+"""The environment variable for the seconds of processor time in which a CTA must end, and its default."""
 Lanes = npt.NDArray[np.int64]
-"""Numbers of lanes."""
+"""An array of lane numbers."""
 
 
 def most_seconds() -> float:
-    """The seconds of processor time in which CTAs must end.  Raises `ValueError` where the variable has no number."""
+    """The seconds of processor time in which a CTA must end.  Raises `ValueError` if the variable is not a number."""
     text = os.environ.get(SECONDS, MOST_SECONDS)
     if not re.fullmatch(r"\d+\.?\d*", text):
         raise ValueError(f"{SECONDS}: expected a number of seconds, got {text!r}")
@@ -41,13 +41,13 @@ def most_seconds() -> float:
 
 
 class EmulationError(RuntimeError):
-    """The kernel broke a rule, whether or not a GPU would report it; the text names the source line."""
+    """Raised if the kernel broke a rule, also a rule that a GPU does not check; the text names the source line."""
 
 
 class Fault(Exception):
     """A fault of one instruction; the scheduler turns a fault into an `EmulationError`.
 
-    `lane` is the lane at fault, numbered through the group of CTAs; None where the lane is not known.
+    `lane` is the faulty lane, numbered through the group of CTAs; None if the lane is not known.
     """
 
     def __init__(self, text: str, instruction: int, lane: int | None = None):
@@ -61,28 +61,28 @@ class Checks:
     """The checks that the emulator makes besides computing values; each check costs time."""
 
     races: bool = True
-    """Whether to look for accesses to shared and global memory that nothing orders."""
+    """Whether to look for races: accesses to shared and global memory that nothing orders."""
     uninitialised: bool = True
     """Whether to look for reads of memory that was never written."""
     asynchronous: bool = True
-    """Whether copies end as late as they may; until then their destinations hold poison."""
+    """Whether copies end as late as possible; until then their destinations hold poison."""
     counts: bool = True
     """Whether to count bytes, sectors, bank conflicts and instructions."""
 
     @classmethod
     def none(cls) -> Checks:
-        """No checks: only values are computed."""
+        """Returns checks that are all off: only values are computed."""
         return cls(False, False, False, False)
 
 
 class VariableLayout(NamedTuple):
-    """Where the variables and parameters of a kernel lie, each in its own space."""
+    """The addresses of a kernel's variables and parameters, each in its own state space, and the sizes of memory."""
 
     addresses: dict[str, int]
     static_shared: int
-    """Bytes of shared memory without the dynamic bytes that the launch adds."""
+    """The bytes of static shared memory, without the dynamic bytes that the launch adds."""
     local_size: int
-    """Bytes of local memory of a lane."""
+    """The bytes of local memory of one lane."""
 
 
 class Run:
@@ -107,7 +107,7 @@ class Run:
         self.memory = memory
         self.parameter_bytes: npt.NDArray[np.uint8] = np.frombuffer(parameters + bytes(-len(parameters) % 16), np.uint8)
         self.addresses = layout.addresses
-        """Addresses of variables and parameters, each in its own space."""
+        """The addresses of variables and parameters, each in its own state space."""
         self.dynamic_shared = dynamic_shared
         self.shared_limit = layout.static_shared + dynamic_shared
         self.shared_size = -(-self.shared_limit // 1024) * 1024
@@ -120,18 +120,18 @@ class Run:
         self.deadline = math.inf
         """The thread's processor time at which a CTA should have ended."""
         self.stored: list[tuple[Any, int]] | None = None
-        """The addresses and the width of every store to global memory; None where the caller did not ask for them."""
+        """The addresses and the width of every store to global memory; None if the caller did not ask for them."""
         self.changes = 0
-        """The number of stores, and of atomics that changed a value."""
+        """The number of stores, and of atomics that changed a value, in this launch so far."""
         self.strong = program.strong
         version = [int(part) for part in program.version.split(".")]
         self.old_strides = version < [8, 6]
-        """Before PTX 8.6, ptxas took the strides of `tensormap.replace` in units of 16 bytes."""
+        """Whether the PTX is older than 8.6: ptxas took the strides of `tensormap.replace` in 16-byte units."""
         self.counter = Counter() if checks.counts else None
         ctas = grid[0] * grid[1] * grid[2]
         self.orders_ctas = program.orders_ctas or self.has_clusters
         self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if self.orders_ctas else 1
-        """The warps of a CTA where CTAs may wait for one another and each warp's knowledge matters; else 1."""
+        """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races: GlobalRaces | None = None
         if checks.races and ctas > 1:
             self.global_races = GlobalRaces(ctas, program.granules["global"], warps=self.actors_per_cta)
@@ -147,19 +147,19 @@ class Run:
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
         self.uneven_barriers: dict[int, None] = {}
-        """Barriers at which warps meet more often than a warp of their CTA that has ended."""
+        """Barriers that warps still meet at after another warp of their CTA, which met there before, has ended."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
 
     def count(self, place: int, grain: int, lanes: int) -> None:
-        """Counts a block that was run."""
+        """Counts a basic block that was run by `lanes` lanes."""
         self.steps += 1
         if self.counter is not None:
             self.counter.blocks[(place, grain)] += lanes
 
 
 class CtaGroup:
-    """The CTAs `ctas` (numbers in the grid) of a launch, which run at once: a cluster, or CTAs that share nothing."""
+    """CTAs that run at once: a cluster, or CTAs that share nothing.  `ctas` are their numbers in the launch's grid."""
 
     def __init__(self, run: Run, ctas: list[int]):
         self.run = run
@@ -173,45 +173,45 @@ class CtaGroup:
         self.shared_size = run.shared_size
         self.shared: npt.NDArray[np.uint8] = np.full(len(ctas) * self.shared_size, POISON, np.uint8)
         self.views = {width: self.shared.view(dtype) for width, dtype in WIDE.items()}
-        """Shared memory by access width."""
+        """By access width in bytes: a view of the group's shared memory."""
         self.written = np.zeros(len(self.shared), bool) if run.checks.uninitialised else None
         self.local: npt.NDArray[np.uint8] | None = None
         self.local_written: npt.NDArray[np.bool_] | None = None
         lanes = np.arange(len(ctas) * self.lanes_per_cta)
         self.alive = lanes % self.lanes_per_cta < threads
         self.race_warps = len(lanes) // 32 if run.has_clusters else self.lanes_per_cta // 32
-        """Warps of a slot of the race detector: a slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
+        """The warps of a race detector's slot.  A slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
         self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
-        """The bytes of shared memory of a slot."""
+        """The bytes of shared memory of one slot of the race detector."""
         self.races: SharedRaces | None = None
         self.maps: MapOrder | None = None
         self.waiting: Any = None
         """The group's `waiting.Waiting`, for `waiting.waiting_of`; untyped, because waiting.py imports this file."""
         self.met: dict[int, npt.NDArray[np.bool_]] = {}
-        """By instruction, the warps that have left a barrier for all threads there."""
+        """By barrier instruction: the warps that have left the barrier.  Only barriers for all threads are noted."""
         self.accumulators: dict[int, Any] = {}
-        """The chains of wgmmas, by their buffer."""
+        """By buffer: the accumulators of a chain of wgmmas."""
         self.warpgroups: dict[int, Any] = {}
-        """The groups of wgmmas, by warpgroup."""
+        """By warpgroup: its groups of wgmmas."""
         self._specials: dict[str, Any] = {}
         self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
-        """The race detector's slot of the CTA in `slot`."""
+        """The race detector's slot of the CTA at the index `slot` of this group."""
         return 0 if self.run.has_clusters else slot
 
     def all_lanes(self) -> Lanes:
-        """The lanes of all threads that have not ended."""
+        """The lanes of all threads of the group that have not ended."""
         return np.flatnonzero(self.alive)
 
     def live(self, place: int) -> list[int]:
-        """Registers whose values the program at `place` still needs."""
+        """The registers that are live at the instruction `place`."""
         if place not in self._live:
             self._live[place] = sorted(self.program.flow.live.get(place, ()))
         return self._live[place]
 
     def pieces(self, lanes: Lanes, grain: int) -> Lanes:
-        """The number of the warp or warpgroup of each lane."""
+        """For each lane, the number of its warp (`grain` 32) or warpgroup (`grain` 128)."""
         if grain == 32:
             return lanes >> 5
         slots, inside = np.divmod(lanes, self.lanes_per_cta)
@@ -219,7 +219,7 @@ class CtaGroup:
         return numbers
 
     def whole(self, lanes: Lanes, grain: int) -> bool:
-        """Whether `lanes` hold every running thread of each of their warps (32) or warpgroups (128)."""
+        """Whether `lanes` hold every running thread of each of their warps (`grain` 32) or warpgroups (`grain` 128)."""
         if len(lanes) == int(np.count_nonzero(self.alive)):
             return True
         key = f"alive {grain}"
@@ -229,18 +229,18 @@ class CtaGroup:
         return bool(((counts == 0) | (counts == self._specials[key][: len(counts)])).all())
 
     def end(self, lanes: Lanes) -> None:
-        """Marks these threads as ended."""
+        """Marks the threads `lanes` as ended."""
         self.alive[lanes] = False
         for key in ("alive 32", "alive 128"):
             self._specials.pop(key, None)
 
     def time(self, name: str) -> Any:
-        """A clock that counts steps; a kernel can rely only on its growth."""
+        """The value of a clock that counts steps.  A kernel can rely only on the growth of the value."""
         value = self.run.steps
         return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
-        """The value of a special register for `lanes`; `slots` gives the CTA of each lane."""
+        """The value of the special register `name` for `lanes`; `slots` gives the CTA of each lane."""
         if (fixed := self._fixed(name)) is not None:
             return fixed
         inside = lanes % self.lanes_per_cta

@@ -1,4 +1,4 @@
-"""Runs the contexts of a group: chooses the next context, joins contexts that meet, finds contexts that wait for ever.
+"""Schedules the lane contexts of a group of CTAs: picks the next, joins those that meet, and finds deadlocks.
 
 Without a seed, the context furthest back in the program goes next, so that lanes that took two branches meet again.
 With a seed, warps begin in random pieces and the next context is random: another order shows other faults.
@@ -20,21 +20,21 @@ from rooflab.bench.emulator.text.syntax import Immediate, Instruction, Register
 
 WITH_MASK = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
 TURN = 2000
-"""The number of blocks that a context runs before other contexts get a turn: it may wait for them in a loop."""
+"""The number of basic blocks that a context runs before other contexts run: it may wait for them in a loop."""
 SHORT_TURN = 20
-"""The number of blocks of a turn for a context that was seen to spin."""
+"""The number of basic blocks that a spinning context runs before other contexts run."""
 MEETS = 0.9
-"""The probability, in a random order, that the part of a warp that is furthest back goes on."""
+"""In a random order, the probability that the part of a warp that is furthest back in the program runs next."""
 MERGED_REGISTERS = 48
-"""Whole warps are joined only where at most this many registers are live: joining accumulators takes 0.1 ms."""
+"""Whole warps are joined only if at most this many registers are live, because joining accumulators takes 0.1 ms."""
 
 
 MOST_NAMED = 6
-"""The most waits that one message names."""
+"""The most waiting contexts that one message names."""
 
 
 def may_run(context: LaneContext, instruction: Instruction) -> bool:
-    """Whether the context has all lanes that the instruction's member masks name and that have not ended."""
+    """Whether the context has every lane that the instruction's member masks name, except lanes that have ended."""
     if instruction.opcode.startswith("activemask"):
         return True
     if not instruction.opcode.startswith(WITH_MASK):
@@ -64,7 +64,7 @@ def member_mask(context: LaneContext, instruction: Instruction) -> Any:
 
 
 class Schedule:
-    """The contexts of one group."""
+    """Schedules the lane contexts of one group of CTAs."""
 
     def __init__(self, group: CtaGroup, seed: int | None):
         self.group = group
@@ -97,9 +97,9 @@ class Schedule:
         self.ready += contexts
 
     def run(self) -> Iterator[bool]:
-        """Runs all contexts to their end, and pauses now and then, so that other groups get a turn.
+        """Runs all contexts to their end; pauses now and then, so that other groups of CTAs can run.
 
-        Each pause yields whether a context was polling, which is a way to wait.
+        Each pause yields whether a context polls memory, which is one way to wait.
         """
         while True:
             if not self.ready:
@@ -133,7 +133,7 @@ class Schedule:
                 yield context.spins
 
     def stuck(self) -> bool:
-        """Whether no context can go on unless memory changes."""
+        """Whether no context can go on until memory changes."""
         return all(context.spins and context.knows_all_changes for context in self.ready)
 
     def _endless(self) -> str:
@@ -142,7 +142,7 @@ class Schedule:
         return f"{text}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
 
     def _wake(self) -> bool:
-        """Resumes contexts that meet, or whose transfers end; returns whether there are any."""
+        """Resumes contexts that have met, or whose transfers have ended; returns whether it resumed any context."""
         try:
             return self._meet() or self.waiting.advance()
         except Fault as fault:
@@ -155,7 +155,7 @@ class Schedule:
         return self.ready.pop(best)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """Draws a random context.  It prefers the part of a warp that is furthest back, so that the parts meet."""
+        """Draws a random context.  The part of a warp that is furthest back is preferred, so that parts meet."""
         drawn = self.ready[draws.randrange(len(self.ready))]
         if drawn.grain == 1 and draws.random() < MEETS:
             kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
@@ -170,7 +170,7 @@ class Schedule:
         return drawn
 
     def _switch(self, context: LaneContext) -> bool:
-        """Whether another context should go on; joins `context` into a context at the same place."""
+        """Whether another context should run next.  May first join `context` with a context at the same instruction."""
         if self._random is not None:
             return self._random.random() < (0.1 if context.grain > 1 else 0.5)
         place = context.place
@@ -192,7 +192,7 @@ class Schedule:
         return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MERGED_REGISTERS
 
     def _step(self, context: LaneContext) -> bool:
-        """Runs one block; returns whether the context still runs."""
+        """Runs one basic block; returns whether the context can run the next block too."""
         if not context.size:
             return False
         place, program = context.place, self.program
@@ -233,7 +233,7 @@ class Schedule:
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins pieces that wait at one place; returns whether any piece can go on."""
+        """Joins contexts that wait at `place`, or at any instruction if None; returns whether any can go on."""
         went = False
         places = {context.place for context in self.meeting} if place is None else {place}
         for at in places:
@@ -250,7 +250,7 @@ class Schedule:
         return went
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Lists of contexts that share a warp or a warpgroup."""
+        """Returns lists of contexts: the contexts of one list share a warp or a warpgroup."""
         lots: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
@@ -270,7 +270,7 @@ class Schedule:
         return self.text(fault, [self.group.ctas[slot]], f", thread {thread}")
 
     def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
-        """The text of a fault, with the kernel, its line and the CTAs."""
+        """The text of a fault, with the names of the kernel, its source line and the CTAs."""
         instruction = self.program.kernel.instructions[fault.instruction]
         shown = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
         return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}{who}: {fault}"
@@ -287,7 +287,7 @@ class Schedule:
 
 
 def _overlap(a: LaneContext, b: LaneContext) -> bool:
-    """Whether two contexts may have lanes of one warp."""
+    """Whether two contexts may have lanes of the same warp."""
     return bool(a.warps[0] <= b.warps[-1] and b.warps[0] <= a.warps[-1])
 
 

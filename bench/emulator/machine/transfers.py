@@ -23,10 +23,10 @@ class Transfer:
     """One copy in flight."""
 
     run: Callable[[], None]
-    """Carries the copy out, and tells its mbarrier, if it has one."""
+    """Carries the copy out, and signals the copy's mbarrier, if there is one."""
     instruction: int
     read: Callable[[], object] | None = None
-    """Reads the source of a copy out of shared memory; `run` then only writes."""
+    """Reads the copy's source out of shared memory; `run` then only writes.  None if `run` also reads."""
     has_read: bool = False
     mark: Any = None
     """The race detector's record of the copy."""
@@ -41,16 +41,16 @@ class _Bulk:
     open: list[Transfer] = field(default_factory=list)
     groups: list[list[Transfer]] = field(default_factory=list)
     read: int = 0
-    """The number of oldest groups that have read their sources."""
+    """The number of groups, from the oldest on, that have read their sources."""
 
 
 @dataclass(eq=False)
 class Copies:
-    """The copies of one `cp.async`: its lanes, and the copy group of each lane."""
+    """The copies of one `cp.async` instruction: its lanes, and the copy group of each lane."""
 
     lanes: Lanes
     group: Any
-    """The number of the copy group: one number for all lanes, or a vector."""
+    """The number of the copy group: one number for all lanes, or a vector with one number for each lane."""
     run: Callable[[npt.NDArray[np.bool_] | None], None]
     """Carries out the copies of the lanes in a mask; None means all lanes."""
 
@@ -62,9 +62,9 @@ class Transfers:
         self._group = group
         self.lazy = group.run.checks.asynchronous
         self._loads: dict[Transfer, None] = {}
-        """Copies that tell an mbarrier, in the order of issue."""
+        """Copies that signal an mbarrier, in the order of issue."""
         self._stores: dict[Transfer, None] = {}
-        """Copies that write global memory.  They run only when a thread waits: nothing may rely on them earlier."""
+        """Copies that write global memory.  They run only when a thread waits: no code may rely on them earlier."""
         self._bulk: dict[int, _Bulk] = {}
         self._copies: list[Copies] = []
         self._committed = np.zeros(len(group.alive), np.int64)
@@ -73,7 +73,7 @@ class Transfers:
     # Copies that tell an mbarrier, or belong to a bulk group
 
     def start(self, transfer: Transfer, lane: int | None = None) -> None:
-        """Starts a copy; with `lane`, as part of this thread's open bulk group."""
+        """Starts a copy; if `lane` is given, the copy joins the open bulk group of this thread."""
         if lane is not None:
             transfer.lane = lane
             self._bulk.setdefault(lane, _Bulk()).open.append(transfer)
@@ -84,7 +84,7 @@ class Transfers:
             self._finish(transfer, only_reads=True)
 
     def _finish(self, transfer: Transfer, *, only_reads: bool = False) -> None:
-        """Carries a copy out; with `only_reads`, it only reads the source of a copy out of shared memory."""
+        """Carries a copy out; with `only_reads`, only reads the copy's source out of shared memory."""
         if transfer.read is not None and not transfer.has_read:
             transfer.read()
             transfer.has_read = True
@@ -96,7 +96,7 @@ class Transfers:
             transfer.run()
 
     def finish_one(self) -> bool:
-        """Finishes one copy that an mbarrier waits for; returns whether there was a copy."""
+        """Finishes one copy that signals an mbarrier; returns whether there was a copy."""
         if not self._loads:
             return False
         helpful = list(self._loads)
@@ -105,16 +105,16 @@ class Transfers:
         return True
 
     def commit_bulk(self, lanes: Lanes) -> None:
-        """Runs `cp.async.bulk.commit_group` for these threads; threads without copies have nothing to commit."""
+        """Runs `cp.async.bulk.commit_group` for these threads.  Nothing happens for threads without copies."""
         for lane, bulk in self._bulk.items():
             if lane in lanes:
                 bulk.groups.append(bulk.open)
                 bulk.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
-        """Runs `cp.async.bulk.wait_group`: finishes all but the `newest` groups of these threads; returns their copies.
+        """Runs `cp.async.bulk.wait_group` of these threads: finishes all but the last `newest` groups.
 
-        With `only_reads` the copies only read their sources.
+        Returns the finished copies.  With `only_reads`, the copies only read their sources.
         """
         done: list[Transfer] = []
         for lane, bulk in self._bulk.items():
@@ -164,7 +164,7 @@ class Transfers:
         self._copies = left
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """By lane, the number below which copy groups are due: `limit` for `lanes`; None means all copy groups."""
+        """For each lane, the number below which its copy groups must finish: `limit` for `lanes`; None: all groups."""
         limits = np.full(len(self._group.alive), -1, np.int64)
         limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
         return limits
@@ -195,7 +195,7 @@ class Transfers:
         self._copies = [rest for copies in self._copies for rest in self._wait_some(copies, limits)]
 
     def drain(self) -> None:
-        """Finishes all copies when the CTAs end.  Raises `Fault` where a copy may still read their shared memory."""
+        """Finishes all copies when the CTAs end.  Raises `Fault` if a copy may still read the CTAs' shared memory."""
         for transfer in (*self._loads, *self._stores):
             if transfer.read is not None and not transfer.has_read:
                 raise Fault("the CTA ended while this copy may still read its shared memory", transfer.instruction)

@@ -1,4 +1,4 @@
-"""Everything that contexts wait for: barriers, mbarriers, and transfers in flight (PTX ISA 8.7, section 9.7.13)."""
+"""Everything that lane contexts wait for: barriers, mbarriers and transfers (PTX ISA 8.7, section 9.7.13)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Resume = Callable[[list[LaneContext]], None]
 
 
 def waiting_of(group: CtaGroup) -> Waiting:
-    """The barriers and transfers of a group."""
+    """The barriers and transfers of a group of CTAs."""
     waiting: Waiting = group.waiting
     return waiting
 
 
 class Waiting:
-    """Everything in one group that a context may have to wait for."""
+    """The barriers, mbarriers and transfers of one group of CTAs, for which lane contexts may wait."""
 
     def __init__(self, group: CtaGroup, resume: Resume):
         self._resume = resume
@@ -32,15 +32,15 @@ class Waiting:
         self._at_mbarriers: list[tuple[LaneContext, list[Wait]]] = []
 
     def any(self) -> bool:
-        """Whether any context waits."""
+        """Whether any lane context waits."""
         return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
 
     def park_at_mbarriers(self, context: LaneContext, waits: list[Wait]) -> None:
-        """Keeps `context` until one of the phases is over; then the context checks again."""
+        """Keeps `context` until one of the awaited phases is over; then the context checks again."""
         self._at_mbarriers.append((context, waits))
 
     def wake_mbarriers(self) -> bool:
-        """Resumes contexts whose awaited phase is complete; returns whether there were any."""
+        """Resumes contexts whose awaited phase is complete; returns whether it resumed any context."""
         went = [item for item in self._at_mbarriers if self.mbarriers.any_complete(item[1])]
         if went:
             self._at_mbarriers = [item for item in self._at_mbarriers if item not in went]
@@ -57,7 +57,7 @@ class Waiting:
         return self.barriers.recheck() or self.clusters.recheck()
 
     def ended(self) -> None:
-        """Checks barriers of all threads after threads have ended: the barriers no longer count the ended threads."""
+        """Checks the barriers for all threads again after threads have ended: barriers no longer wait for these."""
         self.barriers.recheck()
         self.clusters.recheck()
 
