@@ -115,7 +115,7 @@ def tune(
 ) -> None:
     """Search a kernel's configs on this card.
 
-    Exit status 11 where a config that was measured is wrong, or in a dry run the one that it favours.
+    Ends with exit status 11 if a measured config is wrong; a dry run checks only the config that it would choose.
     """
     from rooflab.bench.core import read, result_folder
     from rooflab.bench.tune.choose import write_choices
