@@ -42,7 +42,7 @@ class DecodeBatch:
         self.source[row] = source
 
     def set_blocks(self, sequence: Sequence) -> None:
-        """Copies a sequence's new pages to its row."""
+        """Copies the new page ids of `sequence` to its row of the block table."""
         row, filled, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
         self.block_table[row, filled : len(blocks)] = blocks[filled:]
         self.num_blocks[row] = len(blocks)
@@ -68,7 +68,7 @@ class DecodeBatch:
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
-        """Moves every row to the token that the step draws for the row.  The batch's rows come first in the draw."""
+        """Adds 1 to every position, for the token that the step draws.  The batch's rows come first in the draw."""
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

@@ -104,8 +104,8 @@ class BlockManager:
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Takes from `sequence` the pages behind its first `num_tokens` tokens.  These pages were for a draft, so that
-        no other sequence holds them, and their content is not published.  This is no release: a sequence that did not
-        fit before the draft still does not fit."""
+        no other sequence holds them, and their content is not published.  `released` stays the same, because a sequence
+        that did not fit before the draft still does not fit."""
         first = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first:]):
             self._holders[block] = 0

@@ -112,7 +112,7 @@ class Model:
     def attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
     ) -> torch.Tensor:
-        """Computes a layer's attention (T, num_heads * head_dim) of `x` (T, H).  Writes the keys and values of `x`."""
+        """Returns a layer's attention (T, num_heads * head_dim) of `x` (T, H); writes keys and values to the cache."""
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)

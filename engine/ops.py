@@ -186,5 +186,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Calls `gemm` on `a` with copy number `form` of the packed weight `b`, and with the tensors beside that copy."""
+    """Calls `gemm` on `a`, `bias` and copy number `form` of the packed weight `b`, which may include a scale."""
     return gemm(a, *b[form], bias)

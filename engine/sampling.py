@@ -80,8 +80,8 @@ class SamplingTensors:
         return drawn, ids, values.gather(1, ids)
 
     def edits(self) -> dict[str, torch.Tensor]:
-        """Returns the changes of the special rows' logits as arguments of `sample`: biases, end tokens that are not
-        allowed yet, and earlier tokens with their counts."""
+        """Returns the changes of the logits in the rows `special`, as arguments of `sample`: biases, end tokens that
+        are not allowed yet, and earlier tokens with their counts."""
         lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
         ids: list[int] = []
         counts: list[int] = []

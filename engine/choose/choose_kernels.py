@@ -217,10 +217,10 @@ def folder() -> Path:
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Returns the median microseconds of one call by name.  Names alternate, and so do the functions of a name.
+    """Returns the median microseconds of a call, by name.  The names take turns, and so do the functions of a name.
 
-    The result is empty if the clock passes `ends` before the first round.  Later rounds are then left out.
-    """
+    The result is empty if the clock passes `ends` before the first round.  After that, the remaining rounds are left
+    out."""
     counts = {}
     for name, functions in calls.items():
         for function in functions:  # also the first call, which may compile

@@ -19,7 +19,7 @@ Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 @contextmanager
 def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
-    """Replaces each op of a step by `wrap(name, op)`.  Turns graphs off, because a graph would not call the ops."""
+    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns graphs off: they would not call ops."""
     ops, graphs = runner.ops, runner.graphs
 
     def step(*sizes: int) -> SimpleNamespace:

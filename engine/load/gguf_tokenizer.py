@@ -110,7 +110,7 @@ def _check_types(file: str, header: Mapping[str, Any]) -> None:
 
 
 def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Byte-level BPE (GPT-2): merges the bytes of each piece of a text.  Raises `ValueError` without valid merges."""
+    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` without merges, and if a merge gives no token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -136,7 +136,7 @@ def _sentencepiece(
     unknown: str | None,
     space_first: bool,
 ) -> Any:
-    """Merges neighbours that form a token, those with the highest score first (Kudo and Richardson 2018)."""
+    """Makes a SentencePiece BPE tokenizer: neighbours of the highest score merge first (Kudo and Richardson 2018)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     plain = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _BYTE)}

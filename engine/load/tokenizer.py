@@ -90,7 +90,7 @@ class Tokenizer:
         return next(((token, numbers.get(token)) for token, number in vocabulary if numbers.get(token) != number), None)
 
     def stream(self) -> TextStream:
-        """Returns a new incremental decoder."""
+        """Returns a new decoder, which turns tokens into text as they arrive."""
         return TextStream(self.pieces, self.pieces.leading)
 
 
@@ -123,7 +123,7 @@ class Numbers:
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:
-        """Returns a new incremental decoder."""
+        """Returns a new decoder, which turns tokens into text as they arrive."""
         return TextStream(lambda token: self.named(token)[1])
 
 

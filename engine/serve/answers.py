@@ -90,7 +90,7 @@ class CompletionBody(BodyFormat):
     delta = choice
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """Returns log-probabilities as a completion has them.  With the drawn token there may be `n` + 1 tokens."""
+        """Returns the log-probabilities as a completion has them: of the drawn token and of the likeliest tokens."""
         top: dict[str, float] = {}
         for each, value in logprobs.items() if n else ():
             name = self.texts.named(each)[0]

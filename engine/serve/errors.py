@@ -68,8 +68,8 @@ class ApiError(Exception):
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """Chooses one of pydantic's errors: first a wrong name (such as a part's `type`), then an unknown field, then a
-    value, then a type, because a union reports the types of all its members.  Of equal errors the deepest counts."""
+    """Chooses one of pydantic's errors: a wrong name (such as a part's `type`), else an unknown field, else a value,
+    else a type (a union reports the types of all its members).  Of equal errors the deepest counts."""
     ranks = {"literal_error": 3, "extra_forbidden": 2}
     first = max(errors, key=lambda err: (ranks.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
     place = [str(part)[:_SHORT] for part in first["loc"] if part != "body" and not _OF_UNION.fullmatch(str(part))]

@@ -42,7 +42,7 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds the pairs of new tokens, but not the last pair."""
+    """Adds the pairs of new tokens to `places`, but not the last pair."""
     for place in range(places.known + 1, end):
         pair = (tokens[place - 2], tokens[place - 1])
         if pair in places.behind:
