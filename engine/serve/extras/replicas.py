@@ -67,7 +67,7 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Raises an error if the engine has died.  Ray calls this every `HEALTH_S` s, and replaces the replica."""
+        """Raises `EngineDied` as `Engine.check` does.  Ray calls this every `HEALTH_S` s, and replaces the replica."""
         self._engine.check()
 
 
