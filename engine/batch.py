@@ -1,7 +1,7 @@
-"""The tensors of a decode step, kept from step to step and changed in place.
+"""The tensors of a decode step, which are kept between steps and changed in place.
 
-Rebuilding block tables for every step costs milliseconds of Python at 256 sequences. Here a step changes only what is
-new: one addition for all positions, and one row for each sequence that joins, leaves or gets a page.
+To rebuild block tables for every step would cost milliseconds of Python at 256 sequences.  Instead a step adds 1 to all
+positions, and changes one row for each sequence that joins, leaves or gets a page.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from rooflab.engine.sequence import Sequence
 
 
 class DecodeBatch:
-    """One row per running sequence, without gaps; NumPy arrays that torch shares without a copy."""
+    """The decode batch: one row per running sequence, without gaps.  Torch shares the NumPy arrays without a copy."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int):
         self.block_size = block_size
         self.rows: list[Sequence] = []
         self.source = np.zeros(max_num_seqs, np.int64)
-        """The place of the row's token among the tokens that the last step drew, which are on the device."""
+        """For each row, the index of the row's token in the last draw.  The drawn tokens are on the device."""
         self.positions = np.zeros(max_num_seqs, np.int64)
-        """Position of the token that the step computes."""
+        """For each row, the position of the token that the step computes."""
         self.seq_lens = np.zeros(max_num_seqs, np.int32)
-        """Tokens to attend to, including that token."""
+        """For each row, the number of tokens to attend to, including the token that the step computes."""
         self.slot_mapping = np.zeros(max_num_seqs, np.int64)
         self.block_table = np.full((max_num_seqs, max_blocks), -1, np.int32)
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
@@ -32,7 +32,7 @@ class DecodeBatch:
         return len(self.rows)
 
     def add(self, sequence: Sequence, source: int) -> None:
-        """Appends a sequence; the next step computes its last token, which is the `source`-th of the last draw."""
+        """Appends `sequence`.  The next step computes its last token, which has the index `source` in the last draw."""
         row = len(self.rows)
         self.rows.append(sequence)
         sequence.row = row
@@ -42,13 +42,13 @@ class DecodeBatch:
         self.source[row] = source
 
     def set_blocks(self, sequence: Sequence) -> None:
-        """Copies a sequence's new pages to its row."""
+        """Copies the new page ids of `sequence` to its row of the block table."""
         row, filled, blocks = sequence.row, int(self.num_blocks[sequence.row]), sequence.block_ids
         self.block_table[row, filled : len(blocks)] = blocks[filled:]
         self.num_blocks[row] = len(blocks)
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence; the last row moves to its place."""
+        """Removes `sequence`.  The last row of the batch moves into the free row."""
         row, moved = sequence.row, self.rows.pop()
         if moved is not sequence:
             for array in (self.source, self.positions, self.block_table, self.num_blocks):
@@ -57,7 +57,7 @@ class DecodeBatch:
         sequence.row = -1
 
     def prepare(self) -> None:
-        """Computes from the positions the pages, the lengths and the slots that the step writes."""
+        """Computes `block_table`, `seq_lens` and `slot_mapping` of the step from the positions."""
         n = len(self.rows)
         positions = self.positions[:n]
         block = positions // self.block_size
@@ -68,7 +68,7 @@ class DecodeBatch:
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
-        """Moves every row on by the token that the step draws for it; the batch's rows come first in the draw."""
+        """Adds 1 to every position, for the token that the step draws.  The batch's rows come first in the draw."""
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

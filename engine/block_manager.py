@@ -1,4 +1,4 @@
-"""Which sequence holds which pages of the KV cache, and which pages can serve another sequence again."""
+"""Manages the pages of the KV cache: which sequence holds a page, and which pages another sequence can use again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import OrderedDict
 from rooflab.engine.sequence import Sequence
 
 Key = tuple[int, tuple[int, ...]]
-"""The key of a full page: the number of the content before it, and its tokens.  A dictionary compares both whole."""
+"""The key of a full page: the number of the content before the page, and all tokens of the page."""
 
 
 class BlockManager:
     """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023), with prefix caching.
 
-    A page is free, or cached (no sequence holds it, and its content may be used again), or held by one sequence or
-    more.  A full page is published once it is computed: its content gets a number, and its key is the number of the
-    content before it with its tokens.  So one lookup per page finds the longest prefix that is there, and two prefixes
-    are never confused: no hash stands for them.  The page that was not used for longest is given away first, and a
-    prefix loses its last page before its first.
+    A page is held by one or more sequences, or cached, or free.  No sequence holds a cached page, but its content may
+    be used again.  A full page is published once it is computed: its content gets a number.  The key of a page is the
+    number of the content before the page, with the page's tokens.  So one lookup per page finds the longest published
+    prefix.  Two prefixes are never confused, because a dictionary compares whole keys, not hashes.  The cached page
+    that was not used for longest is given away first.  A prefix loses its last page before its first page.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
@@ -25,36 +25,36 @@ class BlockManager:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.released = 0
-        """How often pages were released; until the next release, a sequence that did not fit does not fit."""
+        """The number of releases.  A sequence that did not fit cannot fit before the next release."""
         self.evicted = 0
-        """How many cached pages were given away with their content."""
+        """The number of cached pages that were given away with their content."""
         self.num_shared = 0
-        """How many pages several sequences hold."""
+        """The number of pages that more than one sequence holds."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
         self._published: dict[Key, tuple[int, int]] = {}
-        """The number of each published content, and the page that holds it."""
+        """For each key, the number of the published content and the page that holds the content."""
         self._key_of: dict[int, Key] = {}
         self._contents = 0
 
     @property
     def num_free(self) -> int:
-        """How many pages no sequence holds."""
+        """The number of pages that no sequence holds."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """How many free pages have a content that may be used again."""
+        """The number of cached pages: no sequence holds them, and their content may be used again."""
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many pages hold `num_tokens` tokens."""
+        """Returns the number of pages that `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def reuse(self, sequence: Sequence) -> None:
-        """Gives `sequence`, which has no pages, the published ones of its prefix; its last token is never in them, so
-        that a step computes at least one."""
+        """Gives `sequence`, which has no pages, the published pages of its prefix.  The last token is never in these
+        pages, so that a step computes at least one token."""
         if not self.prefix_caching:
             return
         size, content = self.block_size, 0
@@ -71,7 +71,7 @@ class BlockManager:
         sequence.num_computed = len(sequence.block_ids) * size
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives `sequence` enough pages for `num_tokens` tokens; if too few are free, gives none and returns False."""
+        """Gives `sequence` enough pages for `num_tokens` tokens.  If too few are free, gives none and returns False."""
         missing = -(-num_tokens // self.block_size) - len(sequence.block_ids)
         if missing > self.num_free:
             return False
@@ -88,7 +88,7 @@ class BlockManager:
 
     def publish(self, sequence: Sequence, num_computed: int) -> None:
         """Lets other sequences use the full pages among the first `num_computed` tokens, whose keys and values are
-        written.  Of two pages with one content the first stays published."""
+        written.  If two pages have the same content, the first page stays published."""
         if not self.prefix_caching:
             return
         size, contents = self.block_size, sequence.contents
@@ -103,9 +103,9 @@ class BlockManager:
             contents.append(published[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
-        """Takes from `sequence` the pages behind those of its first `num_tokens` tokens: a draft took them, so that no
-        other sequence holds them, and no content of them is published.  What did not fit before
-        the draft does not fit now."""
+        """Takes from `sequence` the pages behind its first `num_tokens` tokens.  These pages were for a draft, so that
+        no other sequence holds them, and their content is not published.  `released` stays the same, because a sequence
+        that did not fit before the draft still does not fit."""
         first = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first:]):
             self._holders[block] = 0
@@ -113,7 +113,7 @@ class BlockManager:
         del sequence.block_ids[first:]
 
     def release(self, sequence: Sequence) -> None:
-        """Takes all pages from `sequence`; those that no other sequence holds are cached or free."""
+        """Takes all pages from `sequence`.  A page that no other sequence holds becomes cached or free."""
         for block in reversed(sequence.block_ids):
             self._holders[block] -= 1
             self.num_shared -= self._holders[block] == 1

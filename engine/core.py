@@ -1,4 +1,4 @@
-"""The steps of the engine: the scheduler's choice, the model's run, and what becomes of the tokens."""
+"""Runs the steps of the engine: schedules a step, runs the model, and gives the drawn tokens to the sequences."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rooflab.engine.speculate.speculator import Speculator
 class Core:
     """Runs steps until every submitted sequence has ended.
 
-    With `overlap` the device never waits for the host: a step is scheduled, built and launched before the tokens of the
-    step before are read, which the device hands from step to step itself.  A sequence that a stop token ends has by
-    then drawn one token more, which is dropped; an end by length is known before.  A step whose draws depend on the
-    tokens before (penalties, log-probabilities) is read at once.
+    With `overlap` the device never waits for the host.  A step is scheduled, built and launched before the tokens of
+    the previous step are read.  The device itself passes these tokens from step to step.  A sequence that a stop token
+    ends has then drawn one token too many, which is dropped.  An end by length is known in advance.  If the next draw
+    depends on earlier tokens (penalties, log-probabilities), the tokens of a step are read at once.
 
     With a `speculator` a step may give a sequence several tokens, which are read at once.
     """
@@ -27,12 +27,12 @@ class Core:
     overlap: bool = False
     speculator: Speculator | None = None
     last: Step | None = None
-    """The step that the last call of `step` ran; None if the call only read tokens."""
+    """The step that the last call of `step` ran; None if that call only read tokens."""
     _unread: Draw | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence waits or runs, or has a token that was not read yet."""
+        """Whether any sequence waits, runs, or has a token that was not read yet."""
         return self.scheduler.has_work or any(sequence.finish_reason is None for sequence in self._expected)
 
     @property
@@ -40,15 +40,15 @@ class Core:
         return self._unread.sequences if self._unread else []
 
     def unfinished(self) -> list[Sequence]:
-        """The sequences that have not ended: they wait, run, or wait for their last token to be read."""
+        """Returns the sequences that wait, that run, or whose last token was not read yet."""
         sequences = dict.fromkeys([*self.scheduler.waiting, *self.scheduler.running, *self._expected])
         return [sequence for sequence in sequences if sequence.finish_reason is None]
 
     def step(self) -> list[Sequence]:
-        """Runs a step; returns the sequences that got a token by it, once for each token.
+        """Runs a step.  Returns the sequences that got a token in this call, one entry per token.
 
-        None, if there was no work, or if the step computed only a part of a prompt, or if its tokens are read later.
-        """
+        The list is empty if there was no work, if the step only computed part of a prompt, or if its tokens are read
+        later."""
         try:
             return self._step()
         except BaseException:
@@ -88,8 +88,8 @@ class Core:
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
-        """Makes room for a token of each sequence, which the device draws: the next step computes it.  A sequence that
-        is full with it leaves."""
+        """Makes room for the token that the device draws for each sequence, because the next step computes this token.
+        A sequence that reaches its full length with this token is removed."""
         blocks = self.scheduler.blocks
         size, full = blocks.block_size, []
         for index, sequence in enumerate(sequences):
@@ -107,7 +107,7 @@ class Core:
             self._remove(full)
 
     def _read(self) -> list[Sequence]:
-        """Waits for the tokens of the last draw and gives them to their sequences; returns these."""
+        """Waits for the tokens of the last draw and appends them.  Returns the sequences that got a token."""
         if self._unread is None:
             return []
         got: list[Sequence] = []
@@ -134,7 +134,7 @@ class Core:
         self.scheduler.finish(sequences)
 
     def abort(self, sequences: list[Sequence]) -> None:
-        """Removes the sequences that have not ended, wherever they are."""
+        """Removes those of `sequences` that have not ended, whether they wait or run."""
         for sequence in sequences:
             if sequence.finish_reason is None:
                 self.runner.leave(sequence)
@@ -142,7 +142,7 @@ class Core:
                 sequence.finish_reason = "abort"
 
     def forget(self) -> None:
-        """Lets every sequence that has not ended wait, to be computed again from its first token."""
+        """Lets every sequence that has not ended wait again.  All its tokens are then computed again from the first."""
         for sequence in list(self.runner.batch.rows):  # also those that a broken step preempted
             self.runner.leave(sequence)
         unfinished = self.unfinished()

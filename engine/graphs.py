@@ -11,21 +11,21 @@ import torch
 from rooflab.engine.model import StepInput
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes a function, and gives one that repeats its work on what the same tensors hold at that time."""
+"""Takes a function, and returns a function that repeats the same work on the current contents of the same tensors."""
 
 
 def batch_sizes(most: int) -> list[int]:
-    """The batch sizes with a graph: 1, 2, 4, 8, the multiples of 16, and `most`."""
+    """Returns the batch sizes for which a graph is recorded: 1, 2, 4, 8, the multiples of 16, and `most`."""
     return sorted({size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most} | {most})
 
 
 class DecodeGraphs:
-    """`forward` for decode steps of up to `max_num_seqs` sequences, to be recorded once for each of `batch_sizes`.
+    """The model's `forward` for decode steps of up to `max_num_seqs` sequences, with one graph for each of
+    `batch_sizes`.
 
-    A batch between two sizes takes the larger.  Its padded rows have no keys (length 0) and write to no slot (-1), so
-    they change nothing, and their logits are dropped.  The block table has its full width in every graph.  All graphs
-    write to the same `logits` (max_num_seqs, vocab_size): results of their own would be 2,191 rows with 256 sequences.
-    """
+    A batch between two sizes takes the graph of the larger size.  The padded rows have no keys (length 0) and write to
+    no slot (-1).  So they change nothing, and their logits are dropped.  Every graph has the full width of the block
+    table.  All graphs share `logits` (max_num_seqs, vocab_size): separate logits take 2,191 rows for 256 sequences."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
         most, device = len(logits), logits.device
@@ -41,18 +41,18 @@ class DecodeGraphs:
         self._replays: dict[int, Callable[[], None]] = {}
 
     def record(self, record: Record) -> None:
-        """Records all graphs, the largest first: its memory is enough for the others."""
+        """Records all graphs, the largest first, because the memory of the largest is enough for the others."""
         for size in batch_sizes(len(self._logits))[::-1]:
             self._replays[size] = record(partial(self.step, size))
         self._replays = dict(sorted(self._replays.items()))
 
     def step(self, size: int | None = None) -> None:
-        """Computes the logits of the first `size` rows, or of all."""
+        """Computes the logits of the first `size` rows, or of all rows if `size` is None."""
         ids, positions, slots, table, lengths = (column[:size] for column in self._columns)
         self._logits[:size] = self._forward(StepInput(ids, positions, slots, table, lengths))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
-        """The logits of a decode step; they hold until the next call."""
+        """Returns the logits of a decode step.  The next call overwrites these logits."""
         n, (ids, positions, slots, table, lengths) = len(step.seq_lens), self._columns
         size = next(size for size in self._replays if size >= n)
         ids[:n], positions[:n], slots[:n], lengths[:n] = (
@@ -68,10 +68,10 @@ class DecodeGraphs:
 
 
 def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
-    """`function` as a CUDA graph.  It is called once before, because first calls compile kernels and make workspaces.
+    """Records `function` as a CUDA graph and returns the graph's replay.  Calls `function` once before, because first
+    calls compile kernels and allocate workspaces.
 
-    Raises `ValueError` if a call in it waits for the device, so that it cannot be captured.
-    """
+    Raises `ValueError` if `function` waits for the device, because such a call cannot be captured."""
     function()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""The engine's interface: it takes prompts and returns text with its timeline."""
+"""The engine's interface: the class `LLM` takes prompts and returns text, with the time of each token."""
 
 from __future__ import annotations
 
@@ -44,22 +44,21 @@ class LLM:
     """A language model that generates with Rooflab's kernels.
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
-    `dummy=True` it may be any preset; weights are then random, and a token's text is its id (`Numbers`).  `dtype` is
-    float32, bfloat16, float16 or, on a CPU, int8 (the products' weights; the rest is bfloat16); None means float32 on a
-    CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel it must use; `interpret` allows Triton kernels on the
-    CPU.  On CUDA decode steps run as CUDA graphs, unless `enforce_eager`, and with `overlap` (None means: on CUDA) a
-    step is launched before the tokens of the step before are read (`Core`).  With `pdl` a kernel of a graph may start
-    while the kernel before it ends (`kernels/_pdl.py`).
+    `dummy=True`, `model` may be any preset: weights are then random, and a token's text is its id (`Numbers`).  `dtype`
+    is float32, bfloat16, float16 or, on a CPU, int8 (only the weights of products are int8, the rest is bfloat16).
+    None means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an op to the kernel that the op must use.
+    `interpret` allows Triton kernels on the CPU.  On CUDA decode steps run as CUDA graphs, unless `enforce_eager` is
+    set.  With `overlap` a step is launched before the tokens of the previous step are read (`Core`); None sets
+    `overlap` on CUDA only.  With `pdl` a kernel of a graph may start while the kernel before it ends
+    (`kernels/_pdl.py`).
 
-    With `speculate` a step may give a sequence up to `num_speculative_tokens` tokens more: `ngram` drafts what followed
-    the same tokens before, `draft` the tokens of the model `draft`, `eagle` those of the head in the folder `draft`
-    (docs/speculate.md).  Answers are those without it.
+    With `speculate` a step may give a sequence up to `num_speculative_tokens` more tokens.  `ngram` drafts the tokens
+    that followed the same text earlier, `draft` uses the smaller model `draft`, and `eagle` uses the head in the folder
+    `draft` (docs/speculate.md).  The answers are the same as without `speculate`.
 
-    `chunked_prefill`, `prefill_chunk` (most tokens of prompts in a step) and `prefix_caching` are as named; `study`
-    switches off more (`StudyOptions`).
-
-    Sets torch's fp32 matmul precision to IEEE for the whole process.  Raises `ValueError` on options that are not
-    supported here.
+    `chunked_prefill` and `prefix_caching` turn these features on.  `prefill_chunk` is the most prompt tokens of a step.
+    `study` turns off other parts (`StudyOptions`).  Sets torch's fp32 matmul precision to IEEE for the whole process.
+    Raises `ValueError` on options that are not supported here.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class LLM:
         pin_matmul_precision()
         self.dtype = dtype_of(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
-        """The option `dtype`; with int8, `self.dtype` is the dtype of all but the products' weights."""
+        """The name of the option `dtype`.  With int8, `self.dtype` is the dtype of all but the products' weights."""
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
         self.max_model_len = most = max_model_len or self.arch.max_position
         if most > self.arch.max_position:
@@ -134,7 +133,7 @@ class LLM:
         self._seed, self._next_id = seed, 0
 
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
-        """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
+        """Allocates the KV cache and, on a GPU, records the graphs of decode steps.  Returns the number of pages."""
         graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
         rehearse = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
         rehearsals: list[Callable[[], object]] = [rehearse, graphs.step] if graphs else [rehearse]
@@ -152,13 +151,13 @@ class LLM:
         return self.submit(prompt, _one(params), arrival_s)[0].request_id
 
     def submit(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
-        """Queues a prompt, and returns the sequences of its `params.n` answers.  Raises as `add_request`."""
+        """Queues a prompt.  Returns the sequences of its `params.n` answers.  Raises the errors of `add_request`."""
         answers = self._answers(prompt, params, arrival_s)
         self.scheduler.submit(answers[0])
         return answers
 
     def abort(self, request_id: int) -> bool:
-        """Drops a request, whether it waits, is being computed or draws its tokens; False if it has ended."""
+        """Drops a request, whether it waits, prefills or decodes.  Returns False if the request has already ended."""
         sequences = [sequence for sequence in self.core.unfinished() if sequence.request_id == request_id]
         self.core.abort(sequences)
         return bool(sequences)
@@ -188,7 +187,7 @@ class LLM:
         return sequence
 
     def _answers(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
-        """`params.n` sequences of one prompt; the first has the others as siblings."""
+        """Makes the `params.n` sequences of one prompt.  The first sequence has the others as `siblings`."""
         first = self._sequence(prompt, params, arrival_s)
         seeds = (None if params.seed is None else (params.seed + i) % 2**63 for i in range(1, params.n))
         first.siblings = [self._sequence(prompt, replace(params, seed=seed), first.arrival_s) for seed in seeds]
@@ -196,16 +195,16 @@ class LLM:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended."""
+        """Whether any request has not ended yet."""
         return self.core.has_work
 
     @torch.inference_mode()
     def step(self) -> list[EngineSequence]:
-        """Runs one step and returns the sequences that got a token by it, once for each token (`Core.step`)."""
+        """Runs one step.  Returns the sequences that got a token, one entry per token (`Core.step`)."""
         return self.core.step()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
-        """Yields the tokens of one prompt as they come, each with the text that it completes."""
+        """Yields the answer's tokens as they come, each with the text that the token completes."""
         params = _one(params)
         (sequence,) = self.submit(prompt, params)
         text, times = StopText(params.stop, self.tokenizer.stream(), params.min_tokens), list[float]()
@@ -227,10 +226,10 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """One result per prompt, in order.  `prompts`: one prompt or a list; `params`: one for all prompts, or a list.
+        """Returns one result per prompt, in order.  `prompts` is one prompt or a list; `params` is one for all, or a
+        list.
 
-        A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids.
-        """
+        A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids."""
         many = _as_list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
         if len(each) != len(many):

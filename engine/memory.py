@@ -1,4 +1,4 @@
-"""The number of pages of the KV cache, from the memory that is free."""
+"""Computes the number of pages of the KV cache from the free memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_weights_fit(limits: LargestSizes, beside: Architecture | None = None) -> None:
-    """Raises `ValueError` if the weights, with those of a model `beside`, are larger than the free memory, before the
-    system kills the process."""
+    """Raises `ValueError` if the weights do not fit the free memory, together with the weights of a second model
+    `beside`.  Without this check the system kills the process."""
     needed = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * limits.dtype.itemsize
     free = free_bytes(limits.device)
     if needed > free:
@@ -42,10 +42,10 @@ def kv_cache_blocks(
     wanted: int | None = None,
     beside: Architecture | None = None,
 ) -> int:
-    """`wanted` pages, or as many as fit the free memory and the largest batch of the longest sequences can use.
+    """Returns `wanted`, or else as many pages as fit the free memory, but no more than the largest batch can use.
 
-    On CUDA `rehearsals` run the largest steps, each of which keeps its memory, and as much is left free.  Raises
-    `ValueError` if `wanted` pages do not fit, or not even one sequence of `max_model_len` tokens.
+    On CUDA `rehearsals` run the largest steps.  As much memory as these steps take together stays free.  Raises
+    `ValueError` if `wanted` pages do not fit, or if there is no room for one sequence of `max_model_len` tokens.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
     archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
@@ -67,7 +67,7 @@ def kv_cache_blocks(
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that `function` takes of the device's memory at a time, beyond what is taken when it begins."""
+    """Returns the peak of the device memory in bytes while `function` runs, minus the memory in use before the call."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     function()

@@ -1,4 +1,4 @@
-"""The times that a user waits: TTFT, ITL and others, all from one clock (`perf_counter`)."""
+"""The latencies that a user sees: TTFT, ITL and others, all from one clock (`perf_counter`)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class TokenEvent:
 
     request_id: int
     index: int
-    """The place of the token in the answer, from 0."""
+    """The index of the token in the answer, from 0."""
     token_id: int
     time_s: float
-    """When the caller got it, on the `perf_counter` clock."""
+    """The time at which the caller got the token, on the `perf_counter` clock."""
     text: str = ""
     """The text that this token completes."""
     output: RequestOutput | None = None
-    """The whole result, with the last token of a request."""
+    """The whole result, which comes with the last token of a request; else None."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One request's times in seconds on the `perf_counter` clock."""
+    """The times of one request, in seconds on the `perf_counter` clock."""
 
     arrival_s: float
     """The time at which the request was due."""
@@ -38,17 +38,17 @@ class Timeline:
 
     @property
     def ttft_ms(self) -> float:
-        """Time to first token: from scheduled arrival to first token delivered."""
+        """Time to first token: from the scheduled arrival to the delivery of the first token."""
         return 1e3 * (self.token_times_s[0] - self.arrival_s)
 
     @property
     def itl_ms(self) -> np.ndarray:
-        """Inter-token latencies: gaps between successive tokens, the first token excluded."""
+        """Inter-token latencies: the gaps between successive tokens.  The wait for the first token is not included."""
         return 1e3 * np.diff(self.token_times_s)
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token, (e2e - ttft) / (n - 1); None for a single token."""
+        """Time per output token: (e2e - ttft) / (n - 1) for n tokens; None for a single token."""
         count = len(self.token_times_s)
         return None if count < 2 else (self.e2e_ms - self.ttft_ms) / (count - 1)
 
@@ -60,18 +60,18 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer, with vLLM's field names."""
+    """One answer to a prompt.  The fields have vLLM's names."""
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[dict[int, float]] | None = None
-    """For each token the log-probabilities that were asked for, by token, the drawn one first."""
+    """For each token of the answer, the requested log-probabilities by token id.  The drawn token comes first."""
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The result of one prompt; `out["text"]` and `out["token_ids"]` read the answer too."""
+    """The result of one prompt.  `out["text"]` and `out["token_ids"]` are the first answer's text and tokens."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -87,7 +87,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class LatencySummary:
-    """Latencies over requests; ITL is pooled over all gaps, TPOT has one value per request."""
+    """The latencies of several requests.  ITL pools the gaps of all requests; TPOT has one value per request."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -96,17 +96,17 @@ class LatencySummary:
     ttft_p90_ms: float
     ttft_p99_ms: float
     itl_p50_ms: float | None
-    """None if no request had two tokens."""
+    """The median ITL; None if no request had two tokens."""
     itl_p90_ms: float | None
     itl_p99_ms: float | None
     tpot_mean_ms: float | None
     e2e_p50_ms: float
     output_tokens_per_s: float
-    """All output tokens over the time from first arrival to last token."""
+    """The number of all output tokens, divided by the time from the first arrival to the last token."""
 
 
 def summarize(timelines: Sequence[Timeline], num_prompt_tokens: int) -> LatencySummary:
-    """Summary of at least one finished request; percentiles interpolate linearly."""
+    """Summarises the times of at least one finished request.  Percentiles are interpolated linearly."""
     ttft = [timeline.ttft_ms for timeline in timelines]
     gaps = np.concatenate([timeline.itl_ms for timeline in timelines])
     tpots = [tpot for timeline in timelines if (tpot := timeline.tpot_ms) is not None]

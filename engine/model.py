@@ -1,4 +1,4 @@
-"""A Llama-family decoder over flat tokens and a paged KV cache.  All maths goes through an OpSet."""
+"""A Llama-family decoder over a flat batch of tokens and a paged KV cache.  All maths goes through an `OpSet`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Per layer, keys and values (num_blocks, block_size, num_kv_heads, head_dim)."""
+    """For each layer, the tensors of keys and values (num_blocks, block_size, num_kv_heads, head_dim)."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -25,20 +25,20 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The prompts' part of a step: the tokens after the decoding ones, chunk by chunk."""
+    """The chunks of prompts in a step.  Their tokens come after the decoding tokens, chunk by chunk."""
 
     cu_seqlens: torch.Tensor
-    """(num_chunks + 1,) int32: where each chunk begins among them, and where the last ends."""
+    """(num_chunks + 1,) int32: where each chunk begins among the chunks' tokens, and where the last chunk ends."""
     longest: int
-    """Tokens of the longest chunk."""
+    """The number of tokens of the longest chunk."""
     history: tuple[torch.Tensor, torch.Tensor] | None
-    """block_table (num_chunks, max_blocks) and seq_lens (num_chunks,), both int32, of all up to the chunks' ends;
-    None if all chunks begin at 0, so that no key is in the cache alone."""
+    """`block_table` (num_chunks, max_blocks) and `seq_lens` (num_chunks,), both int32, for all tokens up to the end of
+    each chunk.  None if all chunks begin at position 0, so that attention needs no earlier keys from the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """The tensors of one step over T tokens: one of each decoding sequence, then the chunks of prompts."""
+    """The tensors of one step over T tokens: one token of each decoding sequence, then the chunks of prompts."""
 
     token_ids: torch.Tensor
     """int64, shape (T,)."""
@@ -47,16 +47,16 @@ class StepInput:
     slot_mapping: torch.Tensor
     """(T,) int64: the cache slot of each token's key and value."""
     block_table: torch.Tensor
-    """(num_decodes, max_blocks) int32."""
+    """(num_decodes, max_blocks) int32: the pages of each decoding sequence."""
     seq_lens: torch.Tensor
-    """(num_decodes,) int32: with the token that the step computes."""
+    """(num_decodes,) int32: the number of tokens, including the token that the step computes."""
     chunks: Chunks | None = None
     drawn: torch.Tensor | None = None
-    """(num_drawn,) int64: the tokens whose next token is drawn; None if all are."""
+    """(num_drawn,) int64: the indices of the tokens whose next token is drawn.  None means all tokens."""
 
 
 class Model:
-    """Embedding, decoder layers, norm and head.  `forward` returns the logits of the positions that are sampled."""
+    """The model: embedding, decoder layers, norm and head.  `forward` returns the logits to draw tokens from."""
 
     def __init__(self, arch: Architecture, weights: Weights, ops: OpSet, max_model_len: int):
         self.arch = arch
@@ -78,12 +78,12 @@ class Model:
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn."""
+        """Returns the logits (num_drawn, vocab_size) of the tokens whose next token is drawn."""
         logits: torch.Tensor = ops.gemm(self.hidden(step, cache, ops), self.lm_head)
         return logits
 
     def hidden(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
-        """Hidden states (num_drawn, H), behind the last norm, of the tokens whose next token is drawn."""
+        """Returns the hidden states (num_drawn, H) after the last norm, for the tokens whose next token is drawn."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:
@@ -104,7 +104,7 @@ class Model:
         return hidden
 
     def gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
-        """The activated gate times the other half (T, intermediate_size)."""
+        """Computes the activated gate, multiplied by the up projection: (T, intermediate_size)."""
         fused = getattr(ops, FUSED, None)
         active: torch.Tensor = fused(x, gate_up) if fused else getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
         return active
@@ -112,7 +112,7 @@ class Model:
     def attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
     ) -> torch.Tensor:
-        """Attention (T, H D) of a layer's normed input (T, H), which writes its keys and values."""
+        """Returns a layer's attention (T, num_heads * head_dim) of `x` (T, H); writes keys and values to the cache."""
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)

@@ -1,4 +1,4 @@
-"""Runs one step: from batch tensors to sampled token ids."""
+"""Runs one step of the model, from the tensors of the batch to the drawn token ids."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass(frozen=True)
 class Draw:
-    """The tokens that a step drew; the device may still be at work on them."""
+    """The tokens that a step drew.  The device may still be computing them."""
 
     sequences: list[Sequence]
     """The sequence of each row."""
     ids: torch.Tensor
-    """(num_drawn,) int64 on a CPU; valid after `ready`."""
+    """(num_drawn,) int64 on a CPU.  Valid once the event `ready` has completed."""
     ready: torch.cuda.Event | None
     seen: tuple[torch.Tensor, ...]
-    """Of the rows of sequences that want to see some: the drawn token and the likeliest, and their log-probabilities;
-    valid after `ready`."""
+    """For the sequences that want log-probabilities: the ids of the drawn token and the likeliest tokens, and their
+    log-probabilities.  Valid once the event `ready` has completed."""
     read_at_once: bool
-    """Whether the next step needs to know the tokens before it starts."""
+    """Whether these tokens must be read before the next step starts."""
 
     def tokens(self) -> list[int]:
-        """The token of each row, as soon as they are there; also gives the sequences the log-probabilities that they
-        want."""
+        """Waits for the device and returns the token of each row.  Also gives the sequences the log-probabilities that
+        they asked for."""
         if self.ready is not None:
             self.ready.synchronize()
         if self.seen:
@@ -63,14 +63,14 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         self._sampling: SamplingTensors | None = None
         self.drawn = torch.empty(0, dtype=torch.int64, device=self.device)
-        """The tokens of the last draw, from which the batch takes those that the next step computes."""
+        """The tokens of the last draw, on the device.  The decode batch takes the next step's tokens from here."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes the KV cache again, with this number of pages."""
+        """Allocates the KV cache again, with `num_blocks` pages."""
         self.cache = self.new_cache(self.model.arch, num_blocks)
 
     def new_cache(self, arch: Architecture, num_blocks: int) -> KVCache:
-        """A KV cache with `num_blocks` pages for a model of `arch`: this runner's, or one beside it."""
+        """Returns a KV cache of `num_blocks` pages for a model of `arch`: this runner's model or a second model."""
         shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
 
         def pages() -> list[torch.Tensor]:
@@ -80,8 +80,8 @@ class ModelRunner:
         return KVCache(pages(), pages())
 
     def decode_graphs(self) -> DecodeGraphs | None:
-        """Graphs of decode steps, not recorded yet: they hold the addresses of the KV cache.  Once they are recorded,
-        they serve as `graphs`."""
+        """Returns the graphs of decode steps before they are recorded.  The graphs hold the addresses of the KV cache.
+        The caller sets `graphs` once the graphs are recorded."""
         rows, width = self.batch.block_table.shape
         dtype, vocab_size = self.model.embedding.dtype, self.model.arch.vocab_size
         return DecodeGraphs(self._decode, torch.empty(rows, vocab_size, dtype=dtype, device=self.device), width)
@@ -90,7 +90,7 @@ class ModelRunner:
         return self.model.forward(inputs, self.cache, self.ops.step(len(inputs.seq_lens), 0))
 
     def run(self, step: Step) -> Draw | None:
-        """Runs `step` and draws the next token of its sequences; None if it ends no prompt and decodes nothing."""
+        """Runs `step` and draws the next tokens.  Returns None if the step ends no prompt and decodes nothing."""
         batch = self.batch
         logits = self.logits(step)
         sequences = batch.rows + step.ending if step.chunks else list(batch.rows)
@@ -110,8 +110,8 @@ class ModelRunner:
     def draw(
         self, step: Step, sequences: list[Sequence], sampling: SamplingTensors, logits: torch.Tensor, at: np.ndarray
     ) -> Draw:
-        """Draws a token from each row of `logits` (num_drawn, vocab_size); `at` (num_drawn,) int64 has the indices of
-        the new tokens in their sequences."""
+        """Draws a token from each row of `logits` (num_drawn, vocab_size).  `at` (num_drawn,) int64 holds the index of
+        each new token in its sequence."""
         self.drawn, *seen = sampling.sample(self.step_ops(step).sample, logits, on_device(at, self.device))
         ids, ready = self.drawn, None
         if self.device.type != "cpu":
@@ -120,7 +120,7 @@ class ModelRunner:
         return Draw(sequences, ids, ready, tuple(seen), bool(sampling.special))
 
     def logits(self, step: Step) -> torch.Tensor:
-        """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
+        """Returns the logits (num_drawn, vocab_size) from which tokens are drawn.  Writes all keys and values."""
         batch = self.batch
         assert len(batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
         inputs = step_input(batch, slice(len(batch)), spans_of(step.chunks), self.drawn)
@@ -129,11 +129,11 @@ class ModelRunner:
         return self.model.forward(inputs, self.cache, self.step_ops(step))
 
     def step_ops(self, step: Step) -> SimpleNamespace:
-        """The kernels of `step`, as functions by name."""
+        """Returns the kernels of `step`, as functions by the op's name."""
         return self.ops.step(step.num_decodes, step.num_prompt_tokens)
 
     def rehearse(self, num_tokens: int, num_drawn: int) -> None:
-        """Computes a step of `num_tokens` tokens of prompts and draws at `num_drawn` of them, and writes no page."""
+        """Computes a step of `num_tokens` prompt tokens with `num_drawn` draws, but writes to no page of the cache."""
         lengths = [min(self.max_model_len, num_tokens - i) for i in range(0, num_tokens, self.max_model_len)]
         pages = np.zeros(self.batch.block_table.shape[1], np.int32)
         spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
@@ -147,7 +147,7 @@ class ModelRunner:
             SamplingTensors(drawing, self.device).sample(ops.sample, logits, drawn)
 
     def join(self, sequence: Sequence, source: int) -> None:
-        """Adds a prefilled sequence to the decode batch; its last token is the `source`-th of the last draw."""
+        """Adds a prefilled sequence to the decode batch.  Its last token has the index `source` in the last draw."""
         self.batch.add(sequence, source)
         self._sampling = None
 

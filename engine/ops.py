@@ -1,8 +1,8 @@
-"""The engine reaches kernels only through this file: it chooses a kernel for each op in each bucket, once at load.
+"""The engine reaches kernels only through this file, which chooses a kernel for each op in each bucket, once at load.
 
-On a CPU the fastest of those that can run, timed on this machine (`choose/choose_kernels.py`); on CUDA the choice of a
-committed record of that card, or else the library's kernel, because an optimized kernel is no default before a GPU has
-checked it; but for the ops of `FIRST_ON_CUDA`.
+On a CPU the file chooses the fastest kernel that can run, timed on this machine (`choose/choose_kernels.py`).  On CUDA
+it takes the choice of a committed record of that card, or else the library's kernel, except for the ops of
+`FIRST_ON_CUDA`.  An optimized kernel is no default before a GPU has checked it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ FIRST_ON_CUDA = {
     "rope_and_cache": ("fused",),
     "sample": ("cluster", "bisect"),
 }
-"""Kernels that come before torch's where no record says which is best: those gather pages, wait for the device, or sort
-the vocabulary."""
+"""Kernels that come before torch's on CUDA, if no record says which kernel is best.  Torch's kernels of these ops
+gather pages, wait for the device, or sort the vocabulary."""
 WhyNot = Callable[[Kernel], str | None]
-"""Why a kernel cannot serve a bucket; None if it can."""
+"""A function that says why a kernel cannot serve a bucket.  It returns None if the kernel can."""
 
 
 class OpSet:
-    """The kernel of each op in each bucket.  `step` returns the functions of one step, without any choice.
+    """The kernel of each op in each bucket.  `step` returns the functions of one step, and chooses nothing itself.
 
-    A step takes its kernels from the bucket of all its rows, and `decode_attention` from the bucket of its decoding
-    rows.  That is `paged_attention` with one query per sequence; under its own name it has several, of a chunk of a
-    prompt or of drafts.
+    A step takes its kernels from the bucket of all its rows.  Only `decode_attention` takes the bucket of the decoding
+    rows.  `decode_attention` is `paged_attention` with one query per sequence.  The op `paged_attention` itself has
+    several queries per sequence, which come from a chunk of a prompt or from a draft.
     """
 
     def __init__(self, choices: Iterable[Choice]):
@@ -56,20 +56,20 @@ class OpSet:
         self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
-        """The ops of a step, as functions by name."""
+        """Returns the ops of a step, as functions by the op's name."""
         rows = num_decodes + num_drafted + num_prompt_tokens
         all_rows, decode = (self._steps[bucket_of(max(number, 1))] for number in (rows, num_decodes))
         return SimpleNamespace(**{**vars(all_rows), DECODE: decode.decode_attention})
 
     def prepare(self, weight: torch.Tensor) -> Any:
-        """`weight` (out, in) as the `b` argument of this set's gemm: in each form that one of its buckets takes."""
+        """Packs `weight` (out, in) as the argument `b` of gemm, once for each packing that a chosen kernel needs."""
         if any(choice.op == "gemm_w8a16" for choice in self.choices):
             codes, scale = quantize_int8(weight)
             return tuple((packed(way, codes.mT, scale=scale), scale) for way in self._ways)
         return tuple((packed(way, weight.mT),) for way in self._ways)
 
     def describe(self) -> list[dict[str, str]]:
-        """Rows with an op, its kernel and the buckets, which every run prints."""
+        """Returns rows with an op, its kernel and the kernel's buckets.  Every run prints these rows."""
         rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
             rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
@@ -80,10 +80,10 @@ class OpSet:
 
 
 def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interpret: bool = False) -> OpSet:
-    """The kernels for a model, chosen for every shape of its inputs.
+    """Chooses the kernels for a model, for every shape of its inputs.
 
-    `swaps` maps an op to the kernel it must use; `interpret` allows Triton kernels on the CPU.  If an op has no kernel
-    for a bucket, or a swap cannot run here, raises `ValueError` with each kernel's reason.
+    `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Raises
+    `ValueError` with each kernel's reason if an op has no kernel for a bucket, or if a swap cannot run here.
     """
     swaps = dict(swaps or {})
     for op, name in swaps.items():
@@ -111,7 +111,7 @@ def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interp
 
 
 def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
-    """The kernels that can serve a bucket, in the order in which they are preferred."""
+    """Returns the kernels that can serve a bucket, the preferred kernel first."""
     reasons: list[str] = []
     if swap:
         kernel = registry.get_kernel(registered(op), swap)
@@ -134,7 +134,7 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """The kernel of an op that the model can do without: one that is asked for, or an optimized one by record."""
+    """Chooses the kernel of an optional op: the kernel `swap`, or an optimized kernel that the card's record names."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     recorded = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
@@ -146,7 +146,7 @@ def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why
 
 
 def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel, str]]:
-    """Kernels in the order in which they are tried, each with the reason for it."""
+    """Returns kernels in the order in which they are tried, each with the reason for its choice."""
     kernels = list(registry.kernels(registered(op)).values())
     if device.type == "cpu":
         roles = ("optimized", "library", "naive")
@@ -186,5 +186,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Calls `gemm` with the form of the weight that its bucket takes, and the tensors beside it."""
+    """Calls `gemm` on `a`, `bias` and copy number `form` of the packed weight `b`, which may include a scale."""
     return gemm(a, *b[form], bias)

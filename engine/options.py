@@ -1,4 +1,4 @@
-"""The options of an engine, checked before anything is read."""
+"""Checks the options of an engine before any file is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INT8 = "int8"
-"""The dtype for CPUs with int8 codes for the products' weights, a scale per output, and bfloat16 for the rest."""
+"""A dtype for CPUs: the weights of products are int8 codes with a scale per output, and the rest is bfloat16."""
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -24,7 +24,7 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def device_of(name: str | None) -> torch.device:
-    """The device by its name; None: a GPU if there is one.  Raises `ValueError` if it is not there."""
+    """Returns the device `name`, or for None a GPU if there is one.  Raises `ValueError` if the device is missing."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -35,7 +35,7 @@ def device_of(name: str | None) -> torch.device:
 
 
 def check_pdl(device: torch.device, enforce_eager: bool) -> None:
-    """Raises `ValueError` unless kernels of graphs may start early on `device`."""
+    """Raises `ValueError` unless CUDA graphs run on a GPU whose kernels may start early (capability 9.0 or later)."""
     got = "enforce_eager" if enforce_eager else device.type
     if device.type == "cuda" and not enforce_eager:
         capability = torch.cuda.get_device_capability(device)
@@ -46,7 +46,7 @@ def check_pdl(device: torch.device, enforce_eager: bool) -> None:
 
 
 def dtype_of(name: str | None, device: torch.device) -> torch.dtype:
-    """The dtype by its name; None: float32 on a CPU, bfloat16 on CUDA.  Raises `ValueError` on one that cannot be."""
+    """Returns the dtype `name`; None means float32 on a CPU, bfloat16 on CUDA.  Raises `ValueError` if unsupported."""
     if name is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name == INT8:

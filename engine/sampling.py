@@ -1,4 +1,4 @@
-"""The arguments of a step's draw: each request's settings as tensors, and the edits of its logits."""
+"""The arguments of a step's draw: the settings of each request as tensors, and the changes of the logits."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """On a CPU the array itself, without a copy; on CUDA a copy, made in turn with the device's work.
+    """Returns `array` as a tensor: on a CPU without a copy, on CUDA as a copy in the order of the device's work.
 
-    It goes through pinned memory, which torch gives out again only when the copy is made; from other memory the copy
-    may wait for all work before it, and torch copies what has gaps through such memory.
+    The copy comes from pinned memory, which torch reuses only after the copy.  A copy from pageable memory might wait
+    for all earlier work.  Torch copies an array with gaps through pageable memory, so it is made contiguous first.
     """
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 LEAST_TOP_P = 1e-7
-"""The kernels' least `top_p`: it keeps the likeliest token alone, unless 10 million tokens are equally likely."""
+"""The kernels' least `top_p`.  It keeps only the likeliest token, unless 10 million tokens are equally likely."""
 
 
 class SamplingTensors:
-    """The arguments of `sample`, with a value for each row; made again when the batch has other sequences.
+    """The arguments of `sample`, with one value for each row.  They are made again when other sequences run.
 
-    A row draws the next token of its sequence, or one behind it: `ahead` gives the tokens of a draft that come before
-    the draw of a row and are not its sequence's yet.  Without `edits` no logits are changed first, and none are shown.
-    """
+    A row draws the next token of its sequence, or with a draft a later token.  `ahead` gives the draft's tokens that
+    come before the token of the row.  These tokens are not in the sequence yet.  Without `edits` no logits are changed
+    before the draw, and no log-probabilities are shown."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SamplingTensors:
         self.special = [
             (row, sequence, ahead(row)) for row, sequence in enumerate(sequences) if edits and not sequence.params.plain
         ]
-        """The rows whose logits are changed first, or shown, with their sequences and the tokens `ahead`."""
+        """The rows whose logits are changed or shown, each with its sequence and the draft's tokens from `ahead`."""
         self._device = device
 
         def column(values: Iterable[float], dtype: type[np.generic]) -> torch.Tensor:
@@ -66,11 +66,11 @@ class SamplingTensors:
     def sample(
         self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Token ids (B,) drawn at `positions` (B,) int64, the indices of the new tokens in their sequences.
+        """Draws token ids (B,) at `positions` (B,) int64, the indices of the new tokens in their sequences.
 
-        If rows are to be shown, also for these (rows, 1 + n) the drawn token and the likeliest by the logits as they
-        came, and their log-probabilities.  The kernel's `top_n` would search all rows for them.
-        """
+        For rows that show log-probabilities, also returns the ids (rows, 1 + n) of the drawn and the likeliest tokens,
+        and their log-probabilities from the unchanged logits.  The kernel's `top_n` would search all rows for these
+        tokens."""
         drawn = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
         if not len(self._shown):
             return (drawn,)
@@ -80,8 +80,8 @@ class SamplingTensors:
         return drawn, ids, values.gather(1, ids)
 
     def edits(self) -> dict[str, torch.Tensor]:
-        """What the special rows change in their logits now, as arguments of `sample`: biases, end tokens that may not
-        come yet, and the tokens that were there."""
+        """Returns the changes of the logits in the rows `special`, as arguments of `sample`: biases, end tokens that
+        are not allowed yet, and earlier tokens with their counts."""
         lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
         ids: list[int] = []
         counts: list[int] = []

@@ -1,4 +1,4 @@
-"""Which sequences run in the next step, and how many tokens of each prompt."""
+"""Decides which sequences run in the next step, and how many tokens of each prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rooflab.engine.sequence import Sequence
 
 
 class Chunk(NamedTuple):
-    """Tokens of a prompt that one step computes."""
+    """The tokens of a prompt that one step computes."""
 
     sequence: Sequence
     start: int
@@ -19,18 +19,18 @@ class Chunk(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether the step draws the sequence's next token."""
+        """Whether this chunk ends the prompt, so that the step draws the next token."""
         return self.end == len(self.sequence)
 
 
 def pairs_of(start: int, end: int) -> int:
-    """Query-key pairs of the tokens at positions `start` up to `end`: a token attends to itself and all before it."""
+    """Counts the query-key pairs of the tokens in [start, end).  A token attends to itself and all tokens before it."""
     return (end * (end + 1) - start * (start + 1)) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one step: a token of every decoding sequence, and chunks of prompts."""
+    """The work of one step: one token of every decoding sequence, and chunks of prompts."""
 
     num_decodes: int
     chunks: list[Chunk]
@@ -39,27 +39,27 @@ class Step:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all chunks."""
+        """The number of tokens of all chunks."""
         return sum(chunk.end - chunk.start for chunk in self.chunks)
 
     @property
     def ending(self) -> list[Sequence]:
-        """The sequences whose prompt ends in this step, so that it draws their next token."""
+        """The sequences whose prompt ends in this step.  The step draws their next tokens."""
         return [chunk.sequence for chunk in self.chunks if chunk.last]
 
 
 @dataclass(eq=False)
 class Scheduler:
-    """One budget of tokens per step: first a token of every decoding sequence, then prompts, in chunks that fit.
+    """Plans steps with a budget of tokens: first one token of every decoding sequence, then chunks of prompts that fit.
 
-    Prompts are admitted in the order of their arrival, each when all its pages are free.  If the pages run out, the
-    sequence that arrived last loses its pages, and its prompt and output are computed again later (recomputation, as in
-    vLLM).  `check` refuses a sequence that does not fit the whole pool, so the first always ends.
+    Prompts are admitted in the order of their arrival, each when there are free pages for all its tokens.  If the pages
+    run out, the sequence that arrived last loses its pages.  Its prompt and output are computed again later
+    (recomputation, as in vLLM).  `check` refuses a sequence that does not fit the whole pool, so the first sequence
+    always ends.
 
-    `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole, and one that is
-    longer than what the budget leaves runs as the only prompt.  Without `continuous` no prompt is admitted before all
-    running sequences have ended (static batches).
-    """
+    `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole.  A prompt that is
+    longer than the rest of the budget then runs as the only prompt.  Without `continuous` no prompt is admitted before
+    all running sequences have ended (static batches)."""
 
     blocks: BlockManager
     max_num_seqs: int
@@ -74,7 +74,7 @@ class Scheduler:
     prefilling: list[Sequence] = field(default_factory=list)
     """The sequences of `running` whose prompt is not computed yet."""
     _too_large: tuple[Sequence, int] | None = None
-    """The first waiting prompt and the number of releases at which it did not fit: it is tried after the next."""
+    """The first waiting prompt that did not fit, and the number of releases then.  A later release allows a new try."""
 
     @property
     def has_work(self) -> bool:
@@ -96,7 +96,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self) -> Step:
-        """The next step; its sequences have all pages that the step writes.  Call it only while `has_work`."""
+        """Returns the next step, and gives its sequences all pages that the step writes.  Requires `has_work`."""
         preempted = self._grow()
         num_decodes = len(self.running) - len(self.prefilling)
         admits = self.continuous or not self.running
@@ -116,7 +116,7 @@ class Scheduler:
         return Step(num_decodes, chunks, preempted)
 
     def computed(self, chunk: Chunk) -> None:
-        """Notes that a step has computed `chunk`: its full pages may serve other sequences."""
+        """Notes that a step has computed `chunk`.  The chunk's full pages may then serve other sequences."""
         sequence = chunk.sequence
         sequence.num_computed = chunk.end
         self.blocks.publish(sequence, chunk.end)
@@ -124,7 +124,7 @@ class Scheduler:
             self.prefilling.remove(sequence)
 
     def restart(self, sequences: list[Sequence]) -> None:
-        """Frees all pages; then these sequences alone wait, to be computed from their first tokens."""
+        """Frees all pages.  Then only `sequences` wait, and their tokens are computed again from the first."""
         self.finish(self.running)
         self.waiting = sorted(sequences, key=_order)
 
@@ -144,7 +144,7 @@ class Scheduler:
         self.prefilling = [sequence for sequence in self.prefilling if id(sequence) not in ended]
 
     def _grow(self) -> list[Sequence]:
-        """Gives every running sequence the page of its next token; returns those that lost their pages for it."""
+        """Gives every running sequence the page of its next token.  Returns the sequences that lost their pages."""
         preempted: list[Sequence] = []
         grow, block_size = self.blocks.grow, self.blocks.block_size
         position = 0
@@ -164,7 +164,7 @@ class Scheduler:
         return preempted
 
     def _take(self, sequence: Sequence, room: int, chunks: list[Chunk]) -> int:
-        """Adds a chunk of at most `room` tokens; returns its length, 0 if none fits."""
+        """Adds a chunk of at most `room` tokens to `chunks`.  Returns its number of tokens, which is 0 if none fits."""
         left = len(sequence) - sequence.num_computed
         if not self.chunked and chunks and left > room:
             return 0
@@ -174,7 +174,7 @@ class Scheduler:
         return max(taken, 0)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Moves the first waiting sequence to the running ones, if the pages of all its tokens are there."""
+        """Moves the first waiting sequence to the running sequences, if there are free pages for all its tokens."""
         if self._too_large == (sequence, self.blocks.released):
             return False
         self.blocks.reuse(sequence)

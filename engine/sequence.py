@@ -18,11 +18,11 @@ FinishReason = Literal["stop", "length", "abort"]
 MOST_LOGPROBS = 20
 """OpenAI's limit of `top_logprobs`."""
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest temperature and bias: kernels take them in fp32."""
+"""The largest temperature and the largest bias of a request, because kernels take both in fp32."""
 OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Settings for which a model may have values of its own, with the values that draw from the logits as they are."""
+"""Settings for which a model may have its own values.  The values here leave the logits unchanged."""
 PENALTIES = (1e-6, 1e6)
-"""Bounds of `repetition_penalty`, between which no logit of a model becomes infinite."""
+"""The bounds of `repetition_penalty`.  Within these bounds no logit of a model becomes infinite."""
 _WHOLE = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
 _MAY_BE_NONE = (*OF_MODEL, "seed", "logprobs")
 _RANGES: Mapping[str, tuple[float, float]] = {
@@ -43,53 +43,53 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are drawn; names and meanings are vLLM's.
+    """The sampling settings of one request.  Names and meanings are vLLM's.
 
-    A None of the fields in `OF_MODEL` says nothing: the model's own value counts (`engine/load/generation.py`).
-    Raises `ValueError` on a value out of range.
+    Where a field in `OF_MODEL` is None, the model's own value is used (`engine/load/generation.py`).  Raises
+    `ValueError` on a value out of range.
     """
 
     max_tokens: int = 64
-    """Most tokens to generate."""
+    """The largest number of tokens to generate."""
     temperature: float | None = 0.0
     """0 takes the likeliest token (greedy)."""
     top_k: int | None = None
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Keep only the `top_k` likeliest tokens; 0 keeps all tokens."""
     top_p: float | None = None
-    """Keep the likeliest tokens up to and including the one whose cumulative probability reaches p; 0 keeps one."""
+    """Keep the likeliest tokens until their cumulative probability reaches `top_p`; 0 keeps the likeliest alone."""
     min_p: float | None = None
     """Keep tokens whose probability is at least this fraction of the likeliest token's."""
     seed: int | None = None
-    """Draws depend only on (seed, position); None derives a seed from the engine's seed and the request's number."""
+    """Draws depend only on `seed` and position.  None derives a seed from the engine's seed and the request id."""
     ignore_eos: bool = False
-    """Continue after the end-of-sequence token."""
+    """Whether the answer continues after an end-of-sequence token."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the answer."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer, and are left out of it."""
     min_tokens: int = 0
-    """The least number of tokens before a token of `stop_token_ids`, a stop text or an end-of-sequence token."""
+    """The least number of tokens before a stop text, a token of `stop_token_ids` or an end-of-sequence token counts."""
     n: int = 1
     """How many answers to draw."""
     logit_bias: Mapping[int, float] | None = None
-    """Numbers that are added to the logits of tokens, by token id."""
+    """Numbers to add to the logits, by token id."""
     repetition_penalty: float | None = None
-    """Divides the logits of tokens of prompt and answer (multiplies them below 0)."""
+    """Divides the positive logits of tokens that the prompt or the answer has.  Multiplies their negative logits."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the answer has."""
+    """The number that is subtracted from the logits of tokens that the answer already has."""
     frequency_penalty: float = 0.0
-    """Subtracted from the logits of a token once for each time that the answer has it."""
+    """The number that is subtracted from a token's logit once for each time that the answer already has the token."""
     logprobs: int | None = None
-    """How many of the likeliest tokens' log-probabilities to return beside the drawn one's; None returns none."""
+    """Return the log-probabilities of the drawn token and of this many likeliest tokens; None returns none of them."""
 
     @cached_property
     def penalised(self) -> bool:
-        """Whether earlier tokens change the logits; cached, because it is asked for each token of each sequence."""
+        """Whether earlier tokens change the logits.  Cached, because every token of every sequence asks for this."""
         return (self.repetition_penalty or 1, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @cached_property
     def plain(self) -> bool:
-        """Whether a token is drawn from the logits as they are, and none of them are shown."""
+        """Whether tokens are drawn from unchanged logits, and no log-probabilities are returned."""
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ def _is(kind: type | UnionType, value: object) -> bool:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """A request in the engine; compared by identity."""
+    """One answer to a request in the engine.  Sequences are compared by identity."""
 
     request_id: int
     token_ids: list[int]
@@ -130,27 +130,27 @@ class Sequence:
     seed: int
     stop_ids: frozenset[int]
     max_length: int
-    """The largest number of tokens, prompt included."""
+    """The largest number of tokens of the prompt and the answer together."""
     arrival_s: float
-    """When the request was due, on the `perf_counter` clock."""
+    """The time at which the request was due, on the `perf_counter` clock."""
     num_computed: int = 0
-    """How many of its tokens have keys and values in its pages; once it decodes, all but the last, uncounted."""
+    """How many tokens have keys and values in the pages.  In decoding this is not updated: all but the last have."""
     unread: int = 0
-    """1 while the host has not read its newest token from the device, else 0."""
+    """1 while the host has not read the newest token from the device, else 0."""
     block_ids: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
-    """The numbers of the contents of its first pages, as `BlockManager` publishes them."""
+    """The numbers of the contents of the sequence's first pages, as `BlockManager` publishes them."""
     row: int = -1
-    """Its row in the decode batch; -1 if it is not in the batch."""
+    """The sequence's row in the decode batch; -1 if the sequence is not in the batch."""
     stopping: StopText | None = None
-    """The search for its stop texts; None if it has none."""
+    """The search for the request's stop texts; None if there are no stop texts."""
     siblings: list[Sequence] = field(default_factory=list)
-    """Other answers to its prompt: they are queued when the prompt is computed, and share its full pages."""
+    """Other answers to the same prompt.  They are queued when the prompt is computed, and share its full pages."""
     counts: dict[int, int] = field(default_factory=dict)
-    """How often the answer has each token; with a repetition penalty also tokens of the prompt alone, with 0.  Kept
-    for penalties alone."""
+    """How often the answer has each token.  With a repetition penalty, tokens that are only in the prompt have the
+    count 0.  The counts are kept only for penalties."""
     logprobs: list[dict[int, float]] = field(default_factory=list)
-    """For each token of the answer, the log-probabilities that were asked for."""
+    """For each token of the answer, the requested log-probabilities by token id."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     def append(self, token_id: int) -> None:
-        """Adds a generated token and sets `finish_reason` if it is the last."""
+        """Adds a generated token, and sets `finish_reason` if this token is the last."""
         self.token_ids.append(token_id)
         self.unread = 0
         if self.params.penalised:

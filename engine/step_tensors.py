@@ -1,4 +1,4 @@
-"""The tensors of one step: the rows of the decode batch, then spans of tokens, such as chunks of prompts."""
+"""Builds the tensors of one step: first the decode batch's rows, then spans of tokens, such as chunks of prompts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TokenSpan(NamedTuple):
     start: int
     """The position of the first token."""
     block_ids: Any
-    """The pages of the sequence, a list or an array, at least up to the last token."""
+    """The pages of the sequence, as a list or an array, at least up to the page of the last token."""
     num_drawn: int
-    """The number of last tokens of the span whose next token is drawn."""
+    """The number of tokens, counted back from the end of the span, whose next token is drawn."""
 
 
 def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
-    """The chunks of prompts as spans; the last chunk of a prompt draws the next token."""
+    """Returns the chunks of prompts as spans.  The last chunk of a prompt draws the next token."""
     return [
         TokenSpan(sequence.token_ids[start:end], start, sequence.block_ids, int(end == len(sequence)))
         for sequence, start, end in chunks
@@ -35,15 +35,15 @@ def spans_of(chunks: Sequence[Chunk]) -> list[TokenSpan]:
 
 
 def ramp(counts: np.ndarray) -> np.ndarray:
-    """The integers from 0 to count - 1 for each count, one range behind the other, int64."""
+    """Returns the integers from 0 to count - 1 for each count, one range after another, as int64."""
     begins = np.cumsum(counts) - counts
     return np.asarray(np.arange(counts.sum()) - np.repeat(begins, counts))
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:
-    """The tensors of a step over these `rows` of the batch, a slice or an index array, and over the spans.
+    """Builds the tensors of a step over `rows` of the batch (a slice or an index array) and over `spans`.
 
-    `drawn` (num_drawn,) int64 has the tokens of the draw before, which the rows compute now.
+    `drawn` (num_drawn,) int64 holds the tokens of the previous draw, which the rows compute now.
     """
     batch.prepare()
     device = drawn.device

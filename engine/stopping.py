@@ -1,4 +1,4 @@
-"""Texts that end an answer, found in the text as it grows, wherever tokens cut it."""
+"""Finds the texts that end an answer while the answer grows, even where a stop text spans several tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rooflab.engine.load.pieces import TextStream
 
 
 class StopText:
-    """The text of an answer up to the first stop text that is complete; the stop text is left out.
+    """The text of an answer up to the first complete stop text, which is left out.
 
-    What one or several tokens add makes no difference: of the stop texts that the answer contains, the one that ends
-    first counts, and of two that end together the longer one.  Within the first `min_tokens` tokens none counts.
-    """
+    The result does not depend on how tokens divide the text.  If the answer contains several stop texts, the text that
+    ends first counts.  If two end together, the longer text counts.  No stop text counts in the first `min_tokens`
+    tokens."""
 
     def __init__(self, stops: Sequence[str], stream: TextStream, min_tokens: int = 0):
         self._stops = tuple(stops)
@@ -23,12 +23,12 @@ class StopText:
         self.stopped = False
 
     def push(self, token_id: int) -> bool:
-        """Adds a token, and returns whether a stop text is complete."""
+        """Adds a token.  Returns whether a stop text is complete."""
         self._left -= 1
         return self._add(self._stream.push(token_id))
 
     def piece(self, token_id: int, last: bool) -> str:
-        """Adds a token of the answer, and returns the text that is new with it; the `last` token holds nothing back."""
+        """Adds a token of the answer and returns the new text.  With the `last` token no text is held back any more."""
         if not self.stopped:
             self.push(token_id)
         if last:
@@ -36,12 +36,12 @@ class StopText:
         return self.take(last)
 
     def end(self) -> None:
-        """Adds what the last tokens held back, when the answer ends without a stop text."""
+        """Adds the text that the last tokens held back, if the answer ends without a stop text."""
         if not self.stopped:
             self._add(self._stream.flush())
 
     def take(self, last: bool) -> str:
-        """The text that is new since the last call; what may be the beginning of a stop text waits until `last`."""
+        """Returns the new text since the last call.  Holds back a possible beginning of a stop text until `last`."""
         held = 0
         if not last and not self.stopped:
             text, hidden = self.text, len(self.text) - self._shown  # what was shown begins no stop text

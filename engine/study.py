@@ -1,4 +1,4 @@
-"""Switches for single studies: a study turns off one part of the engine, to measure what that part brings."""
+"""Switches for studies.  A study turns off one part of the engine, to measure what that part brings."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rooflab.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Switches of an engine's parts; a study changes one: `LLM(study=StudyOptions(kv_cache=False))`."""
+    """Switches of the engine's parts.  A study changes one switch: `LLM(study=StudyOptions(kv_cache=False))`."""
 
     kv_cache: bool = True
-    """False lets every step compute every token again, so that there are neither chunks nor a prefix cache."""
+    """False computes every token again in every step, without chunks and without a prefix cache."""
     contiguous_kv: bool = False
     """Whether each sequence has one page of `max_model_len` tokens."""
     continuous_batching: bool = True
-    """False lets a batch end before the next begins (static batches)."""
+    """False starts a batch only after the batch before has ended (static batches)."""
 
 
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
-    """Returns `study`, or every part switched on.  `beside` holds the options that `LLM` does not have.
+    """Returns `study`, or the default switches if `study` is None.  `beside` holds options that `LLM` does not have.
 
-    Raises `ValueError` with the new spelling of an option that is a switch now, and `TypeError` for any other.
+    Raises `ValueError` with the new spelling if an option is now a switch, and `TypeError` for any other option.
     """
     for name, value in beside.items():
         if name not in StudyOptions.__dataclass_fields__:
@@ -36,7 +36,7 @@ def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOpti
 
 
 class RecomputingCore(Core):
-    """Computes every token again in every step."""
+    """A `Core` that computes every token again in every step."""
 
     def _step(self) -> list[Sequence]:
         got = super()._step()

@@ -1,1 +1,1 @@
-"""The engine as it answers: runs as records (`runs.py`), and what it understood of a model's files (`doctor.py`)."""
+"""Checks of the whole engine: runs as records (`runs.py`), and what is read from a model's files (`doctor.py`)."""

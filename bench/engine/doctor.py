@@ -33,11 +33,11 @@ TEXTS = (
 )
 LIKELIEST = 20
 FAR = 0.01
-"""Highest difference of log-probabilities in fp32, where both agree to 0.001; another rotation moves them by nats."""
+"""The largest allowed difference of fp32 log-probabilities.  Correct: at most 0.001.  With a wrong rotation: nats."""
 
 
 def understood(model: str) -> list[dict[str, Any]]:
-    """One row for each fact that is read from a model's files.  Raises `ValueError` on a model that is refused."""
+    """Returns one row for each fact that is read from a model's files.  Raises `ValueError` on a refused model."""
     path = path_of(model)
     checkpoint, tokenizer = open_checkpoint(path), Tokenizer(path)
     ends = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
@@ -54,10 +54,10 @@ def understood(model: str) -> list[dict[str, Any]]:
 
 
 def differences(model: str) -> Iterator[dict[str, Any]]:
-    """One row for the tokens of `TEXTS` and one for the likeliest next tokens of two prompts, each beside transformers.
+    """Yields a row for the tokens of `TEXTS`, and a row for the likeliest next tokens of two prompts, beside
+    transformers'.
 
-    Raises `ValueError` if transformers cannot load the files.
-    """
+    Raises `ValueError` if transformers cannot load the files."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -85,7 +85,7 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def _gap(llm: LLM, other: Any, prompt: list[int]) -> float:
-    """The largest difference of the log-probabilities of the likeliest next tokens."""
+    """Returns the largest difference between the log-probabilities of the likeliest next tokens."""
     answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LIKELIEST, ignore_eos=True))[0].outputs[0]
     assert answer.logprobs is not None, "they were asked for"
     theirs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)

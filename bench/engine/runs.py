@@ -1,4 +1,4 @@
-"""Runs the engine on prompts, and returns the answers, TTFT and ITL, and a record of the run."""
+"""Runs the engine on prompts.  Returns the answers with TTFT and ITL, and makes a record of the run."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ PROMPT_SET = (
 
 
 def chat(text: str) -> list[dict[str, str]]:
-    """A chat with `text` as its one user message."""
+    """Returns a chat with `text` as its only user message."""
     return [{"role": "user", "content": text}]
 
 
 def as_prompt(llm: LLM, text: str, raw: bool = False) -> Prompt:
-    """`text` in the form that the model takes: a chat message, or the plain string."""
+    """Returns `text` as the prompt that the model takes: a chat message, or the plain string."""
     return text if raw or not llm.tokenizer.has_chat_template else chat(text)
 
 
 @dataclass(frozen=True)
 class EngineRun:
-    """Answers and their latencies."""
+    """The answers of a run, and their latencies."""
 
     outputs: list[RequestOutput]
     summary: LatencySummary
     noise: str
     """Why the latencies are NOISY; empty if they are not."""
     fault: str = ""
-    """Why they are INVALID: the engine's clock was replaced, before or by its kernels."""
+    """Why the latencies are INVALID: the engine's clock was replaced, before the run or by its kernels."""
 
     @property
     def status(self) -> Literal["OK", "NOISY", "INVALID"]:
@@ -56,12 +56,12 @@ class EngineRun:
 
     @property
     def reason(self) -> str:
-        """Why the status is not OK."""
+        """The reason for a status that is not OK."""
         return self.fault or self.noise
 
 
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
-    """Runs one prompt, and calls `show` for each token when the engine delivers it."""
+    """Runs one prompt.  Calls `show` with each token when the engine delivers the token."""
     fault, began = tampered(), run_times()
     for event in llm.stream(prompt, params):
         show(event)
@@ -71,7 +71,7 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
-    """Runs prompts that all arrive at once.  Their gaps differ in any case, so that only waiting threads are noise."""
+    """Runs prompts that all arrive at once.  Their ITLs always differ, so only waiting threads count as noise."""
     fault, began = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
     return _run(outputs, why_noisy((), waiting_since(began)), fault)
@@ -83,14 +83,14 @@ def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineR
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
-    """Makes the first calls: they include allocation and, on a GPU, compilation, which no TTFT may contain."""
+    """Makes the engine's first calls, so that no TTFT contains allocation or, on a GPU, compilation."""
     length = max(1, min(prompt_tokens, llm.max_model_len - 5))
     ids = random.Random(0).choices(range(llm.arch.vocab_size), k=length)
     llm.generate([ids], SamplingParams(max_tokens=4, ignore_eos=True))
 
 
 def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:
-    """The record of a run: the request, the model, the kernels, and the latencies."""
+    """Makes the record of a run, with the request, the model, the kernels and the latencies."""
     metrics = {key: float(value) for key, value in asdict(run.summary).items() if value is not None}
     return Record(
         kind="engine",
@@ -107,7 +107,7 @@ def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], 
 
 
 def kernel_names(llm: LLM) -> dict[str, str]:
-    """The kernels of each op, joined by `+` if its buckets use different kernels."""
+    """Returns the kernel of each op.  If an op uses several kernels, their names are joined by `+`."""
     names: dict[str, dict[str, None]] = {}
     for row in llm.ops.describe():
         names.setdefault(row["op"], {})[row["kernel"]] = None
@@ -117,9 +117,9 @@ def kernel_names(llm: LLM) -> dict[str, str]:
 def generate_one(
     llm: LLM, prompt: str, params: SamplingParams, raw: bool, show: Callable[[str], None], out: Path | None
 ) -> dict[str, Any]:
-    """Answers one prompt and shows its text as it comes; with `out`, writes the record.
+    """Answers one prompt, and shows the text as it comes.  Writes a record into the folder `out`, if it is given.
 
-    If Triton's interpreter runs kernels, the result has no times: they would be the interpreter's.
+    If Triton's interpreter runs kernels, the result has no times, because they would be the interpreter's times.
     """
     timed = llm.device.type != "cpu" or all(choice.kernel.backend in CPU_BACKENDS for choice in llm.ops.choices)
     if timed:

@@ -1,1 +1,1 @@
-"""From kernels to latency: where a step's time goes, what another kernel would change, and the engine on a clock."""
+"""Explains latency by kernels: where a step's time goes, what another kernel would change, and a simulation of load."""

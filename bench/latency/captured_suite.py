@@ -1,9 +1,9 @@
-"""Counts the calls of a running program that our ops could compute: the shape, dtype, number and time, as a suite.
+"""Records the calls in a running program that Rooflab's ops could compute, as a suite of shapes, dtypes, counts and
+times.
 
-Two layers are watched: modules by the names that transformers and vLLM give them (`_MODULES`); and torch's operators
-beneath: products, attention and embedding.  A call within a known module is not counted again.  On a GPU a call's time
-is that between two events; a CUDA graph makes no calls, so only what runs eagerly is seen.
-"""
+Two layers are watched.  The first layer is modules, by the names in transformers and vLLM (`_MODULES`).  The second is
+torch's operators: products, attention and embedding.  A call inside a known module is not counted again.  On a GPU the
+time of a call is the time between two events.  A CUDA graph makes no calls, so that only eager code is counted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rooflab.reference.spec import DTYPE_NAMES, Case
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm: (0, 1), _ATEN.addmm: (1, 2), _ATEN.bmm: (0, 1), _ATEN.matmul: (0, 1), _ATEN.linear: (0, 1)}
-"""Operators that multiply, and the places of their factors; the last two are seen in inference mode alone."""
+"""The operators that multiply, and the positions of their factors.  The last two appear only in inference mode."""
 _ATTENTION = {
     getattr(_ATEN, name)
     for name in (
@@ -45,7 +45,7 @@ _ATTENTION = {
 
 
 class Key(NamedTuple):
-    """A case of an op: all its calls are counted together."""
+    """A case of an op.  All calls of the same case are counted together."""
 
     op: str
     case: str
@@ -54,7 +54,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Tally:
-    """Calls and seconds by key, and the seconds of all watched calls."""
+    """The calls and the seconds of each case, and the seconds of all watched calls."""
 
     calls: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
@@ -62,35 +62,35 @@ class Tally:
 
 
 class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The counted calls; while it is entered, it times torch's operators outside of known modules."""
+    """Counts the calls of a running program.  While it is active, it times torch's operators outside known modules."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.inside, self.outside = Tally(), Tally()
-        """The calls in modules; and the others, such as those that load weights."""
+        """The calls inside modules; and all other calls, such as calls that load weights."""
         self.depth = 0
-        """The number of modules that the program is in now."""
+        """The number of nested modules that are running now."""
         self.module: tuple[torch.nn.Module, Key, Mark] | None = None
-        """The module of `_MODULES` that runs now, and when it began."""
+        """The module of `_MODULES` that is running now, its case, and its start time."""
         self._spans: list[tuple[Tally, Key | None, Mark, Mark]] = []
-        """Calls whose times are not read yet: the time of a GPU's event is not there at once."""
+        """The calls whose times are not read yet, because a GPU's event has no time before it completes."""
 
     @property
     def model(self) -> Tally:
-        """The calls in modules; all calls of a program without modules."""
+        """The calls inside modules, or all calls if the program has no modules."""
         return self.inside if self.inside.total_s else self.outside
 
     @property
     def explained(self) -> float:
-        """The share of the model's time that lies in known ops.
+        """The share of the model's time that known ops take.
 
-        The total is the time in all of torch's operators and in known modules; Python's own time between them is in no
-        sum.
+        The model's time is the sum over all torch operators and known modules.  Python's own time between these calls
+        is not included.
         """
         return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
 
     def add(self, key: Key | None, begin: Mark, end: Mark) -> None:
-        """Adds a call; `key` is None if it is no op of ours."""
+        """Adds a call.  `key` is None if no op of Rooflab computes the call."""
         tally = self.inside if self.depth else self.outside
         if key is not None:
             tally.calls[key] += 1
@@ -99,7 +99,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.settle()
 
     def settle(self) -> None:
-        """Reads the times of all calls so far."""
+        """Reads the times of all calls so far, and adds them to the sums."""
         for tally, key, begin, end in self._spans:
             seconds = seconds_between(begin, end)
             tally.total_s += seconds
@@ -108,7 +108,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._spans.clear()
 
     def suite(self, program: str) -> dict[str, Any]:
-        """The content of a suite's file: the cases of each op, those with most time first."""
+        """Returns the content of a suite's file: the cases of each op, the case with the most time first."""
         model = self.model
         ops: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for key, seconds in sorted(model.seconds.items(), key=itemgetter(1), reverse=True):
@@ -142,7 +142,7 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
 
 
 def _on_gpu(values: Iterable[Any]) -> bool:
-    """Whether any tensor among the arguments, or in a list of them, lies on a GPU."""
+    """Whether any tensor in `values`, or in a list inside `values`, is on a GPU."""
     return any(
         value.is_cuda if isinstance(value, torch.Tensor) else isinstance(value, list | tuple) and _on_gpu(value)
         for value in values
@@ -180,7 +180,7 @@ def _attention(arguments: Mapping[str, Any]) -> Key | None:
 
 @contextmanager
 def capturing() -> Iterator[Captured]:
-    """Watches each call in the block, in this thread: a module of `_MODULES` as one call, and torch's operators."""
+    """Watches this thread's calls in the `with` block: modules of `_MODULES` as one call, and torch's operators."""
     captured = Captured()
 
     def before(module: torch.nn.Module, args: Any) -> None:
@@ -223,14 +223,14 @@ def _gated(module: Any, args: Sequence[Any]) -> Key | None:
 
 
 _MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated}
-"""The end of the name of a module's class, and the function that makes the key of a call."""
+"""The end of a module class's name, and the function that makes the case of a call."""
 
 
 def run_program(command: Sequence[str]) -> Captured:
-    """Runs a Python program in this process, watched: `python app.py ...` or `python -m module ...`.
+    """Runs a Python program in this process and watches it.  `command` is `python app.py ...` or `python -m module
+    ...`.
 
-    Raises `ValueError` on anything else, and on a program that fails.  The program's exit does not end this process.
-    """
+    Raises `ValueError` on another command, and if the program fails.  The program's exit does not end this process."""
     words = list(command)
     if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         words = words[1:]

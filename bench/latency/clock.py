@@ -1,8 +1,8 @@
-"""The engine's own scheduler on a clock: it steps as in the engine, and each step takes as long as a model says.
+"""Simulates load: the engine's own scheduler makes steps on a simulated clock, and a model says how long each step
+takes.
 
-Nothing is computed, so that 10,000 requests to a model of 70 billion parameters on eight GPUs take seconds on a laptop.
-The result is a trace, as of a load on a server.
-"""
+No kernel runs.  So 10,000 requests to a model of 70 billion parameters on eight GPUs take seconds on a laptop.  The
+result is a trace, like the trace of a load on a real server."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rooflab.engine.sequence import SamplingParams, Sequence
 from rooflab.roofline.llm import PREFILL_CHUNK_TOKENS, activation_bytes, kv_bytes_per_token, weight_bytes
 
 MEMORY_FRACTION = 0.9
-"""The share of a GPU's memory that is used, as in `roofline/llm.py`."""
+"""The share of a GPU's memory that the simulation uses, as in `roofline/llm.py`."""
 
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """The scheduler's settings, named as those of `LLM`.  Raises `ValueError` as `LLM` does."""
+    """The scheduler's settings, with the names of `LLM`'s options.  Raises `ValueError` where `LLM` does."""
 
     num_kv_blocks: int
     block_size: int = 16
@@ -48,9 +48,9 @@ class ClockSettings:
         )
 
     def fitting(self, model: KernelTimes) -> ClockSettings:
-        """These settings with as many pages of the KV cache as fit beside weights and activations.
+        """Returns these settings with as many pages of the KV cache as fit beside weights and activations.
 
-        Raises `ValueError` if no page fits.
+        Raises `ValueError` if not even one page fits.
         """
         tokens = max(self.max_num_batched_tokens, PREFILL_CHUNK_TOKENS)
         used = weight_bytes(model.arch, model.weight_dtype, model.gpus)
@@ -63,12 +63,12 @@ class ClockSettings:
 
 
 class _Runner:
-    """Stands in for `ModelRunner`: it keeps the rows of the batch, and says how long each step takes."""
+    """Replaces `ModelRunner`: keeps the rows of the batch, and computes how long each step takes."""
 
     def __init__(self, model: StepModel):
         self.batch = SimpleNamespace(rows=list[Sequence]())
         self.seconds = 0.0
-        """The time of the last step."""
+        """The seconds that the last step takes."""
         self._model = model
 
     def join(self, sequence: Sequence, source: int) -> None:
@@ -98,10 +98,10 @@ def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
 
 
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
-    """The trace of a load on the clock.  `delay_s`: from a step's end until its tokens are at the client.
+    """Simulates a load and returns its trace.  A step's tokens reach the client `delay_s` after the end of the step.
 
-    Raises `ValueError` on a plan with a limit of requests on the client, on text, whose tokens only a server counts,
-    and on a request that the KV cache cannot hold.
+    Raises `ValueError` if the plan limits the client's concurrent requests, if it has text prompts (only a server
+    counts their tokens), or if the KV cache cannot hold a request.
     """
     if plan.max_concurrency is not None or plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
@@ -154,7 +154,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
-    """A row for each figure of both traces: simulated, measured, and by how many percent the simulated is larger."""
+    """Returns a row for each metric of both traces: simulated, measured, and the difference in percent of measured."""
     names = [f"{kind}_{q}_ms" for kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
     ours, theirs, rows = summarize(simulated), summarize(measured), []
     for name in (*names, "output_tokens_per_s"):

@@ -1,4 +1,4 @@
-"""The engine's calls of its ops: the arguments by name, the shape, and the place in the model."""
+"""Describes the engine's calls of its ops: the arguments by name, the shape, and the call's position in the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rooflab.roofline.architecture import Architecture
 
 
 def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    """The arguments of one of the engine's calls by name; a packed weight is a tensor of its shape without data."""
+    """Returns a call's arguments by name.  A packed weight becomes a tensor of its unpacked shape, without data."""
     bound_to = inspect.Signature(get_op(op).parameters)
     if "b" in bound_to.parameters:
         a, _, *rest = arguments
@@ -31,7 +31,7 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
 
 
 def shape_of(inputs: Mapping[str, Any]) -> str:
-    """The sizes that tell a call from others of its op."""
+    """Returns the sizes that distinguish a call from other calls of the same op."""
     if "b" in inputs:
         return f"M={len(inputs['a'])},N={inputs['b'].shape[1]},K={inputs['b'].shape[0]}"
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
@@ -39,7 +39,7 @@ def shape_of(inputs: Mapping[str, Any]) -> str:
 
 
 def site_of(arch: Architecture, inputs: Mapping[str, Any]) -> str:
-    """The name of the weight that a product multiplies with."""
+    """Returns the name of the weight in a product."""
     q, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     sites = {
         (q + 2 * kv, arch.hidden_size): "qkv_proj",

@@ -1,4 +1,4 @@
-"""The records of ledgers, of what other kernels change, and of studies."""
+"""Makes the records of ledgers, of predicted and measured kernel changes, and of studies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Basis = Literal["measured", "predicted", "published", "bound"]
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
-    """Writes a ledger as a record of a new run; returns its path."""
+    """Writes a ledger as a record of a new run.  Returns the record's path."""
     bases = {row.basis for row in ledger.rows}
     basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
@@ -31,7 +31,7 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
 
 
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
-    """Writes what other kernels change as records of a new run; returns its path.  `case`: the model and the step."""
+    """Writes kernel changes as records of a new run.  Returns their path.  `case` describes the model and the step."""
     writer = RunWriter(folder)
     for change in changes:
         row = change.row()
@@ -45,7 +45,7 @@ def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], fold
 
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
-    """The record of the study that the lab ran last."""
+    """Makes the record of the study that `lab` ran last."""
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
@@ -61,7 +61,7 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
 
 
 def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
-    """A record of the engine.  Measured times are those of the host's clock unless `fields` has another timer."""
+    """Makes a record of the engine.  Measured times are from the host's clock, unless `fields` names another timer."""
     return Record(
         kind="engine",
         run_id=run_id,

@@ -1,12 +1,12 @@
-"""The step ledger: every op of a prefill or decode step with its shape, cost, bound and time, and what is left.
+"""The step ledger: every op of a prefill or decode step with its shape, cost, bound and time, and the rest of the step.
 
-The rows and the host's time sum to the step.  Measured rows are the engine's own calls, timed in turn with steps
-without timers, so that the timers' price has its own row; other rows are published times or bounds.
+The times of the rows and of the host add up to the step's time.  Measured rows are the engine's own calls.  They are
+timed in turn with steps without timers, and the cost of the timers has its own row.  Other rows are published times or
+bounds.
 
-On a GPU all these steps run without graphs, and an op's time is the time between an event before its launch and an
-event behind it: where launches take longer than kernels, it contains the gap too.  The ITL is measured with graphs if
-the engine has them; it is then shorter than such a step.
-"""
+On a GPU all these steps run without graphs.  The time of an op is the time between an event before its launch and an
+event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with graphs
+if the engine has graphs.  The ITL is then shorter than such a step."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ from rooflab.roofline.model import Bound, Cost, bound
 from rooflab.roofline.steps import Kind, step_ops
 
 Mark = float | torch.cuda.Event
-"""A point of time: seconds of the host's clock, or an event on a GPU."""
+"""A point in time: seconds of the host's clock, or an event on a GPU."""
 MOST_OPS = 1.05
-"""Highest ratio of the ops' medians to the median step that they are parts of."""
+"""The highest allowed ratio of two times: the sum of the ops' median times, and the step's median time."""
 
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """All calls of one op on one shape in a step."""
+    """All calls of one op with one shape in a step."""
 
     op: str
     site: str
-    """The place in the model: a product's weight, or the op."""
+    """Where in the model the op is called: the name of a product's weight, or the name of the op."""
     kernel: str
     shape: str
     cost: Cost | None
-    """The least work of one call; None of an all-reduce."""
+    """The least work of one call.  None for an all-reduce."""
     traffic_bytes: float | None
-    """Bytes that one call moves, as the kernel declares; None if it does not."""
+    """The bytes that one call moves, as the kernel declares.  None if the kernel declares nothing."""
     calls: int = 1
     ms: float = 0.0
-    """Milliseconds of all calls."""
+    """The milliseconds of all calls together."""
     bound: Bound | None = None
-    """The least time of one call; None without ceilings of the device, or without a cost."""
+    """The least time of one call.  None if the device's ceilings or the cost are not known."""
     basis: str = "measured"
 
     @property
     def bound_ms(self) -> float | None:
-        """Milliseconds of the bounds of all calls."""
+        """The sum of the bounds of all calls, in milliseconds."""
         return 1e3 * self.calls * self.bound.seconds if self.bound else None
 
     def to_row(self, step_ms: float) -> dict[str, Any]:
-        """One line of a table."""
+        """Returns the row as one line of a table."""
         return {
             "op": self.op,
             "site": self.site if self.site != self.op else "",
@@ -88,42 +88,42 @@ class LedgerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """A step, op by op."""
+    """The times of one step, op by op."""
 
     model: str
     device: str
     kind: Kind
     batch: int
     context: int
-    """Tokens of each sequence; in a prefill, tokens of the prompt."""
+    """The number of tokens of each sequence.  In a prefill, the number of tokens of the prompt."""
     rows: tuple[LedgerRow, ...]
     host_ms: float
-    """Milliseconds of a timed step beside its ops: the launch gaps and the host's work."""
+    """The milliseconds of a timed step outside its ops: launch gaps and the host's work."""
     timers_ms: float = 0.0
-    """Milliseconds by which a timed step is longer than one without timers."""
+    """The milliseconds that the timers add to a step."""
     step_ms: float
-    """Milliseconds of a step without timers; without a measurement, the sum of the rows."""
+    """The milliseconds of a step without timers.  If nothing was measured, the sum of the rows."""
     itl_ms: float | None = None
-    """Milliseconds between two tokens of `LLM.generate`; None where it was not measured."""
+    """The milliseconds between two tokens of `LLM.generate`.  None if this was not measured."""
     dtype: str
     noise: str = ""
     """Why the times are NOISY; empty if they are not."""
 
     @property
     def ops_ms(self) -> float:
-        """The sum of the rows."""
+        """The sum of the rows in milliseconds."""
         return sum(row.ms for row in self.rows)
 
     @property
     def residual(self) -> float:
-        """The step's time minus the rows, the host and the timers, as a share of the step.
+        """The step's time, minus the rows, the host and the timers, as a share of the step.
 
-        It is 0 for one step, because the host's time is what its ops leave. For medians of many steps it is not.
-        """
+        The residual of one step is 0, because the host's time is the rest of the step.  With medians of many steps it
+        may differ from 0."""
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
-        """The rows, the largest first; then what is no op, and the sums.  A NOISY step gives no ratio."""
+        """Returns the rows, the largest first, then all that is no op, and the sums.  A NOISY step gives no ratio."""
         table = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
         rest = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
         rest += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
@@ -133,19 +133,19 @@ class Ledger:
         return [row | {"share": None, "x_bound": None} for row in table] if self.noise else table
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of a record."""
+        """Returns the numbers of a record, by name."""
         numbers = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
         numbers |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
         numbers |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
         return numbers | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
 
     def ms_of(self, op: str) -> float:
-        """Milliseconds of all rows of an op."""
+        """Returns the milliseconds of all rows of an op."""
         return sum(row.ms for row in self.rows if row.op == op)
 
 
 def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
-    """The ledger of a step by published kernel times or bounds; its host time is that of the model."""
+    """Makes the ledger of a step from published kernel times or bounds.  The host's time comes from `model`."""
     costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
     works, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
     for op in model.ops(kind, batch, context):
@@ -168,10 +168,10 @@ def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Le
 
 
 def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) -> Ledger:
-    """The ledger of the engine's own step on this machine.
+    """Measures the ledger of the engine's own step on this machine.
 
-    `batch` sequences of `context` tokens decode; or one prompt of `context` tokens is computed, for which `batch` is 1.
-    Raises `ValueError` on sizes that a step of the engine does not have.
+    In a decode step, `batch` sequences of `context` tokens decode.  In a prefill, one prompt of `context` tokens is
+    computed, and `batch` is 1.  Raises `ValueError` on sizes that no step of the engine has.
     """
     if kind == "prefill" and (batch != 1 or context > llm.scheduler.max_num_batched_tokens):
         raise ValueError(f"context: expected one prompt that a step computes, got {batch} of {context}")
@@ -219,7 +219,7 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
 
 
 def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context: int) -> list[LedgerRow]:
-    """The calls of one step, in order, with their shapes and costs, and without times."""
+    """Returns the calls of one step in order, with their shapes and costs, but without times."""
     kernels, calls = chosen(llm, kind, batch, context), list[LedgerRow]()
     kernels["gemm"] = kernels.get("gemm_w8a16") or kernels["gemm"]
 
@@ -241,7 +241,7 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context
 
 
 def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
-    """The kernels of a step of this size, by op; `paged_attention` of a decode step has one query per sequence."""
+    """Returns the kernel of each op in a step.  In decode, `paged_attention` has one query per sequence."""
     bucket = bucket_of(batch if kind == "decode" else context)
     kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
     if kind == "decode":
@@ -251,7 +251,7 @@ def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
 
 
 def seconds_of(step: Callable[[], Any]) -> float:
-    """The seconds that one step takes."""
+    """Runs `step` and returns its seconds."""
     began = time.perf_counter()
     step()
     return time.perf_counter() - began
@@ -270,7 +270,7 @@ def _timed(
 
 
 def clock_of(on_gpu: bool) -> Callable[[], Mark]:
-    """A function that marks a point of time: by the host's clock, or on a GPU by an event in the current stream."""
+    """Returns a function that marks a point in time: by an event in a GPU's current stream, or by the host's clock."""
     return _event if on_gpu else time.perf_counter
 
 
@@ -281,7 +281,7 @@ def _event() -> torch.cuda.Event:
 
 
 def seconds_between(begin: Mark, end: Mark) -> float:
-    """Seconds between two marks; waits for an event."""
+    """Returns the seconds between two marks.  Waits until an event has completed."""
     if isinstance(begin, float) or isinstance(end, float):
         return cast(float, end) - cast(float, begin)
     end.synchronize()
@@ -289,7 +289,7 @@ def seconds_between(begin: Mark, end: Mark) -> float:
 
 
 def draw_prompts(llm: LLM, count: int, length: int, seed: int | None = None) -> list[list[int]]:
-    """Prompts of random token ids; without a seed, others at each call."""
+    """Returns prompts of random token ids.  Without `seed`, every call returns other prompts."""
     draw = random.Random(seed)
     return [draw.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
@@ -298,7 +298,7 @@ def draw_prompts(llm: LLM, count: int, length: int, seed: int | None = None) -> 
 def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
     """Gives a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
 
-    It may be called `steps` times.
+    The function may be called `steps` times.
     """
     prompts, ids = draw_prompts(llm, steps if kind == "prefill" else 0, context), list[int]()
 
@@ -324,10 +324,10 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iter
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Groups of prompts in order: the number of prompts, the tokens of each prompt, and the tokens that each decodes
-    until the last group is computed.  Then all sequences have `context` tokens.
+    """Returns groups of prompts in order: the number of prompts, the tokens of each prompt, and the tokens that each
+    prompt decodes before the last group is computed.  Then all sequences have `context` tokens.
 
-    Raises `ValueError` if the context is too short for that.
+    Raises `ValueError` if the context is too short for these groups.
     """
     scheduler, groups, left, later = llm.scheduler, list[tuple[int, int, int]](), batch, 0
     while left:

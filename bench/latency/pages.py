@@ -1,4 +1,4 @@
-"""Runs a study by its name, and writes the page of all studies: each claim with its figure, in Markdown."""
+"""Runs a study by its name, and writes the Markdown page of all studies, with the figure of each claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.kernels._waiting import run_times, waiting_since
 
 
 def run_study(name: str, lab: Lab) -> Study:
-    """Runs a study of `STUDIES`.  Its verdict is NOISY if the machine was busy."""
+    """Runs a study of `STUDIES`.  The verdict is NOISY if the machine was busy."""
     lab.engines.clear()
     module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
     began = run_times()
@@ -28,7 +28,7 @@ def run_study(name: str, lab: Lab) -> Study:
 
 
 def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
-    """Writes `README.md` beside the figures and the records of the studies, and returns its path."""
+    """Writes `README.md` beside the studies' figures and records.  Returns its path."""
     folder, environment = records.parent, Environment.now()
     about: Any = environment.to_dict()
     on_gpu = lab.engines[-1][2] == "cuda"

@@ -1,4 +1,4 @@
-"""How long a step of the engine takes: by times of published kernels, by bounds, or by the steps of a measured run."""
+"""Models how long a step of the engine takes, by published kernel times, by bounds, or by the steps of a real run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rooflab.roofline.step_times import OpTime, step_time
 from rooflab.roofline.steps import ITEM_BYTES, Kind, activation_dtype, all_reduce_s, check_arguments, link, step_ops
 
 _POINTS = (*range(17), *(ceil(2 ** (place / 4)) for place in range(17, 81)))
-"""The grid: each number up to 16, and four numbers in each doubling above."""
+"""The points of the grid: each number up to 16, then four numbers in each doubling."""
 _KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""Tokens of a step between which a measured model is a straight line."""
+"""The knots of a measured model, in tokens of a step.  Between two knots the model is a straight line."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class StepWork:
     decodes: int
     """The number of sequences that decode, each with one token."""
     keys: int
-    """The number of keys that all decoding tokens attend to."""
+    """The number of keys that the decoding tokens attend to, summed over all decoding tokens."""
     chunks: tuple[tuple[int, int], ...] = ()
-    """For each chunk of a prompt, the positions of its first token and behind its last one."""
+    """For each chunk of a prompt, the position of its first token and the position after its last token."""
     drawn: int = 0
-    """The number of drawn tokens."""
+    """The number of tokens that the step draws."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts."""
+        """The number of prompt tokens in the step."""
         return sum(end - start for start, end in self.chunks)
 
     @property
     def pairs(self) -> int:
-        """Queries of prompts times the keys that each attends to."""
+        """The number of query-key pairs of the prompts' tokens."""
         return sum(pairs_of(start, end) for start, end in self.chunks)
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """The value at `x` of the straight line through the values of `function` at both neighbours of `x` on the grid."""
+    """Interpolates `function` at `x`, by a straight line between the two neighbours of `x` on the grid."""
     if x <= 0:
         return 0.0
     place = min(bisect_left(_POINTS, x), len(_POINTS) - 1)
@@ -62,24 +62,24 @@ def _between(function: Callable[[int], float], x: float, most: int) -> float:
 
 
 _ATTENTION = ("attention", "kv_cache_write")
-"""The sites of attention; published attention has the write of keys and values in it."""
+"""The sites of attention.  Published times of attention contain the write of keys and values."""
 _HEAD = ("lm_head", "sample")
 _MOST = 2**20
 _PUBLISHED = {"products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"}}
-"""Kinds of ops that have published times."""
+"""The kinds of ops that have published times."""
 
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Sums of published times of kernels (`roofline/step_times.py`), or of bounds, and the host's time beside them.
+    """A model that sums published kernel times (`roofline/step_times.py`) or bounds of a step, and the host's time.
 
-    The output head and the draw depend on the drawn tokens; attention of decoding sequences on their number and their
-    mean context; the attention of a chunk is the difference of two whole prompts; all else depends on the step's
-    tokens.  Between the points of a grid are straight lines.  Beyond the longest context that was published, attention
-    takes its bound times the ratio of time and bound there; a bare bound would be shorter than a published time for
-    less.
+    The output head and the draw depend on the number of drawn tokens.  Attention in decode depends on the number of
+    sequences and their mean context.  The attention of a chunk is the difference of two whole prompts.  All other ops
+    depend on the number of the step's tokens.  Between the points of a grid, times are linear.  Beyond the longest
+    published context, attention takes its bound, multiplied by the ratio of time to bound at that context.  A bare
+    bound would be shorter than a published time for less work.
 
-    Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a host time below 0.
+    Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time.
     """
 
     arch: Architecture
@@ -88,9 +88,9 @@ class KernelTimes:
     kv_dtype: str = "bf16"
     gpus: int = 1
     host_ms: float = 0.0
-    """Milliseconds of the host, which are added to each step."""
+    """The host's milliseconds, which are added to each step."""
     bounds: bool = False
-    """True: the bounds of the roofline are used also where published times exist."""
+    """Whether to use the bounds of the roofline even where published times exist."""
 
     def __post_init__(self) -> None:
         check_arguments(self.arch, self.weight_dtype, self.kv_dtype, self.gpus)
@@ -111,7 +111,7 @@ class KernelTimes:
         return cache(self._attention)
 
     def _attention(self, kind: Kind, batch: int, length: int) -> float:
-        """Milliseconds of attention of `batch` sequences of one length."""
+        """Returns the milliseconds of attention for `batch` sequences of the same length."""
         bounds = replace(self, bounds=True)
         ms = _sum(bounds.ops(kind, batch, length), _ATTENTION)
         for shorter in () if self.bounds else (length, *(2**power for power in range(int(log2(length)), -1, -1))):
@@ -132,7 +132,7 @@ class KernelTimes:
         return f"published kernel times {devices} ({parts}), bounds of the rest" if parts else f"bounds {devices}"
 
     def ops(self, kind: Kind, batch: int, context: int) -> Sequence[OpTime]:
-        """The ops of a step as `steps.step_ops` has it.  Raises `ValueError` as it does."""
+        """Returns the ops of a step with their times.  Raises `ValueError` where `steps.step_ops` does."""
         shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
         published = None if self.bounds else step_time(self.arch, self.device, *shape)
         if published is not None:
@@ -147,7 +147,7 @@ class KernelTimes:
         return [OpTime(*fields, "bound", "") for fields in times]
 
     def seconds(self, work: StepWork) -> float:
-        """Seconds of a step."""
+        """Returns the seconds that a step takes."""
 
         def attention(kind: Kind, length: float, batch: int) -> float:
             return _between(partial(self._attention_ms, kind, batch), length, self.arch.max_position)
@@ -161,25 +161,25 @@ class KernelTimes:
 
 
 def _sum(ops: Iterable[OpTime], sites: Container[str]) -> float:
-    """Milliseconds of the ops at these sites."""
+    """Returns the milliseconds of the ops at these sites."""
     return sum(op.ms for op in ops if op.site in sites)
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """A sum of non-negative terms, fitted to the steps of a run: of a step's tokens (straight lines between knots), of
-    the keys that decoding tokens attend to, of the query-key pairs of prompts, and of the drawn tokens.
+    """A sum of non-negative terms that is fitted to the measured steps of a run.  The terms depend on the step's tokens
+    (linear between knots), the keys of decoding tokens, the query-key pairs of prompts, and the drawn tokens.
 
-    Least squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974).
+    The fit minimises the squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974).
     """
 
     coefficients: tuple[float, ...]
     gap_s: float
-    """Seconds from a step's end to the next one's begin."""
+    """The seconds from a step's end to the start of the next step."""
     basis: str = "measured steps"
 
     def seconds(self, work: StepWork) -> float:
-        """Seconds from a step's begin to the next one's."""
+        """Returns the seconds from a step's start to the start of the next step."""
         features = _features(work.decodes, work.keys, work.prompt_tokens, work.pairs, work.drawn)
         return self.gap_s + float(np.dot(self.coefficients, features))
 
@@ -188,9 +188,9 @@ StepModel = KernelTimes | MeasuredSteps
 
 
 def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
-    """The model of the steps that `GET /steps` of our server gives, as a trace of `rooflab load` has them.
+    """Fits a model to the steps that `GET /steps` of Rooflab's server returned, as in a trace of `rooflab load`.
 
-    Raises `ValueError` on fewer than 50 steps that say how many keys they read.
+    Raises `ValueError` if fewer than 50 steps say how many keys they read.
     """
     rows = [step for step in steps if "decode_keys" in step and (step["num_decodes"] or step["prompt_tokens"])]
     if len(rows) < 50:
@@ -204,10 +204,10 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
 
 
 def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
-    """The model of a measured run's steps, and the seconds from a step's end until its tokens are at the client.
+    """Returns the model of a measured run's steps, and the seconds from a step's end until its tokens are at the
+    client.
 
-    Raises `ValueError` as `fitted` does.
-    """
+    Raises `ValueError` if `fitted` does."""
     model = fitted(trace.steps or ())
     ends = np.array([step["end_s"] for step in trace.steps or ()])
     firsts = [request.chunks[0].time_s for request in trace.requests if request.chunks]
@@ -216,7 +216,7 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
 
 
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:
-    """The features of a server's step; tokens of drafts count as decoding and drawn tokens."""
+    """Returns the features of a server's step.  Drafted tokens count as decoding tokens and as drawn tokens."""
     decodes, drafted = row["num_decodes"], row.get("drafted", 0)
     drawn = decodes + drafted if drafted else row["tokens"]
     return _features(decodes + drafted, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], drawn)

@@ -1,4 +1,4 @@
-"""A study: a claim that is often made, what arithmetic predicts of it, what this machine measures, and a verdict."""
+"""A study: a common claim, a prediction by arithmetic, a measurement on this machine, and a verdict."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rooflab.engine.llm import LLM
 from rooflab.roofline.plot import own_settings
 
 Verdict = Literal["holds", "holds in part", "fails", "NOISY"]
-"""`NOISY`: the machine was busy, and the times decide nothing."""
+"""The verdict of a study.  `NOISY`: the machine was busy, so that the times decide nothing."""
 COLOURS = (READ, WRITTEN, LOST, INK)
 PREDICTED = ", predicted"
-"""The end of the name of a curve that was not measured; the figure has it dashed."""
+"""The end of a curve's name, if the curve was not measured.  The figure draws such a curve dashed."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The result of a study, and how its figure is drawn."""
+    """The result of a study, and the settings of its figure."""
 
     claim: str
     source: str
     """The authors of the claim."""
     rows: list[dict[str, Any]]
-    """The table; all rows have the same columns."""
+    """The rows of the table.  All rows have the same columns."""
     verdict: Verdict
     number: str
-    """The reason of the verdict, with the numbers that decide it."""
+    """The reason for the verdict, with the numbers that decide it."""
     about: str
-    """The engine, and the requests that it ran."""
+    """The engine and the requests of the study, in words."""
     x: str
-    """The column of the horizontal axis."""
+    """The column for the horizontal axis."""
     curves: Mapping[str, str]
-    """The name of each curve, and the column of its values."""
+    """The name of each curve, and the column with its values."""
     x_label: str
     y_label: str
     band: tuple[str, str] | None = None
@@ -48,11 +48,11 @@ class Study:
     log: bool = False
     """Whether both axes are logarithmic."""
     name: str = ""
-    """The name in `STUDIES`."""
+    """The study's name in `STUDIES`."""
 
     @own_settings
     def draw(self, folder: Path) -> Path:
-        """Writes the figure, and returns its path."""
+        """Draws and writes the figure.  Returns its path."""
         figure = new_figure(WIDTH_IN, 4.3)
         figure.suptitle(fill(self.claim, int(9 * WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
         axes, column = figure.subplots(), {name: [row[name] for row in self.rows] for name in self.rows[0]}
@@ -80,14 +80,14 @@ class Study:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the 20th and 80th percentiles."""
+    """Returns the median, the 20th percentile and the 80th percentile."""
     ordered = sorted(values)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.2, 0.8))
     return statistics.median(ordered), low, high
 
 
 def run_all_s(llm: LLM) -> float:
-    """Runs steps until all requests have ended; returns the seconds of the steps."""
+    """Runs steps until all requests have ended.  Returns the seconds of all steps."""
     seconds = 0.0
     while llm.has_work:
         seconds += seconds_of(llm.step)
@@ -95,43 +95,43 @@ def run_all_s(llm: LLM) -> float:
 
 
 def at_least(number: float, holds: float, part: float) -> Verdict:
-    """`holds` from one number on, `holds in part` from a lower one on."""
+    """Returns "holds" if `number` is at least `holds`, "holds in part" if it is at least `part`, and else "fails"."""
     return "holds" if number >= holds else "holds in part" if number >= part else "fails"
 
 
 def at_most(number: float, holds: float, part: float) -> Verdict:
-    """`holds` up to one number, `holds in part` up to a higher one."""
+    """Returns "holds" if `number` is at most `holds`, "holds in part" if it is at most `part`, and else "fails"."""
     return at_least(-number, -holds, -part)
 
 
 def worst(*verdicts: Verdict) -> Verdict:
-    """The verdict of a claim with several parts, each of which must hold."""
+    """Returns the worst of the verdicts on a claim's parts, because each part must hold."""
     return max(verdicts, key=get_args(Verdict).index)
 
 
 @dataclass
 class Lab:
-    """Makes the engines that studies run on."""
+    """Makes the engines for studies, and sets the sizes of the studies."""
 
     model: str = "smollm2-135m"
     dummy: bool = False
     quick: bool = False
-    """Whether sizes are small, for tests."""
+    """Whether studies use small sizes, for tests."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of every engine, as those of `LLM`."""
+    """Options for every engine, with the names of `LLM`'s options."""
     engines: list[tuple[str, str, str]] = field(default_factory=list)
-    """The model, dtype and device of each engine that the last study loaded."""
+    """For each engine that the last study loaded: the model, the dtype and the device."""
 
     def llm(self, **options: Any) -> LLM:
-        """An engine with these options of `LLM`."""
+        """Makes an engine with these options of `LLM`."""
         llm = LLM(self.model, **{"dummy": self.dummy, "overlap": False, **self.options, **options})
         self.engines.append((llm.arch.name, llm.dtype_name, llm.device.type))
         return llm
 
     def size(self, whole: int, quick: int) -> int:
-        """The second of two sizes if the lab is quick, else the first."""
+        """Returns the size `quick` if the lab's studies use small sizes (`Lab.quick`), else the size `whole`."""
         return quick if self.quick else whole
 
     def about(self, llm: LLM) -> str:
-        """The model, dtype and device of an engine, in words."""
+        """Returns the model, the dtype and the device of an engine, in words."""
         return f"{llm.arch.name} in {llm.dtype_name} on {llm.device.type}"

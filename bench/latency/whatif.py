@@ -1,4 +1,4 @@
-"""What another kernel changes in TTFT and ITL: predicted from the ledger and the kernels alone, and measured."""
+"""Shows how another kernel changes TTFT and ITL: a prediction from the ledger and kernel times, and a measurement."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from rooflab.kernels.registry import Kernel
 from rooflab.roofline.steps import Kind
 
 ROUNDS = 30
-"""The number of timed calls of each kernel alone."""
+"""The number of timed calls of each kernel outside the engine."""
 BUDGET_S = 0.5
-"""Seconds of timing for the kernels of one call."""
+"""Seconds to time all kernels on one shape."""
 WON = 0.97
-"""A kernel or an engine has won if it takes at most this share of the time before."""
+"""A kernel or an engine has won if its time is at most this share of the earlier time."""
 
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """One phase before and after a swap."""
+    """The latency of prefill or decode before and after a change of one kernel."""
 
     figure: str
-    """TTFT or ITL, as the time of a step."""
+    """The name of the latency, TTFT or ITL.  The time of a step stands for the latency."""
     op: str
     before: str
     after: str
-    """The names of the kernels."""
+    """The name of the new kernel; `before` is the name of the old kernel."""
     kernel: float
-    """The time of the kernel after over the time of the kernel before, each alone."""
+    """The time of the new kernel, divided by the time of the old kernel.  Each is timed outside the engine."""
     share: float
-    """The share of the op in the step."""
+    """The op's share of the step's time."""
     before_ms: float
-    """Milliseconds of the step with the kernel before."""
+    """The milliseconds of the step with the old kernel."""
     predicted_ms: float
     measured_ms: float | None = None
     noise: str = ""
     """Why the times are NOISY; empty if they are not."""
 
     def row(self) -> dict[str, Any]:
-        """One line of a table.  NOISY times give no ratio."""
+        """Returns one line of a table.  NOISY times give no ratio."""
         row = {name: value for name, value in asdict(self).items() if name != "noise"}
         for name in ("predicted", "measured"):
             row[f"{name}_%"] = None if row[f"{name}_ms"] is None else 100 * (row[f"{name}_ms"] / self.before_ms - 1)
         return row | (dict.fromkeys(("kernel", "share", "predicted_%", "measured_%")) if self.noise else {})
 
     def verdict(self) -> str:
-        """Says in words whether a faster kernel makes a faster engine."""
+        """Says in words whether the faster kernel makes the engine faster."""
         if self.noise:
             return f"{self.figure} with {self.op}/{self.after}: NOISY, and so no verdict: {self.noise}"
         engine = (self.predicted_ms if self.measured_ms is None else self.measured_ms) / self.before_ms
@@ -68,7 +68,7 @@ class PhaseChange:
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
-    """One change for each op of the step whose kernel would take `factors[op]` of its time."""
+    """For each op of the step in `factors`, predicts the change if its kernel took `factors[op]` times as long."""
     changes = []
     for op, factor in factors.items():
         if ms := ledger.ms_of(op):
@@ -85,14 +85,14 @@ def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, c
 
 
 def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, context: int) -> PhaseChange | None:
-    """A step of `llm`, and of `other`, which has `kernel` for `op`: the change predicted, and measured in turn.
+    """Predicts the change of a step if `kernel` serves `op`.  Also measures this change: `other` uses `kernel`, `llm`
+    does not.
 
-    The prediction adds to the step, for each call, the difference of both kernels' times alone on the call's shape, as
-    in a step: products behind an empty cache, by the bench's protocol; other ops of a CPU behind a layer's weights.
-    The ratio of both would multiply what a call costs in the engine alone: it said +13% for a norm that measured +4%.
+    For each call, the prediction adds the difference of the two kernels' times to the step.  Both are timed outside the
+    engine on the call's shape: products with an empty cache by the bench's protocol, other ops of a CPU after a layer's
+    weights were read.  A ratio would also scale the call's other costs: it said +13% for a norm that measured +4%.
 
-    None if a step of this kind does not call the op.
-    """
+    Returns None if a step of this kind does not call the op."""
     short = kind == "prefill"
     before = measured(llm, kind, batch, context, steps=6 if short else 16)
     rows = [row for row in before.rows if row.op == op]
@@ -124,7 +124,7 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, 
 def _alone_ms(
     rows: Sequence[LedgerRow], kind: Kind, kernels: Sequence[Kernel], llm: LLM, context: int
 ) -> dict[str, float]:
-    """Milliseconds of all calls of an op in a step, by kernel."""
+    """For each kernel, returns the milliseconds of all calls of an op in a step, timed outside the engine."""
     sums = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
     for row in rows:
         probe = real(_probe_of(row, kind, llm), llm.limits.block_size, context)
@@ -141,18 +141,18 @@ def _alone_ms(
 
 
 def _probe_of(row: LedgerRow, kind: Kind, llm: LLM) -> dict[str, Any]:
-    """The arguments of such a call, as meta tensors."""
+    """Returns the arguments of a call of `row`, as meta tensors."""
     first, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
     each = model_inputs(DECODE if (row.op, kind) == ("paged_attention", "decode") else row.op, first, llm.limits)
     return next(inputs for inputs in each if "b" not in inputs or list(inputs["b"].shape[::-1]) == sizes[1:])
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:
-    """Median seconds of calls in turn on a CPU, with as many bytes read before each as a layer's weights have.
+    """Returns median seconds on a CPU.  Calls take turns, and before each call as many bytes as a layer's weights are
+    read.
 
-    The bench's protocol empties the last-level cache too, which holds a kernel's code and its inputs in a step: for
-    kernels of several small calls it said twice what the step showed.
-    """
+    The bench's protocol would empty the last-level cache too.  But in a step that cache holds the kernel's code and
+    inputs.  For kernels of several small calls that protocol said twice the time of the real step."""
     parts = llm.arch.parameters()
     weights = torch.ones((parts.attention + parts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -166,7 +166,7 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs that the kernel accepts, with a weight as it packs it."""
+    """Returns the inputs that the kernel accepts, with the weight packed for the kernel."""
     taken = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.op in PRODUCTS:
         others = {name: value for name, value in inputs.items() if name != "b"}

@@ -1,1 +1,1 @@
-"""Which kernels serve the engine: the shapes that a model asks of them, and their times."""
+"""Chooses the kernels that serve the engine, by the shapes that a model needs and by measured times."""

@@ -1,9 +1,9 @@
-"""Which kernel serves an op on this machine's CPU: its candidates are timed here, once, and the times are kept.
+"""Chooses the kernel of an op on this machine's CPU.  The candidates are timed here, once, and the times are kept.
 
-CPUs differ too much for a record of another one: on one the packed product is the fastest at one row, on another
-torch's own.  A file in the cache folder keeps the times of one machine, version and model.  A start spends at most
-`LIMIT_S` on them; those that are missing, or were taken beside other processes, are taken at the next quiet start.
-"""
+CPUs differ too much to use the times of another CPU: on one CPU the packed product is the fastest at one row, on
+another torch's own product.  A file in the cache folder keeps the times of one machine, version and model.  A start
+spends at most `LIMIT_S` on timing.  Times that are missing, or that were taken while other processes ran, are taken at
+the next quiet start."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
 
 TOLERATED = 1.05
-"""A bucket's product may take as many times its best time before weights are kept in another form for it."""
+"""The largest allowed ratio of a product's time to the bucket's best time.  A larger ratio needs a second packing."""
 ROUNDS = 5
 WAITING = 0.05
-"""Highest ratio of waiting for a core to running, as for a reading of the bench."""
+"""The highest allowed ratio of the time that threads wait for a core to the time that they run, as in the bench."""
 LIMIT_S = 10.0
-"""Seconds of timing at a start, compilers aside.  Without a limit it took 87 and 128 on 2 cores that had other work."""
+"""The most seconds of timing at a start, without compilation.  Without a limit, 2 busy cores took 87 s and 128 s."""
 PROVISIONAL = "provisional: not timed on a quiet machine"
 SAMPLE_S = 5e-4
-"""The shortest time of a sample, in seconds; a sample repeats the call."""
+"""The shortest time of a sample, in seconds.  A sample repeats the call until this time is reached."""
 COLD_BYTES = 64 * 2**20
-"""Bytes of the timed products' weights, in copies: more than a cache holds, as in a model."""
+"""Bytes of all copies of a timed product's weights: more than a cache holds, as a model's weights are not cached."""
 
 Times = dict[str, dict[str, dict[str, float]]]
-"""Microseconds by op, bucket and kernel."""
+"""Times in microseconds by op, bucket and kernel."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Choice:
 def choose_kernels(
     able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[tuple[str, str], int], limits: LargestSizes
 ) -> dict[tuple[str, str], list[Choice]]:
-    """The choices of each op and bucket, the fastest first."""
+    """Returns the choices of each op and bucket, the fastest kernel first."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -100,14 +100,14 @@ def choose_kernels(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """The fewest ways to pack a weight with which gemm loses at most `TOLERATED` in every bucket; each way keeps a copy
-    of all weights.  Only one, with the least geometric mean of the losses, if two copies do not fit."""
+    """Returns the fewest packings of a weight with which gemm loses at most `TOLERATED` in every bucket.  Each packing
+    copies all weights.  If two copies do not fit, returns the packing with the least geometric mean of the losses."""
     forms = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     sets = [set(some) for count in ((1, 2) if fit else (1,)) for some in itertools.combinations(forms, count)]
 
     def losses(ways: set[Any]) -> list[float]:
-        """The least time of each bucket with these ways, over its least time with any way."""
+        """For each bucket, the least time with the packings `ways`, divided by the least time with any packing."""
         ratios = []
         for bucket, choices in products.items():
             of_all = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
@@ -128,7 +128,7 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 def time_kernels(
     op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
-    """Microseconds by kernel, of products for all of a step; empty if the clock passed `ends` before all had a time."""
+    """Returns microseconds by kernel: of a call, or of all products in a step.  Returns {} if `ends` came too soon."""
     inputs = [real(each, limits.block_size) for each in model_inputs(op, rows, limits)]
     if op not in PRODUCTS:
         (only,) = inputs
@@ -143,7 +143,7 @@ def time_kernels(
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
-    """One function for each copy of the weights; it makes all products.  With few rows the copies outgrow a cache."""
+    """Returns a function per copy of the weights, to run all products.  With few rows the copies exceed a cache."""
     weight_bytes = sum(each["b"].nbytes for each in inputs)
     copies = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
@@ -163,7 +163,7 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
 
 
 class KeptTimes:
-    """The times of one machine, version and model: read from the cache, or taken when they are asked for."""
+    """The times of one machine, version and model.  They are read from the cache, or taken when `of` asks for them."""
 
     def __init__(self, model: str, facts: Mapping[str, Any], kernels: Iterable[Kernel]):
         self.about = {
@@ -182,14 +182,14 @@ class KeptTimes:
         stored = json.loads(self._path.read_text()) if self._path.is_file() else {}
         self.times: Times = stored.get("times_us", {})
         self.provisional = {(op, bucket) for op, bucket in stored.get("provisional", ())}
-        """Ops and buckets without times, or with times from a busy machine."""
+        """The ops and buckets without times, or with times from a busy machine."""
         self._taken: set[tuple[str, str]] = set()
         with ThreadPoolExecutor() as compilers:  # so that the compiler's time is no kernel's
             list(compilers.map(library, (source for source in sources if source.suffix == ".cpp")))
         self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
 
     def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:
-        """Microseconds by kernel, from the cache or from `take`, which gets the end of the time; empty without time."""
+        """Returns microseconds by kernel, from the cache or from `take(deadline)`.  Returns {} if no time is left."""
         buckets = self.times.setdefault(op, {})
         if bucket in buckets and ((op, bucket) not in self.provisional or (self._taken and self._busy())):
             return buckets[bucket]
@@ -204,7 +204,7 @@ class KeptTimes:
         return (waiting_since(self._began) or 0.0) > WAITING
 
     def keep(self) -> None:
-        """Writes the new times to the cache; those from a busy machine are provisional."""
+        """Writes the new times to the cache.  Times from a busy machine are marked as provisional."""
         if self._taken:
             self.provisional = self.provisional | self._taken if self._busy() else self.provisional - self._taken
             record = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
@@ -212,15 +212,15 @@ class KeptTimes:
 
 
 def folder() -> Path:
-    """The folder with the times."""
+    """Returns the folder that holds the files of times."""
     return cache_folder() / "settled"
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Median microseconds of one call by name, interleaved; the calls of a name take turns.
+    """Returns the median microseconds of a call, by name.  The names take turns, and so do the functions of a name.
 
-    Empty if the clock passes `ends` before the first round; later rounds are then left out.
-    """
+    The result is empty if the clock passes `ends` before the first round.  After that, the remaining rounds are left
+    out."""
     counts = {}
     for name, functions in calls.items():
         for function in functions:  # also the first call, which may compile

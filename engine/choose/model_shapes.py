@@ -1,4 +1,4 @@
-"""What the model asks of kernels: its ops, the sizes of their inputs, and these as tensors without or with data."""
+"""The ops that a model uses, the sizes of their inputs, and these inputs as meta tensors or as random tensors."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ OPS = (
     "sample",
 )
 DECODE = "decode_attention"
-"""`paged_attention` with one query per sequence.  A kernel that takes no other calls can still serve these."""
+"""The op `paged_attention` with one query per sequence.  Some kernels can serve only this case."""
 FUSED = "gemm_silu_and_mul"
-"""The op that replaces `gemm` and `silu_and_mul` on CUDA, where a record of the card prefers it."""
+"""The op that replaces `gemm` and `silu_and_mul` on CUDA, if a record of the card prefers it."""
 PRODUCTS = ("gemm", "gemm_w8a16")
-"""The ops that multiply with a weight; a model has one of them."""
+"""The ops that multiply with a weight.  A model uses only one of the two ops."""
 CONTEXT = 512
-"""Keys of a sequence in the timed calls."""
+"""The number of keys of each sequence in the timed calls."""
 
 
 @dataclass(frozen=True)
 class LargestSizes:
-    """The largest sizes of the model's inputs, which a kernel must take."""
+    """The largest sizes of the model's inputs.  A kernel must accept these sizes."""
 
     arch: Architecture
     device: torch.device
@@ -43,38 +43,38 @@ class LargestSizes:
     block_size: int
     max_model_len: int
     max_rows: int
-    """Most rows of a step, those of prompts included."""
+    """The most rows of a step, including the rows of prompts."""
     sequences: int
-    """Most sequences of a step."""
+    """The most sequences of a step."""
     max_drawn: int
-    """Most rows of logits of a step: one per sequence, and one for each of its drafts."""
+    """The most rows of logits in a step: one row per sequence, and one row for each of its drafted tokens."""
     int8: bool = False
     """Whether the products' weights are int8 codes with a scale for each output."""
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The ops that the model uses, as it calls them."""
+        """The names of the ops that the model uses, as the model calls them."""
         names = {"gemm": "gemm_w8a16" if self.int8 else "gemm", "silu_and_mul": gated(self.arch)}
         return (*(names.get(op, op) for op in OPS), DECODE)
 
     @property
     def fused(self) -> tuple[str, ...]:
-        """The ops that may take the place of two others."""
+        """The names of the ops that may replace two other ops."""
         return () if self.int8 or self.arch.activation != "silu" else (FUSED,)
 
 
 def gated(arch: Architecture) -> str:
-    """The op between the two products of a model's MLP."""
+    """Returns the name of the op between the two products of a model's MLP."""
     return "silu_and_mul" if arch.activation == "silu" else "gelu_and_mul"
 
 
 def registered(op: str) -> str:
-    """The name in the registry of an op of the model."""
+    """Returns the name that the model's op `op` has in the registry."""
     return "paged_attention" if op == DECODE else op
 
 
 def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
-    """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
+    """Returns the arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
     if op in PRODUCTS:
         return _product_inputs(M, limits)
     arch, block_size = limits.arch, limits.block_size
@@ -118,13 +118,13 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
 
 
 def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
-    """The table of pages and the lengths of this number of sequences."""
+    """Returns the block table and the lengths of `sequences` sequences, as meta tensors."""
     table = torch.zeros(sequences, max_blocks, dtype=torch.int32)
     return {"block_table": table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
 
 
 def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
-    """The arguments of a layer's four products, and of the output head's product."""
+    """Returns the arguments of a layer's four products, and of the output head's product."""
     arch = limits.arch
     H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size
     qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
@@ -141,7 +141,7 @@ def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
 
 
 def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT) -> dict[str, Any]:
-    """`meta` arguments as tensors of random numbers, with valid pages and positions, and `context` keys a sequence."""
+    """Makes random tensors from meta tensors, with valid pages and positions, and `context` keys per sequence."""
     made: dict[str, Any] = {}
     sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1
     rows = len(inputs["q"]) if "q" in inputs else 1
@@ -176,7 +176,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor) -> Any:
-    """`b` as `way`, a kernel's `prepare`, packs it with tensors `beside` it; None leaves `b` unchanged."""
+    """Packs `b` by `way`, which is a kernel's `prepare`, with the tensors `beside`.  None leaves `b` unchanged."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

@@ -1,4 +1,4 @@
-"""The time of each op in the engine's steps."""
+"""Measures the time of each op in the engine's steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from rooflab.engine.model_runner import ModelRunner
 
 Spent = defaultdict[str, list[float]]
-"""The seconds of each call, by op."""
+"""For each op, the seconds of each call."""
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Takes an op's name and its function, and gives another function in its place."""
+"""A function that takes an op's name and function, and returns the function to use instead."""
 
 
 @contextmanager
 def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
-    """Puts `wrap` around each op of the engine's steps; a graph would make no calls, so none runs."""
+    """Replaces each op of a step by `wrap(name, op)` in a `with` block.  Turns graphs off: they would not call ops."""
     ops, graphs = runner.ops, runner.graphs
 
     def step(*sizes: int) -> SimpleNamespace:
@@ -33,9 +33,9 @@ def wrapped_ops(runner: ModelRunner, wrap: Wrap) -> Iterator[None]:
 
 
 def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]:
-    """A context that adds the seconds of each call of an op to `spent`.
+    """Returns a context that adds the seconds of each call of an op to `spent`.
 
-    On a GPU they are the times of launches, because no call is awaited.
+    On a GPU these are the times of launches, because the context does not wait for the device.
     """
 
     def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,1 +1,1 @@
-"""A model from its files: what a checkpoint says, its weights, its tokenizer, and how it wants its tokens drawn."""
+"""Loads a model from its files: the architecture, the weights, the tokenizer, and the model's sampling settings."""

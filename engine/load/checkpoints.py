@@ -1,8 +1,8 @@
-"""Reading a model from disk: its architecture, its end tokens, and its tensors by their Hugging Face names, one at a
+"""Reads a model from disk: its architecture, its end tokens, and its tensors by their Hugging Face names, one at a
 time.
 
-GGUF stores the q and k rows of `llama` models permuted for interleaved rotation, and Gemma's norms with 1 added. This
-file puts them back, so that the other files know only one form.
+GGUF stores the rows of q and k of `llama` models in another order, for interleaved rotation.  GGUF also adds 1 to
+Gemma's norms.  This file undoes both changes, so that other files need to know only the Hugging Face layout.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _GGUF_TOP = {
 
 
 class GGUFCheckpoint:
-    """A GGUF file; every tensor is dequantised to fp32."""
+    """A GGUF file.  Every tensor is dequantised to fp32."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -52,12 +52,12 @@ class GGUFCheckpoint:
         self.architecture = self._model.architecture
 
     def ends(self) -> Mapping[str, Any]:
-        """The header's ends of a text, of a turn and of a message: by its keys an id, or None."""
+        """Returns the end tokens of a text, a turn and a message: for each key of the header an id, or None."""
         names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in names}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Where the header says how to draw tokens, and its fields there by transformers' names."""
+        """Returns the name of the header's sampling section, and the section's fields by transformers' names."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         fields = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
@@ -65,7 +65,7 @@ class GGUFCheckpoint:
         return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): fields[name] for name in fields}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in fp32, with its Hugging Face name."""
+        """Yields every tensor in fp32, with its Hugging Face name."""
         arch, kind = self.architecture, self._model.kind
         for tensor in self._model.tensors.values():
             if tensor.name == FACTORS:
@@ -89,7 +89,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undoes GGUF's order: row (pair, half) of each head becomes row (half, pair)."""
+    """Undoes GGUF's order of rows: row (pair, half) of each head becomes row (half, pair)."""
     pairs = rows.shape[0] // num_heads // 2
     return rows.reshape(num_heads, pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
@@ -97,8 +97,8 @@ def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def read_safetensors(
     file: Path, names: set[str] | None = None, option: str = "model"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a file with these names, or all.  Raises `ValueError` that begins with `option` if the file is
-    damaged or has no tensor of a name."""
+    """Yields the tensors `names` of a file, or all its tensors if `names` is None.  Raises `ValueError`, with a text
+    that begins with `option`, if the file is damaged or lacks one of `names`."""
     try:
         with safe_open(file, framework="pt") as handle:
             stored = set(handle.keys())
@@ -123,11 +123,11 @@ class SafetensorsCheckpoint:
         self._files = self._files_of()
 
     def _files_of(self) -> dict[Path, set[str] | None]:
-        """The files with the tensors, each with the names that the index looks for in it; None: all that it has.
+        """Returns each file with tensors, and the tensor names that the index expects in it.  None stands for all
+        names.
 
-        As in transformers: one whole file, or else those of the index, or else all; others, such as
-        `consolidated.safetensors`, hold the same tensors again.
-        """
+        As in transformers, the order is: a single whole file, or else the files of the index, or else all files.  Other
+        files, such as `consolidated.safetensors`, hold the same tensors again."""
         whole, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if whole.is_file():
             return {whole: None}
@@ -146,18 +146,18 @@ class SafetensorsCheckpoint:
         return by_file
 
     def ends(self) -> Mapping[str, Any]:
-        """The end tokens of config.json and generation_config.json: by file an id, a list of ids or None."""
+        """Returns the end tokens of config.json and generation_config.json: per file an id, a list of ids or None."""
         name, fields = self.generation()
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """generation_config.json and its fields, or without it config.json, as in transformers."""
+        """Returns generation_config.json with its fields, or config.json if there is none, as in transformers."""
         file = self.path / "generation_config.json"
         return (file.name, read_json(file)) if file.is_file() else ("config.json", self._config)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor by its name, in its stored dtype, but for the frequencies that early Llama 2 stored: they follow
-        from config.json."""
+        """Yields every tensor in its stored dtype, with its name.  Leaves out the rotary frequencies that early Llama 2
+        files stored, because they follow from config.json."""
         for file, names in self._files.items():
             for name, tensor in read_safetensors(file, names):
                 if not name.endswith("rotary_emb.inv_freq"):
@@ -168,9 +168,9 @@ Checkpoint = GGUFCheckpoint | SafetensorsCheckpoint
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
+    """Opens the checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
 
-    Raises `ValueError` if it is neither, or is damaged, or has an unknown architecture.
+    Raises `ValueError` if there is no such file or folder, or if it is damaged or has an unknown architecture.
     """
     if path.is_file() and path.suffix == ".gguf":
         return GGUFCheckpoint(path)

@@ -1,7 +1,7 @@
-"""How a model wants its tokens drawn (generation_config.json, `general.sampling` of a GGUF): each field is kept, is
-refused by its name, or changes no answer.
+"""Reads a model's own sampling settings, from generation_config.json or from `general.sampling` of a GGUF file.
 
-A request's own settings win.  It alone says how long an answer may be, and whether tokens are drawn (`do_sample`).
+A field is kept, or refused by its name, or ignored because it changes no answer.  A request's own settings win.  Only
+the request sets the length of an answer, and whether tokens are drawn at random (`do_sample`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ REFUSED: Mapping[str, float | None] = {
     ),
     **dict.fromkeys("encoder_repetition_penalty guidance_scale typical_p num_beams num_beam_groups".split(), 1),
 }
-"""Fields that change an answer and are not kept, with the value that means off; null and what is empty are off too."""
+"""Refused fields, which would change an answer, with the value that means off.  Null and empty values mean off too."""
 
 
 def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
-    """The model's own settings, by the names in `OF_MODEL`.  Raises `ValueError` on a field that is refused, and on a
-    value of another type."""
+    """Returns the model's own settings, by the names in `OF_MODEL`.  Raises `ValueError` on a refused field, and on a
+    setting of the wrong type or out of range."""
     for name, off in REFUSED.items():
         if (value := fields.get(name)) not in (None, off, [], {}):
             raise ValueError(f"model: {source}: {name} {value!r:.60} is not implemented")
@@ -43,6 +43,6 @@ def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def with_settings(params: SamplingParams, settings: Mapping[str, float]) -> SamplingParams:
-    """`params` with the model's `settings` in place of None."""
+    """Returns `params`, with each None replaced by the model's value in `settings`."""
     changes: dict[str, Any] = {name: value for name, value in settings.items() if getattr(params, name) is None}
     return replace(params, **changes) if changes else params

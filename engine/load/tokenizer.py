@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import read_json
 
 _UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 _OF_TEMPLATES = (*_UNREADABLE, ArithmeticError, AssertionError, MemoryError, NameError, RuntimeError)
-"""The errors that a template's expressions, which are Python's, may raise."""
+"""The errors that the expressions of a template may raise, because they are Python's."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
@@ -25,23 +25,23 @@ class Tokenizer:
         self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
         self.pieces = Pieces(self._tokenizer)
         self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
-        """The number above every token id."""
+        """The vocabulary size: the largest token id plus 1."""
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
-        """Most characters of a token: a vocabulary has a character for each byte, or for each character."""
+        """The most characters of a token.  A vocabulary has a character for each byte, or for each text character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         added = self._tokenizer.added_tokens_decoder.items()
         self.special: dict[str, int] = {str(token): number for number, token in added if token.special}
-        """The ids of special tokens, which no text shows."""
+        """The ids of special tokens by name.  No text shows these tokens."""
         self.turn_ends = [self.special[name] for name in _TURN_ENDS if path.is_file() and name in self.special]
-        """End tokens of a GGUF by their names: older files have no key for them."""
+        """The end tokens of a GGUF file, found by their names, because older files have no key for them."""
         self.has_chat_template = self._tokenizer.chat_template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a string (without the template) or of chat messages (through it); given ids stay as they are.
+        """Returns the token ids of a string (without the template), of chat messages (with it), or of given ids
+        (unchanged).
 
         Raises `ValueError` on an empty prompt, text that UTF-8 cannot hold, messages that the template refuses, or any
-        other type.
-        """
+        other type."""
         if isinstance(prompt, str):
             check_text(prompt)
             ids = list(self._tokenizer(prompt)["input_ids"])
@@ -68,12 +68,12 @@ class Tokenizer:
         return cast(Mapping[str, Any], encoded)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids` without special tokens: what `stream` gives for them."""
+        """Returns the text of `token_ids` without special tokens, which is the same text that `stream` gives."""
         stream = self.stream()
         return "".join([*map(stream.push, token_ids), stream.flush()])
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """A token's name in answers, and its bytes, which may be a part of a character (`bytes:\\xd2`)."""
+        """Returns the token's name for answers, and its bytes.  Part of a character is named like `bytes:\\xd2`."""
         piece = self.pieces(token_id)
         if not piece:  # a special token: its own text
             name = str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
@@ -84,18 +84,18 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece), piece
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
-        """A token that has another number in `other`, and that number; None if there is none."""
+        """Finds a token that has another id in `other`, and returns it with that id.  Returns None if there is none."""
         numbers = other._tokenizer.get_vocab()
         vocabulary = self._tokenizer.get_vocab().items()
         return next(((token, numbers.get(token)) for token, number in vocabulary if numbers.get(token) != number), None)
 
     def stream(self) -> TextStream:
-        """A new incremental decoder."""
+        """Returns a new decoder, which turns tokens into text as they arrive."""
         return TextStream(self.pieces, self.pieces.leading)
 
 
 class Numbers:
-    """Stands for a tokenizer where weights are random: a text's bytes are its ids, and a token's text is its id."""
+    """Replaces a tokenizer where weights are random.  A text's bytes are its ids, and a token's text is its id."""
 
     longest = 1
     special: Mapping[str, int] = {}
@@ -105,7 +105,7 @@ class Numbers:
         self._vocab_size = vocab_size
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids, as `Tokenizer.encode`; the texts of chat messages are joined by line ends."""
+        """Returns token ids, as `Tokenizer.encode` does.  The texts of chat messages are joined by line ends."""
         if is_chat(prompt):
             messages = cast(Sequence[ChatMessage], prompt)
             prompt = "\n".join(str(_of_text(message).get("content", "")) for message in messages)
@@ -115,15 +115,15 @@ class Numbers:
         return some([byte % self._vocab_size for byte in prompt.encode()])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`: a space and the id, for each token."""
+        """Returns the text of `token_ids`: a space and the id for each token."""
         return "".join(f" {token}" for token in token_ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """A token's name in answers, which is its text, and its bytes."""
+        """Returns the token's name for answers, which is its text, and the bytes of the name."""
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:
-        """A new incremental decoder."""
+        """Returns a new decoder, which turns tokens into text as they arrive."""
         return TextStream(lambda token: self.named(token)[1])
 
 
@@ -152,7 +152,7 @@ def _of_folder(path: Path) -> Any:
 
 
 def _of_text(message: ChatMessage) -> dict[str, Any]:
-    """The message with one text as content: parts of text are joined, as the server does."""
+    """Returns the message with one text as its content.  Several parts of text are joined, as the server does."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
@@ -163,7 +163,7 @@ def _of_text(message: ChatMessage) -> dict[str, Any]:
 
 
 def check_text(prompt: str) -> None:
-    """Raises `ValueError` if `prompt` is not text: Python makes half characters of a command line's stray bytes."""
+    """Raises `ValueError` if `prompt` is not valid text: a command line's invalid bytes become lone surrogates."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -171,7 +171,7 @@ def check_text(prompt: str) -> None:
 
 
 def some(ids: list[int]) -> list[int]:
-    """Returns `ids`.  Raises `ValueError` if there are none."""
+    """Returns `ids`.  Raises `ValueError` if `ids` is empty."""
     if not ids:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     return ids
@@ -183,7 +183,7 @@ def is_chat(prompt: Any) -> bool:
 
 
 def as_token_ids(prompt: Any) -> list[int]:
-    """`prompt` as a list of token ids.  Raises `ValueError` if it holds anything else."""
+    """Returns `prompt` as a list of token ids.  Raises `ValueError` if `prompt` holds anything else."""
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
         raise ValueError(f"prompt: expected a string, chat messages or token ids, got {type(prompt).__name__}")
     for item in prompt:

@@ -1,4 +1,4 @@
-"""Turns a checkpoint's tensors into the model's parameters; each must come exactly once."""
+"""Turns a checkpoint's tensors into the model's parameters.  Each tensor must come exactly once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rooflab.roofline.architecture import Architecture
 
 @dataclass
 class LayerWeights:
-    """One decoder layer.  Projections are packed: one GEMM for q, k and v, one for gate and up."""
+    """The weights of one decoder layer.  q, k and v are packed into one matrix, and so are gate and up."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -27,17 +27,17 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All parameters; matrices are (out_features, in_features), as in checkpoints."""
+    """All parameters of a model.  Matrices are (out_features, in_features), as in checkpoints."""
 
     embedding: torch.Tensor
     layers: list[LayerWeights]
     norm: torch.Tensor
     lm_head: torch.Tensor
-    """The same tensor as the embedding if the two are tied."""
+    """The output head.  It is the same tensor as the embedding if the two are tied."""
 
 
 def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """The Hugging Face name and shape of every parameter, without a tied `lm_head`."""
+    """Returns the Hugging Face name and the shape of every parameter.  A tied `lm_head` is not included."""
     H, D = arch.hidden_size, arch.head_dim
     q, kv, ffn = arch.num_heads * D, arch.num_kv_heads * D, arch.intermediate_size
     layer: dict[str, tuple[int, ...]] = {
@@ -66,7 +66,7 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 def load_weights(
     arch: Architecture, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device
 ) -> Weights:
-    """The parameters of `arch` in `dtype` on `device`; `arch.norm_offset` is added to the norms' weights.
+    """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the norms' weights.
 
     Raises `ValueError` if a tensor is unknown to the architecture, comes twice, has another shape, or is missing, or if
     the stored `lm_head` of a tied model differs from the embedding.
@@ -101,7 +101,7 @@ def load_weights(
 
 
 def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
-    """The decoder layer whose tensors begin with `prefix`; they are taken out of `tensors`."""
+    """Packs the decoder layer whose tensors' names begin with `prefix`.  Removes these tensors from `tensors`."""
 
     def take(*names: str) -> torch.Tensor:
         # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
@@ -125,9 +125,9 @@ def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: s
 def dummy_tensors(
     arch: Architecture, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Random parameters of the right shapes: norms multiply by one, matrices have the variance 1 / in_features.
+    """Makes random parameters of the right shapes: norms multiply by one, matrices have the variance 1 / in_features.
 
-    They are drawn on `device`, for on a CPU 8 billion take minutes, and differ between devices."""
+    The numbers are drawn on `device`, because 8 billion take minutes on a CPU.  They differ between devices."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
         if len(shape) == 1 and name.endswith("norm.weight"):
             yield name, torch.full(shape, 1.0 - arch.norm_offset)

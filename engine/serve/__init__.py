@@ -1,5 +1,5 @@
-"""An OpenAI server in front of the engine: HTTP in one process, the steps in another.
+"""An OpenAI server in front of the engine.  HTTP runs in one process, and the engine's steps run in another.
 
-`wire.py` is what the two say to each other, `worker.py` the engine's process, `client.py` its other end; `requests.py`
-is what a user may ask, `api.py` the routes, `answers.py` the replies, `server.py` starts and ends it all.
-"""
+`wire.py` defines the messages between both processes.  `worker.py` is the engine's process, and `client.py` is the
+server's side.  `requests.py` defines the requests, `api.py` the routes, `answers.py` the replies.  `server.py` starts
+and ends everything."""

@@ -1,4 +1,4 @@
-"""The bodies of completions and chats, made from tokens: whole, or in events of a stream."""
+"""Makes the bodies of completions and chats from tokens, as whole bodies or as events of a stream."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class AnswerPiece:
     index: int
     """The answer's `index`."""
     text: str
-    """The text that it completes, which may be empty."""
+    """The text that the token completes.  It may be empty."""
     finish_reason: str | None
     logprobs: dict[str, Any] | None
 
 
 class BodyFormat(ABC):
-    """The bodies of one kind of request."""
+    """Makes the bodies of one kind of request."""
 
     prefix: str
     object: str
@@ -42,55 +42,55 @@ class BodyFormat(ABC):
 
     @staticmethod
     def of(piece: AnswerPiece, **body: Any) -> dict[str, Any]:
-        """An answer whose text is in `body`."""
+        """Returns the choice for `piece`.  `body` holds the fields with the text."""
         return {"index": piece.index, **body, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason}
 
     @abstractmethod
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """An answer in a whole body."""
+        """Returns the choice of an answer in a whole body."""
 
     @abstractmethod
     def delta(self, piece: AnswerPiece) -> dict[str, Any]:
-        """An answer in an event."""
+        """Returns the choice of an answer in an event of a stream."""
 
     @abstractmethod
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """The log-probabilities of the drawn `token` and of the `n` likeliest; it begins at `offset` of the answer's
-        text, of which a stop text that ends it would be a part."""
+        """Returns the log-probabilities of the drawn `token` and of the `n` likeliest tokens.  `offset` is the token's
+        position in the answer's text, before a stop text is cut off."""
 
     @staticmethod
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The log-probabilities of an answer from those of its tokens: lists are joined."""
+        """Joins the log-probabilities of an answer's tokens, list by list."""
         lists = (name for name, value in parts[0].items() if isinstance(value, list))
         return parts[0] | {name: [value for part in parts for value in part[name]] for name in lists}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """The choice of the event before an answer's first token; None if there is no such event."""
+        """Returns the choice of the event before an answer's first token.  Returns None if there is no such event."""
         return None
 
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
-        """The body of a reply without a stream."""
+        """Returns the body of a reply that is not a stream."""
         return _json({**self._head, "object": self.object, "choices": choices, "usage": usage})
 
     def event(self, choices: list[dict[str, Any]], **usage: Any) -> bytes:
-        """An event of a stream."""
+        """Returns one event of a stream."""
         body = {**self._head, "object": self.chunk_object, "choices": choices, **usage}
         return b"data: %b\n\n" % _json(body)
 
 
 class CompletionBody(BodyFormat):
-    """`POST /v1/completions`."""
+    """The bodies of `POST /v1/completions`."""
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice with this piece of text."""
+        """Returns the choice with the text of `piece`."""
         return self.of(piece, text=piece.text)
 
     delta = choice
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """Returns them in the form of a completion; the drawn token is always there, so there may be `n` + 1."""
+        """Returns the log-probabilities as a completion has them: of the drawn token and of the likeliest tokens."""
         top: dict[str, float] = {}
         for each, value in logprobs.items() if n else ():
             name = self.texts.named(each)[0]
@@ -104,25 +104,25 @@ class CompletionBody(BodyFormat):
 
 
 class Chat(BodyFormat):
-    """`POST /v1/chat/completions`."""
+    """The bodies of `POST /v1/chat/completions`."""
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """The choice with the role, which comes before the first token."""
+        """Returns the choice with the role.  The event with this choice comes before the first token."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice with this piece as the whole message."""
+        """Returns the choice with the text of `piece` as the whole message."""
         return self.of(piece, message={"role": "assistant", "content": piece.text, "refusal": None})
 
     def delta(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the choice with this piece as a part of the message."""
+        """Returns the choice with the text of `piece` as one part of the message."""
         return self.of(piece, delta={"content": piece.text})
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """Returns the log-probabilities in the form of a chat."""
+        """Returns the log-probabilities in the format of a chat."""
         drawn, *others = (self._one(each, value) for each, value in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
         top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda entry: -entry["logprob"])
@@ -134,19 +134,19 @@ class Chat(BodyFormat):
 
 
 class Answer:
-    """One answer as its tokens come: its text ends before a stop text."""
+    """Builds one answer while its tokens arrive.  The answer's text ends before a stop text."""
 
     def __init__(self, format: BodyFormat, params: SamplingParams, index: int):
         self.index = index
         self.count = 0
-        """The number of tokens so far."""
+        """The number of tokens that have arrived."""
         self._format = format
         self._stream = format.texts.stream()
         self._stopping = StopText(params.stop, self._stream, params.min_tokens)
         self._n = params.logprobs or 0
 
     def push(self, token: Token) -> AnswerPiece:
-        """Adds `token`, and returns the piece that is new with it."""
+        """Adds `token`.  Returns the new text and the log-probabilities of the token."""
         self.count += 1
         last = token.finish_reason is not None
         text = self._stopping.piece(token.token_id, last)
@@ -156,7 +156,7 @@ class Answer:
         return AnswerPiece(self.index, text, token.finish_reason, shown)
 
     def cut(self) -> AnswerPiece:
-        """The end of an answer that was broken off."""
+        """Returns the last piece of an answer that was aborted."""
         self._stopping.end()
         return AnswerPiece(self.index, self._stopping.take(last=True), "abort", None)
 

@@ -32,9 +32,9 @@ from rooflab.engine.serve.streams import EventStream, while_there
 from rooflab.engine.serve.work import RequestWork
 
 LIVE_S = 0.1
-"""Seconds between two events for the page."""
+"""Seconds between two events for the server's page."""
 STEPS_AT_ONCE = 200
-"""Lines of steps that an event holds: they are written in one turn of the event loop, in 2 ms."""
+"""The most lines of steps in one event.  They are written in one turn of the event loop, which takes 2 ms."""
 TOO_LONG = "context_length_exceeded"
 PAGE = Path(__file__).with_name("page.html")
 _STATUSES: dict[int | str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream
 
 
 class ServedModel(BaseModel):
-    """A model that is served."""
+    """The entry of a served model in the list of models."""
 
     id: str
     object: str = "model"
@@ -55,14 +55,14 @@ class ServedModel(BaseModel):
 
 
 class Models(BaseModel):
-    """The list of the models that are served, which is one model."""
+    """The list of the served models.  It has one model."""
 
     object: str = "list"
     data: list[ServedModel]
 
 
 class Tokens(BaseModel):
-    """The reply of `POST /tokenize`, as vLLM's."""
+    """The reply of `POST /tokenize`, with the same fields as vLLM's."""
 
     count: int
     max_model_len: int
@@ -70,25 +70,25 @@ class Tokens(BaseModel):
 
 
 class Service:
-    """One engine behind one name, with its tokenizer and its limits."""
+    """One engine with the name of its model, its tokenizer and its limits."""
 
     def __init__(self, engine: Engine, texts: Texts, model: str, limits: Limits):
         self.engine, self.texts, self.model, self.limits = engine, texts, model, limits
         self.draining = False
-        """Whether new requests are refused, because the server is about to end."""
+        """Whether new requests are refused because the server is about to end."""
         self.created, info = int(time.time()), engine.info
         self.context = min(info.max_model_len, info.num_blocks * info.block_size)
-        """Most tokens of a prompt and its answer."""
+        """The most tokens of a prompt and its answer together."""
         self._places, self._opening = info.max_num_seqs + limits.max_queue, 0
-        """Most answers in the engine; those that were admitted and are not there yet."""
+        """The most answers in the engine; and the number of admitted answers that are not in the engine yet."""
         self.counters = Counters(engine, model)
         engine.observe, engine.gap = self.counters.stepped, self.counters.gap
         engine.ended.append(self.counters.ended)
         self._encoder = ThreadPoolExecutor(1, "encode")  # one: a tokenizer may not be used by two threads at once
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
-        """Token ids, made beside the event loop.  Raises `ApiError` with `param` on a prompt that has none, or is too
-        long whatever its tokens are."""
+        """Returns the prompt's token ids, which a second thread computes.  Raises `ApiError` with `param` if the prompt
+        cannot be encoded, or if it is too long in any case."""
         content: Any = prompt
         least = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
         if isinstance(content, str) or is_chat(content):
@@ -101,7 +101,7 @@ class Service:
             raise ApiError(400, f"{param}: {str(error).partition(': ')[2]}", param) from error
 
     def admit(self, model: str, answers: int) -> None:
-        """Raises `ApiError` unless the server takes a request for this number of answers now."""
+        """Raises `ApiError` unless the server can take a request with `answers` answers now."""
         if model != self.model:
             raise ApiError(
                 404, f"The model `{model}` does not exist; this server has `{self.model}`", "model", "model_not_found"
@@ -124,7 +124,7 @@ class Service:
         return ApiError(400, sentence, param, TOO_LONG)
 
     def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
-        """The most tokens of an answer.  Raises `ApiError` if the request asks for more than can be."""
+        """Returns the most tokens of an answer.  Raises `ApiError` if the request asks for more than the limit."""
         room = self.context - longest_prompt
         most = room if self.limits.max_tokens is None else min(room, self.limits.max_tokens)
         if room < 1:
@@ -141,7 +141,7 @@ class Service:
         return asked.most if asked.most is not None else min(asked.default or most, most)
 
     async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: BodyFormat) -> Response:
-        """The reply to a request: a stream of events, or one body."""
+        """Returns the reply to a request: a stream of events, or one whole body."""
         loop, arrival_s = asyncio.get_running_loop(), request.state.arrival_s
         deadline_s = loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
         work = RequestWork(self.engine, format, deadline_s)
@@ -179,7 +179,7 @@ class Service:
         return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
-        """Yields events for the page, ten a second: the engine's state, and the steps since the last event."""
+        """Yields ten events per second for the page: the engine's state, and the steps since the last event."""
         engine, info = self.engine, self.engine.info
         seen = engine.steps[-1].number if engine.steps else 0
         engine.watch(True)
@@ -199,9 +199,9 @@ class Service:
 
 
 def make_app(service: Service, hosts: list[str] | None = None, alone: bool = True) -> FastAPI:
-    """The application; with `hosts`, a request must name one of them in its Host header.
+    """Makes the application.  With `hosts`, the Host header of a request must name one of these hosts.
 
-    One that is not `alone` behind its address has no page, no steps and no metrics: of which replica would they be?
+    With `alone` False, several replicas share the address.  There is no page, and no steps or metrics of one replica.
     """
     app = FastAPI(
         title="Rooflab", description="OpenAI's completions and chats, by Rooflab's engine.", responses=_STATUSES

@@ -1,4 +1,4 @@
-"""The server's end of the engine's process: starts it, sends it prompts, and gives each caller its tokens."""
+"""The server's side of the engine's process: starts the process, sends prompts, and gives each caller its tokens."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from rooflab.engine.serve.wire import (
 )
 
 KEPT_STEPS = 20_000
-"""Steps whose lines are kept for `GET /steps`."""
+"""The number of steps whose lines are kept for `GET /steps`."""
 TOKENS_AT_ONCE = 256
-"""Tokens that one reader takes in one turn of the event loop: 8 ms."""
+"""The most tokens that one reader takes in one turn of the event loop.  They take 8 ms."""
 END_S = 10.0
-"""Seconds that an engine may take to end its last step."""
+"""Seconds that the engine may take to finish its last step."""
 STALLED_S = 60.0
-"""How long an engine with work may say nothing.  It speaks after each step; 2,048 tokens of a prompt are one."""
+"""An engine with work is stalled if it is silent for this many seconds.  A step of 2,048 prompt tokens sends once."""
 
 
 class EngineDied(RuntimeError):
-    """The engine no longer works, and what it computed is lost."""
+    """The error that the engine no longer works.  Everything that it was computing is lost."""
 
 
 @dataclass(eq=False)
@@ -59,35 +59,35 @@ class Call:
     arrival_s: float
     params: SamplingParams
     inbox: Inbox
-    """The inbox that gets its tokens."""
+    """The inbox that gets the tokens of this prompt's answers."""
     accepted: asyncio.Future[None]
     trace_parent: str | None
-    """The caller's span, as W3C's `traceparent` header."""
+    """The caller's span, as a `traceparent` header of W3C."""
     started_s: float | None = None
-    """The time at which the first step with tokens of its prompt began."""
+    """The time at which the first step with tokens of the prompt began."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were in the KV cache."""
+    """The number of prompt tokens that were already in the KV cache."""
     token_times_s: list[list[float]] = field(default_factory=list)
-    """For each answer, the times at which its tokens came to the server."""
+    """For each answer, the times at which its tokens arrived at the server."""
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
-    """The reason for the end of each answer that has ended, by the answer's number."""
+    """The finish reason of each answer that has ended, by the number of the answer."""
 
     @property
     def ended(self) -> bool:
-        """Whether all its answers have ended."""
+        """Whether all answers to the prompt have ended."""
         return len(self.finish_reasons) == self.params.n
 
 
 class Inbox:
-    """Tokens that wait for their reader: at most all of the answers' tokens, however slowly it reads."""
+    """A queue of tokens for one reader.  It holds at most all tokens of the answers, even if the reader is slow."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
         self.put = self._come.put_nowait
-        """Adds a call with a token, or the error after which no token comes."""
+        """Adds a call with its token, or an error after which no more tokens come."""
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """Some of the tokens that are there, at least one.  Raises what `put` got in place of one if none can come."""
+        """Waits for at least one token, and returns some of the waiting tokens.  Raises an error that `put` got."""
         arrived: list[tuple[Call, Token]] = []
         if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
@@ -103,10 +103,10 @@ class Inbox:
 
 
 class Engine:
-    """The engine's process.  `start` it first; all methods belong to one event loop.
+    """The engine's process.  Call `start` first.  All methods belong to one event loop.
 
-    `observe` hears of every step, `gap` of the time between two tokens of an answer, and each of `ended` of every call
-    that has ended or was dropped.
+    `observe` is called with every step, and `gap` with the time between two tokens of an answer.  Each function in
+    `ended` is called with every call that has ended or was dropped.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
@@ -118,9 +118,9 @@ class Engine:
         self.ended: list[Callable[[Call], None]] = []
         self.died, self.ending = asyncio.Event(), False
         self.why, self._heard_s = "", 0.0
-        """The reason for the engine's end; the time of its last message, or of its first work."""
+        """The reason for the engine's end; and the time of its last message, or of its first work."""
         self.calls: dict[int, Call] = {}
-        """The calls that have not ended, by key."""
+        """The calls that have not ended, by their keys."""
         self._keys = itertools.count()
         self._watchers = 0
         self._folder = Path(tempfile.mkdtemp(prefix="rooflab-"))  # for this user alone
@@ -135,7 +135,7 @@ class Engine:
         )
 
     async def start(self) -> None:
-        """Loads the model.  Raises `ValueError` with the engine's sentence if it cannot be."""
+        """Starts the process and loads the model.  Raises `ValueError` with the engine's message if loading fails."""
         self._process.start()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._process_ended)
         first = asyncio.ensure_future(self._socket.recv())
@@ -153,7 +153,7 @@ class Engine:
         self._receiver.add_done_callback(self._task_ended)  # else callers would wait for ever behind an error in it
 
     def check(self) -> None:
-        """Raises `EngineDied` if it has ended, or says nothing while it has work."""
+        """Raises `EngineDied` if the engine has ended, or if it has work but sends no messages."""
         silent_s = time.perf_counter() - self._heard_s
         if self.died.is_set():
             raise EngineDied(self.why)
@@ -161,7 +161,7 @@ class Engine:
             raise EngineDied(f"the engine has work, and has not made a step for {silent_s:.0f} s")
 
     async def stop(self) -> None:
-        """Ends the process; what it still computes is lost."""
+        """Ends the process.  Everything that the engine is still computing is lost."""
         if self._process.is_alive() and hasattr(self, "info"):  # while it loads, it does not listen
             self._say(Stop())
             with suppress(TimeoutError):
@@ -183,10 +183,10 @@ class Engine:
         arrival_s: float | None = None,
         trace_parent: str | None = None,
     ) -> list[Call]:
-        """Queues the prompts of a request, all between the same two steps; their tokens come to `inbox`.
+        """Queues the prompts of a request between the same two steps.  The tokens go to `inbox`.
 
-        Raises `ValueError` if the engine cannot serve one of them, and `EngineDied`; none is then left in it.
-        """
+        Raises `ValueError` if the engine cannot serve one of the prompts, and `EngineDied` if the engine has ended.  No
+        prompt of the request then stays in the engine."""
         if self.died.is_set():
             raise EngineDied(self.why)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
@@ -220,7 +220,7 @@ class Engine:
             observer(call)
 
     def watch(self, on: bool) -> None:
-        """Adds or removes a watcher.  While there is one, steps on a CPU tell the time of each op."""
+        """Adds or removes a watcher.  While there is a watcher, steps on a CPU report the time of each op."""
         before, self._watchers = self._watchers, self._watchers + (1 if on else -1)
         if bool(before) != bool(self._watchers) and not self.died.is_set():
             self._say(Watch(on))
@@ -280,7 +280,7 @@ class Engine:
         self.calls.clear()
 
     def cut(self) -> None:
-        """Ends all calls with what has come, because the server ends; their readers drop them."""
+        """Ends all calls with the tokens so far, because the server ends.  The readers drop their calls."""
         self.ending = True
         for call in self.calls.values():
             self._end(call, TimeoutError())

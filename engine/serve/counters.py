@@ -1,4 +1,4 @@
-"""Metrics for Prometheus.  A name of vLLM's means what it means there; other names begin with `rooflab:`."""
+"""Metrics for Prometheus.  Metrics with vLLM's names have vLLM's meaning; other names begin with `rooflab:`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Counters:
-    """Observes an engine: its steps as they come, and each request when it has ended."""
+    """Observes an engine: every step when it has run, and each request when it has ended."""
 
     def __init__(self, engine: Engine, model: str):
         self.registry = CollectorRegistry()
@@ -53,7 +53,7 @@ class Counters:
         self._evicted = counter("rooflab:prefix_cache_evicted_pages", "Cached pages that were given away.")
 
     def stepped(self, message: Stepped) -> None:
-        """Notes what a step did."""
+        """Counts the work of one step."""
         state, step = message.state, message.step
         self._running.set(state.running)
         self._waiting.set(state.waiting)
@@ -72,11 +72,11 @@ class Counters:
                     self._accepted_at.labels(*self._labels, str(place)).inc(count)
 
     def gap(self, seconds: float) -> None:
-        """Notes the time between two tokens of an answer, as they come: a long answer's at its end took seconds."""
+        """Notes a gap between two tokens when it ends.  To note all gaps at a long answer's end took seconds."""
         self._itl.observe(seconds)
 
     def ended(self, call: Call) -> None:
-        """Notes the times of a request that has ended, or was dropped."""
+        """Notes the times of a request that has ended or was dropped."""
         reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
         for reason in reasons:
             self._success.labels(*self._labels, reason).inc()
@@ -97,5 +97,5 @@ class Counters:
             self._decode.observe(last - first)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pydantic import BaseModel
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "timeout"
-"""An `ApiError` of an answer that did not come in time."""
+"""The arguments of the `ApiError` for an answer that took too long."""
 _SHORT = 80
-"""Most characters of a body that a message shows."""
+"""The most characters of a request's body that an error message shows."""
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = _SHORT
 _SHOWN.maxlevel = 1  # below, it would sort a dict of any size
@@ -26,7 +26,7 @@ _NOT_YET = {
 }
 
 _OF_UNION = re.compile(r"str|(list|dict|constrained|literal)\W.*")
-"""The names that pydantic adds to the place of a field that has one of several types."""
+"""The names that pydantic adds to the path of a field that may have one of several types."""
 
 
 class ErrorBody(BaseModel):
@@ -35,7 +35,7 @@ class ErrorBody(BaseModel):
     message: str
     type: str
     param: str | None
-    """The field that is wrong."""
+    """The name of the wrong field."""
     code: str | None
 
 
@@ -54,22 +54,22 @@ class ApiError(Exception):
         self.param = None if param is None else _in_utf8(param)
 
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's form."""
+        """Returns the error in OpenAI's format."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def event(self) -> bytes:
-        """The error as an event of a stream that has begun."""
+        """Returns the error as an event of a stream that has already begun."""
         return b"data: %b\n\n" % json.dumps(self.body(), allow_nan=False).encode()
 
     def reply(self, headers: dict[str, str] | None = None) -> JSONResponse:
-        """The error as the reply to a request."""
+        """Returns the error as the reply to a request."""
         return JSONResponse(self.body(), self.status, headers)
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """What pydantic found wrong in a body: a name (as a part's `type`, whose other fields are then unknown), an unknown
-    field, a value, or a type (a field of one of several types is not of each of them); of several the deepest."""
+    """Chooses one of pydantic's errors: a wrong name (such as a part's `type`), else an unknown field, else a value,
+    else a type (a union reports the types of all its members).  Of equal errors the deepest counts."""
     ranks = {"literal_error": 3, "extra_forbidden": 2}
     first = max(errors, key=lambda err: (ranks.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
     place = [str(part)[:_SHORT] for part in first["loc"] if part != "body" and not _OF_UNION.fullmatch(str(part))]
@@ -89,5 +89,5 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
 
 
 def _in_utf8(text: str) -> str:
-    """`text` with an escape for what UTF-8 cannot hold: JSON's `"\\ud800"` is half a character."""
+    """Escapes the parts of `text` that UTF-8 cannot hold, such as the lone surrogate of JSON's `"\\ud800"`."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The limits of a server, and the guard in front of every route."""
+"""The limits of a server, and the middleware that checks every request against them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rooflab.engine.serve.errors import ApiError
 
 OPEN_PATHS = ("/", "/health")
-"""Paths that ask for no key: the page has no data of its own, and a probe has no key."""
+"""Paths that need no key: the page has no data of its own, and a health probe has no key."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,24 @@ class Limits:
     """The limits of one server."""
 
     max_queue: int = 256
-    """Answers that may wait for their first step, beside those that run."""
+    """The most answers that may wait for their first step, beside the answers that run."""
     max_body_bytes: int = 1 << 20
-    """Most bytes of a body, which is parsed on the event loop: 1 MiB takes up to 50 ms."""
+    """The most bytes of a request's body.  It is parsed on the event loop: 1 MiB takes up to 50 ms."""
     max_tokens: int | None = None
-    """Most tokens of an answer; None: what the context holds."""
+    """The most tokens of an answer.  None allows as many as the context holds."""
     timeout_s: float = 600.0
     """The longest time from a request's arrival to its last token."""
     api_key: str | None = None
-    """The key that all routes but `OPEN_PATHS` ask for, as `Authorization: Bearer KEY`; None asks for no key."""
+    """The key that all routes but `OPEN_PATHS` require, as `Authorization: Bearer KEY`.  None requires no key."""
     origins: tuple[str, ...] = ()
     """Other sites whose pages may send requests (CORS)."""
     max_head_bytes: int = 1 << 16
-    """Most bytes of a request's line and headers."""
+    """The most bytes of a request line and its headers."""
     receive_s: float = 60.0
-    """The longest time in which a request arrives, its body included."""
+    """The longest time in seconds for a whole request, with its body, to arrive."""
     keep_alive_s: int = 120
-    """How long a connection stays open between requests.  Proxies hold theirs for 60 to 90 s, and one that asks on a
-    connection while it is closed gets no answer."""
+    """Seconds that a connection stays open between requests.  Proxies keep connections for 60 to 90 s.  A proxy that
+    sends a request while the server closes the connection gets no answer."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -51,14 +51,14 @@ class Limits:
 
 
 class Guard:
-    """ASGI middleware: notes when a request arrives, refuses what its head already shows to be wrong, and a body over
-    the limit before it is read whole, and answers HEAD as GET without a body."""
+    """The ASGI middleware before every route.  Notes the arrival time of a request.  Refuses a request with a wrong
+    head, and a too large body before it is read whole.  Answers HEAD like GET, but without a body."""
 
     def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None, alone: bool):
         self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request, as ASGI says."""
+        """Handles one request by the ASGI protocol."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

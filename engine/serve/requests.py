@@ -1,8 +1,8 @@
-"""What a user may ask, field by field: OpenAI's fields, and those that vLLM adds to them.
+"""Defines the fields that a request may have: OpenAI's fields, and the fields that vLLM adds.
 
-A field that OpenAI has and this server has not may only be null, false or empty.  The names, types and ranges are
-those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos`
-are vLLM's.
+A field of OpenAI's that this server does not support may only be null, false or empty.  Names, types and ranges are
+those of OpenAI's API reference.  `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and
+`ignore_eos` come from vLLM.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ MOST_STOPS = 4
 MOST_STOP_CHARACTERS = 1024
 MOST_STOP_IDS = 128
 MOST_BIASES = 300
-"""The most entries of `logit_bias`, as OpenAI has it.  With 49,152 a step took 57 ms, for all who were in it."""
+"""The most entries of `logit_bias`, as in OpenAI's API.  With 49,152 entries a step took 57 ms for all its requests."""
 MOST_PROMPTS = 2048
 MOST_MESSAGES = 2048
 MOST_PARTS = 128
 MOST_IDS = 2**17
-"""Tokens of a prompt that is given by ids, whatever the model: they are checked on the event loop, in 7 ms."""
+"""The most tokens of a prompt that is given by ids, for any model.  The ids are checked on the event loop, in 7 ms."""
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 _SAME = "temperature top_p min_p n min_tokens ignore_eos repetition_penalty presence_penalty frequency_penalty".split()
-"""Fields that `SamplingParams` has with the same meaning; null means its default."""
+"""Fields that have the same meaning in `SamplingParams`.  Null means the default of `SamplingParams`."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 Label = Annotated[str, Field(max_length=512)]
@@ -44,15 +44,15 @@ Biases = Annotated[
 
 
 class Strict(BaseModel):
-    """Refuses unknown fields, values of another type, and numbers that are not finite."""
+    """A model that refuses unknown fields, values of the wrong type, and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Leaves out unknown fields that ask for nothing, of which `model_dump()` in OpenAI's client makes many.  Of a
-        million others only the first is an error."""
+        """Removes unknown fields without effect (null, false or empty): OpenAI's client sends many by `model_dump()`.
+        Of other unknown fields only the first stays, as an error, because there may be a million."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
@@ -62,26 +62,26 @@ class Strict(BaseModel):
 
 
 class Asked(NamedTuple):
-    """The fields that a completion and a chat have under different names."""
+    """The fields that have different names in a completion and a chat."""
 
     field: str
     prompts: Sequence[Prompt]
-    """The value of `field`."""
+    """The prompts, which are the value of the field named `field`."""
     most_field: str
     most: int | None
-    """Tokens of an answer, the value of `most_field`."""
+    """The most tokens of an answer, which is the value of the field named `most_field`."""
     default: int | None
-    """The number of tokens where `most` is None; None stands for all that the context holds."""
+    """The most tokens of an answer if `most` is None.  None stands for all tokens that the context holds."""
     logprobs: int | None
 
 
 class StreamOptions(Strict):
-    """Options that say what a stream carries beside the tokens."""
+    """Options for what a stream carries beside the tokens."""
 
     include_usage: bool = False
-    """Whether a last event has the counts of tokens."""
+    """Whether the stream has a last event with the numbers of tokens."""
     continuous_usage_stats: bool = False
-    """Whether every event has the counts so far, as in vLLM."""
+    """Whether every event has the numbers of tokens so far, as in vLLM."""
 
 
 class Sampling(Strict):
@@ -102,7 +102,7 @@ class Sampling(Strict):
     user: Label | None = None
 
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    """0 and -1 keep all tokens."""
+    """Keep only the `top_k` likeliest tokens; 0 and -1 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=PENALTIES[0], le=2)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -116,7 +116,7 @@ class Sampling(Strict):
         return self
 
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The request's settings for the engine.  Raises `ValueError` on a combination that it cannot serve."""
+        """Returns the request's settings for the engine.  Raises `ValueError` on a combination it cannot serve."""
         same = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         return SamplingParams(
             **{"temperature": None, **same},
@@ -143,14 +143,14 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
-        """The fields that both kinds of requests have."""
+        """Returns the fields that have different names in a chat."""
         single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         prompts: Any = [self.prompt] if single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
 
 
 class TextPart(Strict):
-    """A part of a message's content; other types than text are not served."""
+    """A part of a message's content.  Only parts of type text are served."""
 
     type: Literal["text"]
     text: str
@@ -161,10 +161,10 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None
-    """None is allowed for an assistant alone."""
+    """The text, or its parts.  Only an assistant's message may have None."""
     name: Label | None = None
     id: Label | int | None = None
-    """A field without effect: clients send back the messages that they keep."""
+    """A field without effect.  It is accepted because clients send back the messages that they keep."""
 
     @model_validator(mode="after")
     def _some_content(self) -> Message:
@@ -173,7 +173,7 @@ class Message(Strict):
         return self
 
     def plain(self) -> dict[str, str]:
-        """The message in the form that chat templates take."""
+        """Returns the message in the format that chat templates take."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -191,7 +191,7 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     def asked(self) -> Asked:
-        """The fields that both kinds of requests have."""
+        """Returns the fields that have different names in a completion."""
         name, most = "max_completion_tokens", self.max_completion_tokens
         if most is None:
             name, most = "max_tokens", self.max_tokens

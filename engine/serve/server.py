@@ -1,4 +1,4 @@
-"""Starts the engine and the HTTP server, and ends them without losing an answer."""
+"""Starts the engine and the HTTP server, and ends both without losing an answer."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LAST_S = 4.0
-"""Seconds that a reader may take for what was written, when the server ends."""
+"""Seconds that a reader gets at the server's end, to read what was already written."""
 SLOW_READER_S = 60.0
-"""Seconds that a reader may take nothing while there is more for it than a connection holds."""
+"""If a connection's buffer is full and its reader takes nothing, the connection is closed after this many seconds."""
 
 
 class ClientConnection(H11Protocol):
-    """Uvicorn's connection, whose requests must arrive within `receive_s`, and whose errors have OpenAI's form.
+    """A connection of uvicorn.  Its requests must arrive within `receive_s`, and its errors have OpenAI's format.
 
-    Its parser takes about 0.2 ms a request and 5 us an event more of a core (2-core Xeon) than httptools, which
-    has no limit of a head, sends chunks to clients of HTTP/1.0, and loses bodies behind an offer of HTTP/2, as Java's
-    client makes with every request.
+    This class uses h11, which takes about 0.2 ms per request and 5 us per event more of a core (2-core Xeon) than
+    httptools.  But httptools does not limit a request's head, sends chunks to HTTP/1.0 clients, and loses the body of a
+    request that offers HTTP/2.  Java's client offers HTTP/2 with every request.
     """
 
     def __init__(self, *arguments: Any, receive_s: float, **named: Any):
@@ -50,7 +50,7 @@ class ClientConnection(H11Protocol):
         self._late = self.loop.call_later(receive_s, self._too_late)
 
     def data_received(self, data: bytes) -> None:
-        """Uvicorn's method; the time of a request ends when all of it is there."""
+        """Overrides uvicorn's method.  Stops the timer of a request when the whole request has arrived."""
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):  # the request is there
             self._late.cancel()
@@ -58,17 +58,17 @@ class ClientConnection(H11Protocol):
             self._late = self.loop.call_later(self._receive_s, self._too_late)
 
     def pause_writing(self) -> None:
-        """Uvicorn's method; a connection whose reader stays slow is closed: it would hold its reply for ever."""
+        """Overrides uvicorn's method.  If the reader stays slow, closes the connection, which would never end."""
         super().pause_writing()
         self._slow = self.loop.call_later(SLOW_READER_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Uvicorn's method; the reader is no longer slow."""
+        """Overrides uvicorn's method.  Stops the timer, because the reader reads again."""
         super().resume_writing()
         self._slow.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Uvicorn calls it while it handles an error of h11, which says more than `msg`."""
+        """Sends h11's error, which says more than `msg`.  Uvicorn calls this method while it handles that error."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(ApiError(status, f"http: {error}"[:100]))
@@ -93,28 +93,28 @@ class ClientConnection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server; on SIGTERM and SIGINT it refuses new requests and ends when all answers have.
+    """The uvicorn server of an engine.  On SIGTERM and SIGINT it refuses new requests, and ends when all answers have
+    ended.
 
-    A second signal ends it at once.
-    """
+    A second signal ends the server at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, url: str, say: Callable[[str], None]):
         super().__init__(config)
         self._service, self._drain_s, self._url, self._say = service, drain_s, url, say
         self._until_s = math.inf
-        """The latest end of the wait for answers, on the event loop's clock."""
+        """The time on the event loop's clock at which the server stops waiting for answers."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Uvicorn calls it on a signal."""
+        """Refuses new requests at the first signal, and ends the server at the second.  Uvicorn calls this."""
         self.should_exit, self._service.draining = self._service.draining, True
 
     async def startup(self, sockets: list[Socket] | None = None) -> None:
-        """Uvicorn calls it to listen."""
+        """Starts to listen.  Uvicorn calls this at its start."""
         await super().startup(sockets)
         self._say(f"{self._url} answers; SIGTERM or Ctrl-C ends it")
 
     async def on_tick(self, counter: int) -> bool:
-        """Uvicorn calls it ten times a second, to ask whether to end."""
+        """Returns whether to end the server.  Uvicorn calls this ten times a second."""
         engine, now_s = self._service.engine, asyncio.get_running_loop().time()
         if self._service.draining:
             if self._until_s == math.inf and engine.calls:
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or engine.died.is_set()
 
     async def shutdown(self, sockets: list[Socket] | None = None) -> None:
-        """Uvicorn calls it last; it waits for replies to end."""
+        """Ends all calls and waits for the replies to end.  Uvicorn calls this last."""
 
         def hang_up() -> None:
             for connection in list(self.server_state.connections):
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> Socket:
-    """A socket bound to that address: no other process can take it.  Raises `ValueError` if it is taken."""
+    """Returns a socket bound to `host` and `port`, for this process alone.  Raises `ValueError` on a taken port."""
     socket = Socket(AF_INET6 if ":" in host else AF_INET)
     socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
     try:
@@ -152,12 +152,12 @@ def bound(host: str, port: int) -> Socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """The URL of a server at `host` and `port`."""
+    """Returns the URL of a server at `host` and `port`."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def service_of(engine: Engine, options: Mapping[str, Any], name: str | None, limits: Limits) -> Service:
-    """Starts `engine`, which is of `options`, and gives it its name and its tokenizer.
+    """Starts `engine`, which was made of `options`, and returns the service with its name and tokenizer.
 
     Raises `ValueError` if the model cannot be loaded.
     """
@@ -168,12 +168,12 @@ async def service_of(engine: Engine, options: Mapping[str, Any], name: str | Non
 
 
 def hosts_of(host: str) -> list[str] | None:
-    """The names by which a request may call a server that listens at `host`; None for any."""
+    """Returns the host names that a request to a server at `host` may use.  None allows any name."""
     return [*LOOPBACK, "[::1]"] if host in LOOPBACK else None
 
 
 def config_of(service: Service, host: str) -> uvicorn.Config:
-    """The configuration of uvicorn for a server at `host`."""
+    """Returns uvicorn's configuration for a server at `host`."""
     limits = service.limits
     return uvicorn.Config(
         make_app(service, hosts_of(host)),
@@ -198,7 +198,7 @@ async def serve(
     drain_s: float = 30.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `LLM(**options)` at `host` and `port` under `name` until a signal comes; `say` gets lines for the user.
+    """Serves `LLM(**options)` at `host` and `port` under `name` until a signal comes.  `say` gets lines for the user.
 
     Raises `ValueError` if the port is taken or the model cannot be loaded, and `EngineDied` if the engine ends before
     the server.

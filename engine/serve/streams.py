@@ -1,4 +1,4 @@
-"""Replies that end when their reader leaves."""
+"""Replies that are cancelled when their reader disconnects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; cancels it and raises `ClientDisconnect` if the reader of the reply leaves before."""
+    """Returns the result of `work`.  If the reader disconnects first, cancels `work` and raises `ClientDisconnect`."""
 
     async def leaves() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -34,10 +34,9 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, each sent as soon as it is there.
+    """A stream of server-sent events.  Each event is sent as soon as it is made.
 
-    The generator is closed when the reader leaves.  `close` is called behind it, also if not even the first event was
-    made.
+    The generator `events` is closed when the reader disconnects.  Then `close` is called, even if no event was made.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]):
@@ -47,7 +46,7 @@ class EventStream(StreamingResponse):
         self._events, self._close = events, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events, as ASGI says."""
+        """Sends the events by the ASGI protocol."""
         try:
             async with aclosing(self._events):
                 with suppress(ClientDisconnect):

@@ -1,4 +1,4 @@
-"""The messages between the server's process and the engine's, which are pickled and sent by ZeroMQ."""
+"""The messages between the server's process and the engine's process.  They are pickled and sent by ZeroMQ."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from rooflab.engine.sequence import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Queues the prompts of a request."""
+    """The message that queues the prompts of a request."""
 
     prompts: dict[int, list[int]]
-    """The token ids of each prompt, by the server's key."""
+    """The token ids of each prompt, by the key that the server gave the prompt."""
     params: SamplingParams
     arrival_s: float
-    """When the server got it, on the `perf_counter` clock, which is one for all processes of a Linux host."""
+    """The time at which the server got the request, on `perf_counter`, which all processes of a Linux host share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Drops the answers to these prompts."""
+    """The message that drops all answers to these prompts."""
 
     keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Turns the timing of each op on or off."""
+    """The message that turns the timing of each op on or off."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the engine's process."""
+    """The message that ends the engine's process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded: its sizes, and the kernels that serve."""
+    """The message that the model is loaded, with the model's sizes and the kernels that serve."""
 
     model: str
     """The name of the model's architecture."""
@@ -53,47 +53,47 @@ class Ready:
     num_blocks: int
     block_size: int
     kernels: list[dict[str, str]]
-    """The kernels that serve, as `OpSet.describe` has them."""
+    """The kernels that serve, as rows of `OpSet.describe`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNotLoaded:
-    """The model cannot be loaded, for this reason."""
+    """The message that the model cannot be loaded, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The engine has queued the prompts of a request, or none."""
+    """The message that the engine has queued all prompts of a request, or has refused the request."""
 
     key: int
-    """The key of the first prompt."""
+    """The key of the request's first prompt."""
     refusal: str = ""
-    """Why it cannot serve one of them: `argument: what was wanted, what came`."""
+    """Why the engine cannot serve one of the prompts: `argument: what was wanted, what came`."""
 
 
 class Token(NamedTuple):
-    """A token of an answer."""
+    """One token of an answer."""
 
     key: int
     answer: int
-    """The number of the answer among those to the prompt."""
+    """The number of the answer among the answers to the prompt."""
     token_id: int
     finish_reason: FinishReason | None
-    """The reason for the answer's end, with its last token; else None."""
+    """The reason for the answer's end, given with the last token; None with other tokens."""
     logprobs: Mapping[int, float] | None
-    """The log-probabilities that were asked for, by token, the drawn one first."""
+    """The requested log-probabilities by token id, the drawn token's first."""
 
 
 class Started(NamedTuple):
-    """The first step with tokens of a prompt."""
+    """The start of a prompt: the first step that computes tokens of the prompt."""
 
     key: int
     time_s: float
     """The time at which the step began."""
     cached_tokens: int
-    """Tokens of the prompt that were in the KV cache."""
+    """The number of prompt tokens that were already in the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class State:
     waiting: int = 0
     pages_held: int = 0
     pages_shared: int = 0
-    """Pages that several sequences hold."""
+    """The number of pages that several sequences hold."""
     pages_cached: int = 0
-    """Pages that no sequence holds, and whose content may be used again."""
+    """The number of pages that no sequence holds and whose content may be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,43 +117,43 @@ class StepLine:
     begin_s: float
     end_s: float
     num_decodes: int
-    """Sequences that got a token each without a prompt."""
+    """The number of decoding sequences.  A step gives each of them a token."""
     decode_keys: int
-    """Keys that these sequences attended to, summed over them."""
+    """The number of keys that the decoding sequences attended to, summed over all these sequences."""
     prompt_tokens: int
-    """Tokens of prompts that were computed."""
+    """The number of prompt tokens that were computed."""
     prompt_pairs: int
-    """Query-key pairs of these tokens, each with itself and all before it."""
+    """The number of query-key pairs of the prompt tokens.  A token attends to itself and all tokens before it."""
     tokens: int
-    """Tokens of answers that came out of the step."""
+    """The number of answer tokens that the step gave."""
     preempted: int
-    """Sequences that lost their pages."""
+    """The number of sequences that lost their pages."""
     evicted: int
-    """Pages of the prefix cache that were given away."""
+    """The number of pages of the prefix cache that were given away."""
     running: int
-    """Answers in the batch behind the step."""
+    """The number of answers in the batch after the step."""
     waiting: int
-    """Answers that wait for the batch behind the step."""
+    """The number of answers that wait for the batch after the step."""
     waited: float | None
-    """The time that the engine's threads waited for a core, over the time that they ran; None on a GPU."""
+    """The time that the engine's threads waited for a core, divided by the time that they ran; None on a GPU."""
     ops_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each op, while somebody watches and the engine runs on a CPU."""
+    """The seconds of each op.  Filled only while somebody watches and the engine runs on a CPU."""
     drafts: int = 0
-    """Sequences of which a draft was verified."""
+    """The number of sequences with a draft that the step verified."""
     drafted: int = 0
-    """Tokens of these drafts."""
+    """The number of tokens of all drafts in the step."""
     accepted: list[int] = field(default_factory=list)
-    """For each place of a draft how many tokens were accepted there; empty without drafts."""
+    """For each position in a draft, the number of tokens accepted there.  Empty without drafts."""
     draft_s: float = 0.0
-    """The parts of a step with drafts: the choice of requests and their drafts, the model's run, and what becomes of
-    its tokens."""
+    """The seconds of a step's three parts: `draft_s` chooses sequences and drafts, `verify_s` runs the model, and
+    `accept_s` gives the tokens to the sequences."""
     verify_s: float = 0.0
     accept_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The message after a step, or after requests were dropped between steps."""
+    """The message after a step, or after requests were dropped between two steps."""
 
     state: State
     step: StepLine | None = None

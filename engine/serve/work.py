@@ -1,4 +1,4 @@
-"""A request while the engine works on it: its calls, and the answers as their tokens come."""
+"""One request while the engine works on it: the calls, and the answers that grow with each token."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
 from rooflab.engine.serve.errors import TIMED_OUT, ApiError
 
 SILENT_S = 15.0
-"""How long a stream may be silent: proxies close one that is for 30 to 60 s, which prompts may wait and compute."""
+"""Seconds that a stream may be silent while prompts wait or run.  Proxies close a silent stream after 30 to 60 s."""
 
 
 class RequestWork:
-    """The calls of one request; `open` queues them, and `close` drops those that have not ended."""
+    """The calls of one request.  `open` queues the calls, and `close` drops the calls that have not ended."""
 
     def __init__(self, engine: Engine, format: BodyFormat, deadline_s: float):
         self.format = format
         self.calls: list[Call] = []
         self._engine = engine
         self._deadline_s = deadline_s
-        """The end of the request's time, on the event loop's clock."""
+        """The time on the event loop's clock at which the request times out."""
         self._inbox = Inbox()
         self._answers: dict[tuple[int, int], Answer] = {}
 
     async def open(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *about: Any) -> None:
-        """Queues the prompts; `about` are the next arguments of `Engine.submit`.  Raises `ValueError` if the engine
-        refuses one; none is then left in it."""
+        """Queues the prompts.  `about` holds the next arguments of `Engine.submit`.  Raises `ValueError` if the engine
+        refuses a prompt; then no prompt is queued."""
         self.calls = await self._engine.submit(prompts, params, self._inbox, *about)
         numbers = ((call.key, number) for call in self.calls for number in range(params.n))
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(numbers)}
 
     def close(self) -> None:
-        """Drops what has not ended.  The reader of `events` calls it: a generator that was not begun cannot."""
+        """Drops the calls that have not ended.  The reader of `events` calls this: an unstarted generator cannot."""
         self._engine.drop(self.calls)
 
     @property
     def usage(self) -> dict[str, Any]:
-        """The tokens so far, as OpenAI names them; a prompt that is answered several times counts once."""
+        """The numbers of tokens so far, with OpenAI's names.  A prompt with several answers counts once."""
         prompt = sum(call.prompt_tokens for call in self.calls)
         completion = sum(answer.count for answer in self._answers.values())
         return {
@@ -51,8 +51,8 @@ class RequestWork:
         }
 
     async def pieces(self) -> AsyncGenerator[list[AnswerPiece], None]:
-        """What comes, until every answer has ended; at the deadline, or when the server ends, others are cut.  Nothing
-        is a list too, `SILENT_S` after what was before.
+        """Yields lists of pieces until every answer has ended.  Open answers are cut at the deadline, or when the
+        server ends.  Yields an empty list after each `SILENT_S` seconds without a token.
 
         Raises `EngineDied`.
         """
@@ -76,7 +76,7 @@ class RequestWork:
             yield pieces
 
     async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
-        """Yields the events of a stream.  An event carries one token; a chat's role comes with the first token."""
+        """Yields the events of a stream, one token per event.  A chat's role comes with the first token."""
         begun: set[int] = set()
         usage: dict[str, Any] = {"usage": None} if include_usage else {}
         try:
@@ -97,9 +97,9 @@ class RequestWork:
             yield ApiError(500, str(error)).event()
 
     async def whole(self) -> bytes:
-        """The body of a whole reply, made beside the event loop.
+        """Returns the body of a whole reply.  A second thread makes the body, not the event loop's thread.
 
-        Raises `EngineDied`, and `ApiError` with 408 if the time is up.
+        Raises `EngineDied`, and `ApiError` with status 408 if the request times out.
         """
         texts: dict[int, list[AnswerPiece]] = {}
         async for pieces in self.pieces():

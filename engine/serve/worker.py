@@ -1,4 +1,4 @@
-"""The engine's process: it takes requests between steps, and describes each step behind it."""
+"""The engine's process: takes requests between steps, and sends a description of each step after it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from rooflab.kernels._waiting import run_times, waiting_since
 
 
 def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
-    """Loads `LLM(**options)` and serves the server at `address` until it says `Stop`, or is gone.
+    """Loads `LLM(**options)` and serves the server at `address` until the server says `Stop` or has ended.
 
-    `threads` are torch's on a CPU; None leaves torch's own number.
+    `threads` is the number of torch's threads on a CPU.  None keeps torch's own number.
     """
     threading.Thread(target=_end_with_server, args=(address,), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to both; the server drains and says Stop
@@ -69,7 +69,7 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
 
 
 def _end_with_server(address: str) -> None:
-    """Ends this process as soon as its server has ended, however that was and whatever is done here."""
+    """Ends this process as soon as its server has ended, for any reason and during any work."""
     server = multiprocessing.parent_process()
     if server is not None:  # it is, where `run` is the target of a process
         server.join()
@@ -78,7 +78,7 @@ def _end_with_server(address: str) -> None:
 
 
 def drafts_of(speculated: Speculated | None) -> dict[str, Any]:
-    """The fields of a `StepLine` that describe the step's drafts; none without drafts."""
+    """Returns the fields of a `StepLine` that describe the step's drafts.  Returns no fields without drafts."""
     if speculated is None:
         return {}
     parts = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
@@ -92,11 +92,11 @@ class Worker:
         self.llm = llm
         self._socket = socket
         self._answers: dict[int, list[Sequence]] = {}
-        """The sequences of each prompt that has not ended, by the server's key."""
+        """The sequences of each prompt that has not ended, by the key that the server gave the prompt."""
         self._name: dict[Sequence, tuple[int, int, int]] = {}
-        """Key and number of each answer that has not ended, and how many tokens of it were sent."""
+        """For each answer that has not ended: its prompt's key, its number, and how many of its tokens were sent."""
         self._fresh: set[Sequence] = set()
-        """The sequences of which no token of the prompt is computed yet."""
+        """The sequences whose prompt has no computed token yet."""
         self._steps = 0
         self._spent: Spent = defaultdict(list)
         self._watching = ExitStack()
@@ -115,7 +115,7 @@ class Worker:
                 self._step()
 
     def say(self, message: FromEngine) -> None:
-        """Sends a message; never waits."""
+        """Sends a message without waiting."""
         self._socket.send(pickle.dumps(message))
 
     def _take(self, message: Submit | Abort | Watch) -> None:
@@ -192,7 +192,7 @@ class Worker:
         self.say(Stepped(state, line, tokens, tuple(started)))
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
-        """The tokens of a sequence that were not sent yet; one that has ended is forgotten."""
+        """Returns the tokens of a sequence that were not sent yet.  Forgets a sequence that has ended."""
         key, number, begin = self._name[sequence]
         ids = sequence.output_ids
         self._name[sequence] = key, number, len(ids)

@@ -1,1 +1,1 @@
-"""Speculation: more than one token a step.  Drafters propose tokens, and one forward of the model verifies them all."""
+"""Speculation: several tokens per step.  Drafters propose tokens, and one forward of the model verifies all of them."""

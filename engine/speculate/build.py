@@ -1,4 +1,4 @@
-"""The drafter that an engine is asked for: its files are checked before the model's weights are read."""
+"""Builds the drafter that the options ask for.  The drafter's files are checked before the model's weights are read."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class DraftSource:
     """The files of a drafter, checked and opened."""
 
     rows: int = 1
-    """Most rows of a sequence in a step."""
+    """The most rows of a sequence in a step."""
     arch: Architecture | None = None
-    """The drafter's model, or the layer of its head, with pages of its own; None if it has neither."""
+    """The draft model, or the layer of a head.  Both have their own pages.  None for a drafter without a model."""
     tensors: Iterable[tuple[str, torch.Tensor]] = ()
-    """The weights by name; those of a model are not read yet."""
+    """The weights by name.  The weights of a draft model are not read yet."""
 
 
 def opened(
@@ -47,9 +47,9 @@ def opened(
     device: torch.device,
     open_model: Callable[[str], Opened],
 ) -> DraftSource:
-    """Checks what `asked` names beside the model of `arch`, and opens it; a head is read in `dtype` on `device`.
+    """Checks and opens the draft that `asked` names for the model of `arch`.  A head is read in `dtype` on `device`.
 
-    Raises `ValueError` on files that are no draft, a draft of another vocabulary, and one for shorter texts.
+    Raises `ValueError` on files that are no draft, on a draft with another vocabulary, or with a shorter context.
     """
     if asked is None:
         return DraftSource()
@@ -86,9 +86,9 @@ def build(
     swap: Mapping[str, str] | None,
     interpret: bool,
 ) -> Speculator | None:
-    """The speculator that is asked for, or None; its runner is made of `about`.  Reads the weights of a draft model.
+    """Builds the speculator, or returns None if `asked` is None.  `about` holds the arguments of the runner.
 
-    Raises `ValueError` if the weights are not those of the model, or if no kernel can run.
+    Reads a draft model's weights.  Raises `ValueError` if these weights do not fit the model, or if no kernel can run.
     """
     if asked is None:
         return None

@@ -22,11 +22,11 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 
 
 class Chain(Drafter, ABC):
-    """Drafts a token from the token before it, with keys and values in pages of the same numbers as the model's.
+    """Drafts a token from the token before it.  The keys and values are in pages with the same numbers as the model's
+    pages.
 
-    A drafted token is drawn with its request's settings, seed and position, so that the model's draw, which has the
-    same noise, is the likelier to agree; penalties and biases are left to the model.
-    """
+    A drafted token is drawn with the settings, the seed and the position of its request.  The model's draw has the same
+    noise, so that both draws agree more often.  Only the model applies penalties and biases."""
 
     def __init__(self, runner: SpeculativeRunner, model: Model, ops: OpSet):
         self.runner = runner
@@ -35,16 +35,16 @@ class Chain(Drafter, ABC):
         self.cache = KVCache([], [])
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes the drafter's KV cache, with this number of pages."""
+        """Allocates the drafter's KV cache with `num_blocks` pages."""
         self.cache = self.runner.new_cache(self.model.arch, num_blocks)
 
     def ops_of(self, inputs: StepInput) -> SimpleNamespace:
-        """The kernels for all tokens of a step."""
+        """Returns the kernels for all tokens of a step."""
         n = len(inputs.seq_lens)
         return self.ops.step(n, len(inputs.token_ids) - n)
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """Drafts for all sequences at once; the longest drafts end last."""
+        """Drafts for all sequences at once.  Short drafts end first, and longer drafts go on with fewer rows."""
         drafting = sorted(drafting, key=lambda pair: -pair[1])
         sequences, counts = [sequence for sequence, _ in drafting], np.array([count for _, count in drafting])
         batch, size, device = self.runner.batch, self.runner.block_size, self.runner.device
@@ -73,26 +73,26 @@ class Chain(Drafter, ABC):
         return drafts
 
     def begin(self, sequences: Sequence[EngineSequence]) -> Any:
-        """What `forward` takes beside the first tokens, a row for each sequence."""
+        """Returns the `state` for the first call of `forward`, with one row for each sequence."""
         return np.empty((len(sequences), 0))
 
     @abstractmethod
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Logits (rows, vocab_size) of the next tokens, and the next `state`."""
+        """Returns the logits (rows, vocab_size) of the next tokens, and the next `state`."""
 
 
 class ModelDrafter(Chain):
-    """A model of the same vocabulary, which also computes what the model computes, to have its keys and values."""
+    """A draft model with the model's vocabulary.  It also computes the model's tokens, for their keys and values."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Logits (rows, vocab_size) of the next tokens, as `Chain.forward`; there is no state."""
+        """Returns the logits (rows, vocab_size) of the next tokens, as `Chain.forward` does.  The state stays empty."""
         return self.model.forward(inputs, self.cache, ops), state
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes keys and values of all tokens of the step: those of prompts, of rows that did not draft, and of the
-        last token of each draft, which the drafter has only drawn."""
+        """Computes all tokens of the step, to write their keys and values: the tokens of prompts, of rows without a
+        draft, and the last token of each draft.  The drafter has drawn that last token but not computed it."""
         first = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
         inputs = replace(inputs, drawn=first)  # hidden states behind the last layer are not needed
         self.model.hidden(inputs, self.cache, self.ops_of(inputs))

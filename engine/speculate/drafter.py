@@ -1,4 +1,4 @@
-"""The interface of drafters, the options of speculation, and the drafts of a step."""
+"""The interface of drafters, the options of speculation, and the counts of a step's drafts."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.lengths import Lengths
 
 DRAFTS = {"ngram": "nothing", "draft": "a model", "eagle": "a folder of a head"}
-"""The kinds of drafts, each with what `draft` must name."""
+"""The kinds of drafts.  The value says what the option `draft` must name."""
 MOST_TOKENS = 16
-"""The most tokens of a draft."""
+"""The most tokens of one draft."""
 
 
 class Drafter:
-    """The interface of drafters; this class proposes no tokens."""
+    """The interface of drafters.  This base class proposes no tokens."""
 
     reads_hidden = False
     """Whether the drafter needs the hidden states of the model's steps."""
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """The decoding sequences for which a draft pays, each with the number of tokens to draft."""
+        """Returns the decoding sequences for which a draft pays, each with the number of tokens to draft."""
         return [(sequence, length) for sequence in rows if (length := lengths.of(sequence))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """A draft for each of these sequences that `wants` named: at least one token, at most the length asked for."""
+        """Returns a draft for each sequence that `wants` named: at least one token, at most the number asked for."""
         return {}
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes pages beside the model's."""
+        """Allocates the drafter's own pages, if it has any."""
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Gets the tensors of each step after the model's forward: the rows of the `decoding` sequences in this order,
-        those with a draft last, then the rows of chunks; and with `reads_hidden` the hidden states of all rows."""
+        """Gets the tensors of each step after the model's forward: first the rows of `decoding`, in this order with
+        drafts last, then the rows of chunks.  With `reads_hidden`, `hidden` holds the hidden states of all rows."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Gets, before the tokens of a step are appended, how many each sequence gets, and the hidden states
-        (sequences, H) from which the last of them were drawn; called with `reads_hidden` alone."""
+        """Tells the drafter how many tokens each sequence gets, before they are appended.  `states` (sequences, H) are
+        the hidden states from which the last of these tokens were drawn.  Called only with `reads_hidden`."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """The options of speculation.  Raises `ValueError` on a kind or a number that cannot be."""
+    """The options of speculation.  Raises `ValueError` on an unknown kind or a number out of range."""
 
     kind: str
     num_tokens: int = 4
     draft: str | Path | None = None
     sized: bool = False
-    """Whether a head is asked for by its sizes alone, without its files."""
+    """Whether a head is given by its sizes alone, without its files."""
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:
@@ -67,7 +67,7 @@ class Speculation:
             raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
-        """Most rows of a sequence in a step.  Raises `ValueError` if no sequence has room for a draft."""
+        """Returns the most rows of a sequence in a step.  Raises `ValueError` if no sequence has room for a draft."""
         if self.num_tokens > max_model_len - 2:
             least = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
             raise ValueError(f"num_speculative_tokens: expected at most {least}, got {self.num_tokens}")
@@ -77,7 +77,7 @@ class Speculation:
 def speculation(
     kind: str | None, num_tokens: int, draft: str | Path | None, kv_cache: bool, overlap: bool | None
 ) -> Speculation | None:
-    """The options of speculation, or None.  Raises `ValueError` as `Speculation`, and on options that exclude it."""
+    """Returns the options of speculation, or None if `kind` is None.  Raises `ValueError` on options that conflict."""
     if kind is None:
         if draft is not None:
             raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")
@@ -90,18 +90,18 @@ def speculation(
 
 @dataclass(slots=True)
 class Speculated:
-    """The drafts of a step, and the times of its parts in seconds."""
+    """The counts of a step's drafts, and the seconds of the step's parts."""
 
     accepted_at: list[int]
-    """The number of tokens that were accepted at each place of a draft."""
+    """For each position in a draft, the number of tokens that were accepted there."""
     draft_s: float = 0.0
-    """Seconds for the choice of sequences and their drafts."""
+    """The seconds to choose sequences and to make their drafts."""
     verify_s: float = 0.0
-    """Seconds for the model's run and its draw."""
+    """The seconds of the model's run and its draw."""
     accept_s: float = 0.0
     drafts: int = 0
     drafted: int = 0
-    """Tokens of the drafts."""
+    """The number of tokens of all drafts."""
 
     def note(self, drafted: int, accepted: int) -> None:
         """Adds a draft of which the first `accepted` tokens were accepted."""
@@ -112,5 +112,5 @@ class Speculated:
 
     @property
     def accepted(self) -> int:
-        """Tokens of drafts that were accepted."""
+        """The number of drafted tokens that were accepted."""
         return sum(self.accepted_at)

@@ -1,8 +1,8 @@
-"""Drafts by EAGLE: one decoder layer guesses the next hidden state (Li et al., arXiv 2401.15077).
+"""Drafts by EAGLE: one decoder layer predicts the next hidden state (Li et al., arXiv 2401.15077).
 
-A chain of tokens is drafted, not a tree.  The layer reads the model's hidden state at the token before the newest,
-which the step before computed.  Behind a prefix that was found in the KV cache this state is not known: it is then 0,
-which lowers the acceptance of the first drafts alone.
+The draft is a chain of tokens, not a tree.  The layer reads the model's hidden state before the newest token, which the
+previous step computed.  After a prefix that was found in the KV cache this state is not known.  Then the state is 0,
+which lowers the acceptance of the first drafts only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LAYER = "layers.0."
 def read_head(
     files: Sequence[Path], arch: Architecture, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """The tensors of an EAGLE head of `arch`: the product of an embedding and a hidden state, and a decoder layer
-    without a norm before its attention.  Raises `ValueError` if a tensor is missing or has another shape."""
+    """Reads the tensors of an EAGLE head: the product of an embedding and a hidden state, and a decoder layer without a
+    norm before its attention.  Raises `ValueError` if a tensor is missing or has another shape."""
     stored = {name: tensor for file in files for name, tensor in read_safetensors(file, option="draft")}
     layer = {name.removeprefix("model."): shape for name, shape in parameter_shapes(arch).items()}
     shapes = {name: shape for name, shape in layer.items() if _LAYER in name and "input_layernorm" not in name}
@@ -48,11 +48,11 @@ def read_head(
 
 
 class EagleDrafter(Chain):
-    """A layer that takes a token's embedding and the hidden state before it, and gives the hidden state at the token.
+    """A layer that takes a token's embedding and the hidden state before the token.  It returns the token's hidden
+    state.
 
-    Its pages have the model's numbers; the entry of a token is written anew by each step that computes the token, from
-    the model's own hidden state, where the draft had a guess.
-    """
+    The pages have the same numbers as the model's pages.  A draft writes a token's entry from a predicted hidden state.
+    The step that computes the token writes the entry again, from the model's own hidden state."""
 
     reads_hidden = True
 
@@ -65,27 +65,27 @@ class EagleDrafter(Chain):
         super().__init__(runner, Model(arch, weights, ops, runner.max_model_len), ops)
         self.fc, self.fc_bias = ops.prepare(head["fc.weight"]), head.get("fc.bias")
         self._hidden: WeakKeyDictionary[EngineSequence, tuple[int, torch.Tensor]] = WeakKeyDictionary()
-        """For each sequence a position, and the model's hidden state (H,) before the token there."""
+        """For each sequence, a position and the model's hidden state (H,) before the token at that position."""
 
     def begin(self, sequences: Sequence[EngineSequence]) -> torch.Tensor:
-        """The hidden states before the newest tokens."""
+        """Returns the model's hidden states before the newest tokens."""
         return self._states(sequences, [len(sequence.token_ids) - 1 for sequence in sequences])
 
     def forward(self, inputs: StepInput, ops: Any, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Chain`: the model's output head on the next hidden states, and these."""
+        """Returns the logits from the model's output head, and the next hidden states, as `Chain.forward` does."""
         hidden = self._next_states(inputs, ops, state)
         logits: torch.Tensor = self.runner.ops.step(len(hidden)).gemm(hidden, self.runner.model.lm_head)
         return logits, hidden
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Keeps the states."""
+        """Keeps the hidden states for the next drafts."""
         for sequence, count, state in zip(sequences, counts, states, strict=True):
             self._hidden[sequence] = (len(sequence.token_ids) - 1 + count, state)
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes the entries of all tokens of the step, from the hidden state before each."""
+        """Writes the keys and values of all tokens of the step, each from the hidden state before the token."""
         assert hidden is not None, "the runner gives what the drafter reads"
         n = len(inputs.seq_lens)
         sequences = [*decoding, *(chunk.sequence for chunk in step.chunks)]
@@ -101,7 +101,7 @@ class EagleDrafter(Chain):
             self._hidden[chunk.sequence] = (chunk.end, hidden[end - 1])
 
     def _states(self, sequences: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
-        """The model's hidden states (rows, H) before the tokens at `positions`; 0 where a state is not known."""
+        """Returns the model's hidden states (rows, H) before the tokens at `positions`.  Unknown states are 0."""
         embedding = self.runner.model.embedding
         zeros = embedding.new_zeros(embedding.shape[1])
         pairs = (self._hidden.get(sequence, (0, zeros)) for sequence in sequences)

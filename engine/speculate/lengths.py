@@ -1,9 +1,9 @@
-"""How long a draft pays: by the time that a drafted token adds to a step, and by how often drafts were accepted.
+"""Computes how long a draft pays, from the time that a drafted token adds to a step and from the rate of acceptance.
 
-A drafted token costs the time that it adds to a step, drafting included.  An accepted one saves a token's share of a
-step without drafts.  So its price is the chance of acceptance at which it breaks even: the time that it adds, over the
-step's time without drafts for each sequence.  The i-th token of a draft is accepted with those before it, with chance c
-about c**i; a draft ends where that falls below the price.
+A drafted token costs the time that it adds to a step, drafting included.  An accepted token saves one sequence's share
+of a step without drafts.  The price is the chance of acceptance at which both are equal: the added time, divided by the
+step's time without drafts per sequence.  If a token is accepted with chance c, then token i of a draft is accepted,
+with all before it, with chance of about c**i.  A draft ends where this chance falls below the price.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from weakref import WeakKeyDictionary
 from rooflab.engine.sequence import Sequence
 
 KEPT = 15
-"""Times of steps that are kept for each class of batch sizes; each doubling of the size has four classes."""
+"""The number of kept step times for each class of batch sizes.  Each doubling of the size has four classes."""
 RENEWED = 64
-"""Steps with drafts after which one runs without, so that its present time is known."""
+"""The number of steps with drafts after which one step runs without drafts, so that its present time is known."""
 LEAST_PRICE, HIGHEST_PRICE = 0.01, 0.99
 WEIGHT = 0.9
-"""The weight of the earlier counts in `Odds`, at each draft."""
+"""Each new draft multiplies the earlier counts in `Odds` by this factor."""
 PAUSE, LONGEST_PAUSE = 16, 256
-"""Tokens until a sequence drafts again, at first, and after each try that failed twice as many, up to the longest."""
+"""Tokens until a sequence drafts again.  This number doubles after each failed try, up to `LONGEST_PAUSE`."""
 
 
 @dataclass(slots=True)
 class Odds:
-    """How often a sequence's last drafts were accepted; it begins with a high chance."""
+    """How often a sequence's latest drafts were accepted.  The first value is high."""
 
     length: int
     accepted: float = 1.5
     tried: float = 2.0
-    """Drafted tokens that were compared: the accepted ones, and the first that was not."""
+    """The number of drafted tokens that were compared: the accepted tokens, and the first rejected token."""
     resumes: int = 0
-    """The number of tokens at which the sequence drafts again."""
+    """The length in tokens at which the sequence drafts again."""
     pause: int = PAUSE
 
 
 class Lengths:
-    """The length of each sequence's next draft, up to `most`; always `most` if it does not adapt."""
+    """Chooses the length of each sequence's next draft, up to `most`.  Without `adapts` the length is always `most`."""
 
     def __init__(self, most: int, adapts: bool = True):
         self.most = most
@@ -51,12 +51,12 @@ class Lengths:
         self._added: dict[int, deque[float]] = {}
         self._since: dict[int, int] = {}
         self._idle: dict[int, int] = {}
-        """By class: `_since` counts steps with drafts since the last without, `_idle` the other way round."""
+        """For each class: `_since` counts the last steps in a row with drafts, `_idle` those without drafts."""
         self._drafts = True
         self.price = LEAST_PRICE
 
     def begin(self, rows: int) -> None:
-        """Says how many sequences the next step decodes; call it before `of`."""
+        """Prepares the lengths for a step that decodes `rows` sequences.  Call `begin` before `of`."""
         if not self.adapts or not rows:
             return
         kind = int(4 * log2(rows))
@@ -69,11 +69,11 @@ class Lengths:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody drafts in the next step."""
+        """Whether no sequence drafts in the next step."""
         return self.adapts and not self._drafts
 
     def of(self, sequence: Sequence) -> int:
-        """How many tokens `sequence` should draft now."""
+        """Returns how many tokens `sequence` should draft now."""
         if not self.adapts:
             return self.most
         odds = self._odds.get(sequence)
@@ -82,7 +82,7 @@ class Lengths:
         return odds.length if self._drafts and len(sequence.token_ids) >= odds.resumes else 0
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Notes how much of a draft was accepted."""
+        """Notes how many tokens of a draft were accepted."""
         odds = self._odds.get(sequence)
         if odds is None:
             return
@@ -99,13 +99,13 @@ class Lengths:
         odds.accepted, odds.tried, odds.length = 1.0, 2.0, 1
 
     def _pays(self, chance: float) -> int:
-        """The length at which a draft's last token still pays; 0 if the first does not."""
+        """Returns the length at which a draft's last token still pays.  Returns 0 if not even the first token pays."""
         if chance <= 0:
             return 0
         return self.most if chance >= 1 else min(self.most, int(log(self.price) / log(chance)))
 
     def timed(self, rows: int, drafted: int, seconds: float) -> None:
-        """Notes the time of a step that decoded `rows` sequences and verified `drafted` tokens, and no prompt."""
+        """Notes the time of a step without prompts that decoded `rows` sequences and verified `drafted` tokens."""
         kind = int(4 * log2(rows))
         plain = self._plain.setdefault(kind, deque(maxlen=KEPT)) if not drafted else self._plain.get(kind)
         if not drafted and plain is not None:

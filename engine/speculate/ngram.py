@@ -1,5 +1,5 @@
-"""Drafts from the text so far: what followed its last two tokens before, where most of the tokens before them were the
-same too (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
+"""Drafts tokens from the text so far (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding).  A
+draft copies the tokens after an earlier occurrence of the last two tokens, whose preceding tokens match best."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 
 CONTEXT, TRIED = 8, 16
-"""Tokens before the pair that are compared, and earlier places of the pair that are tried."""
+"""The number of compared tokens before the pair, and the number of earlier positions of the pair that are tried."""
 
 
 class Places:
-    """The last place of each pair of successive tokens of a sequence, but for a pair at the end."""
+    """The last position of each pair of successive tokens in a sequence.  The pair at the end is not included."""
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, int], int] = {}
         self.older: dict[int, int] = {}
-        """For each such place, the place where the same pair came before."""
+        """For each position of a pair, the position at which the same pair came before."""
         self.known = 1
-        """The pairs that end before this place are indexed."""
+        """All pairs that end before this position are indexed."""
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Of `place` and those before it the one whose tokens before the pair are longest like the last ones; of several
-    the last."""
+    """Returns `place` or an earlier position of the same pair: the position with the most equal tokens before the pair.
+    If several positions have equally many, returns the latest."""
     best, longest, end = place, -1, len(tokens)
     for _ in range(TRIED):
         same = 0
@@ -42,7 +42,7 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds the pairs of new tokens, but for the last pair."""
+    """Adds the pairs of new tokens to `places`, but not the last pair."""
     for place in range(places.known + 1, end):
         pair = (tokens[place - 2], tokens[place - 1])
         if pair in places.behind:
@@ -51,14 +51,14 @@ def _index(tokens: list[int], places: Places, end: int) -> None:
 
 
 class NgramDrafter(Drafter):
-    """Looks the last two tokens of each sequence up in its prompt and its answer."""
+    """Searches the prompt and the answer of each sequence for its last two tokens."""
 
     def __init__(self) -> None:
         self._places: WeakKeyDictionary[EngineSequence, Places] = WeakKeyDictionary()
         self._found: dict[EngineSequence, int] = {}
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
-        """The sequences whose last two tokens came before, each with the length of its draft."""
+        """Returns the sequences whose last two tokens came before, each with the length of its draft."""
         # A loop with one call: it runs for up to 256 sequences a step, most of which find nothing.
         found = self._found = {}
         wanted: list[tuple[EngineSequence, int]] = []
@@ -83,7 +83,7 @@ class NgramDrafter(Drafter):
         return wanted
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """Copies what followed; where that reaches the end of the text, the draft goes on with itself."""
+        """Copies the tokens after the earlier pair.  At the end of the text, the draft goes on with its own tokens."""
         drafts = {}
         for sequence, most in drafting:
             place, tokens = self._found[sequence], sequence.token_ids

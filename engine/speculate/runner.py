@@ -1,4 +1,4 @@
-"""The runner of an engine that speculates: a step has a row for each token of a draft, and drafters see its states."""
+"""The runner of an engine with speculation.  A step has a row for each drafted token.  Drafters read the states."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from rooflab.engine.step_tensors import spans_of, step_input
 
 
 class SpeculativeRunner(ModelRunner):
-    """A `ModelRunner` with a drafter, and with the drafts that a step verifies."""
+    """A `ModelRunner` with a drafter and the drafts that a step verifies."""
 
     def __init__(self, *about: Any):
         self.drafter = Drafter()
         self.drafts: Drafts = {}
         self._rows: DraftRows | None = None
         self._hidden = torch.empty(0)
-        """The hidden states (num_drawn, H) of the last step, if the drafter reads them."""
+        """The hidden states (num_drawn, H) of the last step, if the drafter reads hidden states."""
         super().__init__(*about)
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes the KV caches of the model and the drafter again, with this number of pages."""
+        """Allocates the KV caches of the model and the drafter again, with `num_blocks` pages."""
         super().allocate(num_blocks)
         self.drafter.allocate(num_blocks)
 
     def decode_graphs(self) -> DecodeGraphs | None:
-        """As `ModelRunner`; None for a drafter that reads hidden states, because graphs give logits alone."""
+        """Returns `ModelRunner`'s graphs, or None if the drafter reads hidden states: graphs return only logits."""
         return None if self.drafter.reads_hidden else super().decode_graphs()
 
     def run(self, step: Step) -> Draw | None:
-        """As `ModelRunner`; a sequence with a draft has a row for each token of it, and one more."""
+        """Runs `step` as `ModelRunner` does.  A sequence with a draft of n tokens has n + 1 rows."""
         drafts = self.drafts
         rows = self._rows = DraftRows(self.batch, drafts) if drafts else None
         if rows is None:
@@ -53,7 +53,7 @@ class SpeculativeRunner(ModelRunner):
         return self.draw(step, sequences, sampling, logits, np.array([len(sequence) for sequence in sequences]) + ahead)
 
     def accept(self, tokens: Mapping[Sequence, list[int]]) -> None:
-        """Takes what each sequence gets of the last draw: the next step computes the last of them."""
+        """Takes the new tokens of each sequence.  The next step computes the last new token."""
         counts = np.array([len(new) for new in tokens.values()], np.int64)
         if self.drafter.reads_hidden:
             widths = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
@@ -66,7 +66,7 @@ class SpeculativeRunner(ModelRunner):
             self.drawn = on_device(np.array([new[-1] for new in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:
-        """Logits (num_drawn, vocab_size), as `ModelRunner.logits`; the drafter then gets the tensors of the step."""
+        """Returns the logits (num_drawn, vocab_size), as `ModelRunner.logits` does.  Then calls `drafter.follow`."""
         batch, rows, drafter, hidden = self.batch, self._rows, self.drafter, None
         plain, drafted = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, plain, [*drafted, *spans_of(step.chunks)], self.drawn)
@@ -83,5 +83,5 @@ class SpeculativeRunner(ModelRunner):
         return logits
 
     def step_ops(self, step: Step) -> SimpleNamespace:
-        """The kernels of `step`, with the rows of the drafts."""
+        """Returns the kernels of `step`, whose rows include the rows of drafts."""
         return self.ops.step(step.num_decodes, step.num_prompt_tokens, sum(map(len, self.drafts.values())))

@@ -1,4 +1,4 @@
-"""Speculation in a step of the engine: tokens are proposed, verified beside the step's other rows, and accepted."""
+"""Speculation in a step of the engine: tokens are drafted, verified with the step's other rows, and accepted."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 class Speculator:
     """Gives the decoding sequences of a step more than one token.
 
-    Drafts take what prompts leave of a step's tokens and pages, so that they delay no prompt and preempt nobody.
+    Drafts use only the tokens and pages that prompts leave free.  So drafts delay no prompt and preempt no sequence.
     """
 
     runner: SpeculativeRunner
     lengths: Lengths
     last: Speculated | None = None
-    """The drafts of the last step; None if it had none."""
+    """The counts of the last step's drafts; None if that step had no drafts."""
 
     def step(self, scheduler: Scheduler, step: Step, computed: Callable[[Step], None]) -> list[Sequence]:
-        """Drafts for the sequences of the batch for which a draft pays, runs the step, and gives each sequence its
-        tokens, which are those that it would get one by one.  Returns the sequences once for each token.
+        """Makes drafts for the sequences for which a draft pays, runs the step, and gives each sequence its tokens.
+        The tokens are the same as without drafts.  Returns the sequences, one entry per token.
 
         Calls `computed` after the run, before a sequence gets a token."""
         runner, self.last = self.runner, None
@@ -57,7 +57,7 @@ class Speculator:
         return got
 
     def _proposed(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
-        """The sequences that draft, each with the number of tokens, for which pages are there."""
+        """Returns the sequences that draft, each with a number of tokens for which it has pages."""
         batch = self.runner.batch
         self.lengths.begin(len(batch.rows))
         room = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
@@ -66,7 +66,7 @@ class Speculator:
     def _with_pages(
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
-        """Gives pages to the drafts that fit `room` tokens.  A draft ends before the sequence's last token."""
+        """Gives pages to the drafts that fit in `room` tokens.  A draft ends before the sequence's last token."""
         drafting = []
         for sequence, length in wanted:
             if room <= 0:
@@ -83,7 +83,7 @@ class Speculator:
         return drafting
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
-        """Gives each sequence its tokens up to its last one; those that go on join the batch."""
+        """Gives each sequence its tokens, up to the token that ends it.  Sequences that go on join the batch."""
         self.runner.accept(tokens)
         got: list[Sequence] = []
         for place, (sequence, new) in enumerate(tokens.items()):

@@ -14,10 +14,10 @@ BATCH = 16
 
 
 def run(lab: Lab) -> Study:
-    """Measures output tokens a second with both kinds of batch; all requests are there at once.
+    """Measures output tokens per second with both kinds of batch.  All requests arrive at once.
 
-    One answer in each batch is long and the others are one token: a static batch waits for its longest answer.  The
-    prediction takes each step to be as long as another, so that the lengths alone give the ratio of both kinds.
+    In each batch one answer is long and the other answers have one token.  So a static batch waits for its longest
+    answer.  The prediction assumes that all steps take equally long.  The lengths alone then give the ratio.
     """
     count, longest = lab.size(12, 2) * BATCH, lab.size(32, 8)
     draw, lengths = random.Random(0), [1] * count
@@ -53,7 +53,7 @@ def run(lab: Lab) -> Study:
 
 
 def _allowed(lengths: list[int]) -> float:
-    """Steps of static batches over steps of continuous ones, with a token a step for each sequence."""
+    """The number of static steps, divided by the number of continuous steps.  Each sequence gets one token per step."""
     ends = [0] * BATCH
     for length in lengths:
         heapreplace(ends, ends[0] + length)

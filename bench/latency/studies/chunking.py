@@ -1,4 +1,4 @@
-"""What does chunked prefill do to the ITL of others while a long prompt arrives?"""
+"""What does chunked prefill do to the ITL of other sequences while a long prompt arrives?"""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def run(lab: Lab) -> Study:
-    """Measures, for each size of a chunk, the longest gap of four decoding sequences while one long prompt is computed,
-    and that prompt's TTFT.
+    """Computes one long prompt beside four decoding sequences, with several chunk sizes.  Measures the longest gap of
+    the four sequences, and the TTFT of the prompt.
 
-    The prediction takes a step's time to be in proportion to its tokens: the gap shrinks with the chunk, and the TTFT
-    stays.
+    The prediction assumes that a step's time is proportional to its tokens.  So the gap shrinks with the chunk, and the
+    TTFT stays the same.
     """
     long, others = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
@@ -54,7 +54,7 @@ def run(lab: Lab) -> Study:
 
 
 def _steps_ms(llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
-    """Milliseconds of each step in which one long prompt is computed beside `others` that decode."""
+    """Returns the milliseconds of each step that computes one long prompt beside `others` decoding sequences."""
     llm.scheduler.prefill_chunk = long
     for prompt in draw_prompts(llm, others, 16, seed=turn):
         llm.add_request(prompt, answer)

@@ -11,11 +11,11 @@ from rooflab.engine.study import StudyOptions
 
 
 def run(lab: Lab) -> Study:
-    """Measures the time of the next token against the number of tokens before it, with the cache and without.
+    """Measures the time of the next token for several numbers of earlier tokens, with the cache and without.
 
-    Without the cache the whole text is computed for each token: the prediction is the prefill of as many tokens.  Both
-    halves of the claim are judged: with the cache a token's time stays, and without it the time grows.  All lengths
-    take turns, so that other work on the machine meets each of them.
+    Without the cache the whole text is computed for each token.  So the prediction is the prefill of this text.  Both
+    parts of the claim are judged: with the cache the time of a token stays the same, and without the cache it grows.
+    The lengths are measured in turn, so that other work on the machine disturbs all of them.
     """
     lengths = (16, 32) if lab.quick else (32, 64, 128, 256)
     options = {"max_model_len": lengths[-1] + 64, "max_num_seqs": 1, "prefix_caching": False, "num_kv_blocks": 64}
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Study:
 
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
-    """Milliseconds of the next token with the cache, of the prompt, and of the next token without the cache."""
+    """Returns milliseconds: the next token with the cache, the prompt, and the next token without the cache."""
     with stepping(with_cache, "decode", 1, len(prompt), 5) as step:
         cached, *_ = spread([seconds_of(step) for _ in range(5)])
     with stepping(with_cache, "prefill", 1, len(prompt), 1) as step:

@@ -1,4 +1,4 @@
-"""How many more sequences fit where the KV cache is paged?"""
+"""How many more sequences fit if the KV cache is paged?"""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PAGE = 16
 
 
 def run(lab: Lab) -> Study:
-    """Counts the sequences that run at once in one memory, and the share of it that holds no token.
+    """Counts the sequences that run at once in the same memory, and the share of held memory without tokens.
 
-    A contiguous cache reserves the longest context for each.  The prediction is the memory over a prompt and half its
-    answer, rounded up to pages, or over the longest context.  Only tokens are counted, so that the figures are the same
-    on any machine.
-    Sequences hold about as many tokens in the mean as ShareGPT's, for half a page of each is empty: with fewer than 200
-    tokens no cache of such pages could waste less than 4%.
+    A contiguous cache reserves the longest context for each sequence.  The predicted number of sequences is the memory
+    divided by what one sequence holds: the longest context, or with pages the prompt and half its answer, rounded up to
+    pages.  Only tokens are counted, so that the results are the same on any machine.  On average half a page of a
+    sequence is empty.  So the sequences are about as long as ShareGPT's: below 200 tokens no cache with such pages
+    could waste less than 4%.
     """
     rows: list[dict[str, Any]] = []
     longest = lab.size(1024, 64)

@@ -1,4 +1,4 @@
-"""What does a shared prefix save of the TTFT?"""
+"""How much TTFT does a shared prefix save?"""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rooflab.bench.latency.study import Lab, Study, at_least, run_all_s, spread
 from rooflab.engine.llm import LLM, SamplingParams
 
 SUFFIX = 16
-"""Tokens behind the prefix."""
+"""The number of tokens after the prefix."""
 
 
 def run(lab: Lab) -> Study:
-    """Measures the TTFT of prompts that share a prefix which the cache holds, and of prompts that share nothing.
+    """Measures the TTFT of prompts with a cached prefix, and of prompts without a cached prefix.
 
-    The prediction is the TTFT without the cache times the share of the tokens that are computed.
+    The prediction is the TTFT without the cache, multiplied by the share of tokens that are computed.
     """
     prefixes = (16, 32) if lab.quick else (64, 128, 256, 448)
     llm = lab.llm(max_model_len=prefixes[-1] + 64, max_num_seqs=4, num_kv_blocks=2048)

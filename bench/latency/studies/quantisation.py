@@ -1,4 +1,4 @@
-"""What do fewer bits a weight give in bytes, ITL and error?"""
+"""What do fewer bits per weight change in bytes, ITL and error?"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
 
 
 def run(lab: Lab) -> Study:
-    """Measures the ITL of one sequence by the dtype of the weights, and how far the logits and the greedy text are from
-    those of fp32, the first dtype; a GPU has no int8 here.
+    """For each dtype of the weights, measures the ITL of one sequence, and compares logits and greedy text with fp32.
+    On a GPU int8 is left out, because the engine has int8 only on CPUs.
 
-    The prediction is the ratio of the weights' bytes, since a decode step reads them all.  The error is little if the
-    logits are within 1%, and in part if they are within 10%.
+    The prediction is the ratio of the weights' bytes, because a decode step reads all weights.  The claim of little
+    error holds if the logits differ by at most 1%, and holds in part up to 10%.
     """
     rows: list[dict[str, Any]] = []
     steps, exact, texts = lab.size(12, 3), None, list[list[int]]()
@@ -59,7 +59,7 @@ def run(lab: Lab) -> Study:
 
 
 def _logits(llm: LLM) -> torch.Tensor:
-    """The logits behind the last token of one prompt, in fp32."""
+    """Returns the logits after the last token of one prompt, in fp32."""
     (prompt,), seen, plain = draw_prompts(llm, 1, 32, seed=0), list[torch.Tensor](), llm.runner.logits
 
     def logits(step: Any) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""What a server may have beside: several engines behind Ray Serve or in Kubernetes, and traces of its requests."""
+"""Optional parts of a server: several engines behind Ray Serve or in Kubernetes, and traces of requests."""

@@ -1,8 +1,8 @@
-"""Several engines behind one address, by Ray Serve: it starts them, shares requests out and replaces those that die.
+"""Serves several engines behind one address with Ray Serve, which starts the engines and replaces engines that die.
 
-Each replica is a server (`api.py`) with an engine of its own.  Ray's proxy sends a request to the one of two replicas,
-drawn at random, that has fewer; it knows nothing of the prefixes that they hold.  What a replica computes is lost when
-it dies: its streams break off without a finish reason, and its clients must ask again.
+Each replica is a server (`api.py`) with its own engine.  For each request, Ray's proxy draws two replicas at random and
+chooses the replica with fewer requests.  The proxy does not know which prefixes a replica holds.  If a replica dies,
+its work is lost.  Its streams break off without a finish reason, and its clients must ask again.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from rooflab.engine.serve.server import SLOW_READER_S, bound, hosts_of, service_
 
 NAME = "rooflab"
 REFUSED_AT_ONCE = 16
-"""Requests above the limit that one replica may hold while it refuses them."""
+"""The most requests above the limit that one replica may hold while it refuses them."""
 HEALTH_S = 2.0
-"""How often Ray asks a replica whether its engine lives."""
+"""Seconds between two of Ray's checks that a replica's engine is alive."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """The number of engines.  Raises `ValueError` on a number below 1."""
+    """The number of replicas and their cluster.  Raises `ValueError` on a number below 1."""
 
     count: int
     most: int | None = None
-    """The most engines: Ray starts one for each full batch of requests that run or wait."""
+    """The most replicas.  Ray adds a replica for each full batch of requests that run or wait."""
     cluster: str | None = None
-    """Address of a Ray cluster, `auto` for the one that this machine belongs to; None starts one here."""
+    """The address of a Ray cluster; `auto` is the cluster of this machine.  None starts a cluster here."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -55,7 +55,7 @@ class Replicas:
 
 @serve.ingress()
 class Replica:
-    """One engine and its HTTP interface, in a process of Ray's."""
+    """One engine and its HTTP interface, in a process that Ray starts."""
 
     async def __init__(self, options: Mapping[str, Any], name: str | None, limits: Limits, threads: int, host: str):  # type: ignore[misc]  # Ray awaits it
         self._engine = Engine(options, threads)
@@ -63,11 +63,11 @@ class Replica:
         self._app = make_app(service, hosts_of(host), alone=False)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Ray calls it after the constructor, to get the application."""
+        """Returns the application.  Ray calls this method after the constructor."""
         return self._app
 
     async def check_health(self) -> None:
-        """Ray calls it every `HEALTH_S` seconds, and replaces a replica that raises."""
+        """Raises `EngineDied` as `Engine.check` does.  Ray calls this every `HEALTH_S` s, and replaces the replica."""
         self._engine.check()
 
 
@@ -83,11 +83,11 @@ def serve_replicas(
     drain_s: float = 30.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `replicas` of `LLM(**options)` at `host` and `port` until a signal comes; arguments as of `server.serve`.
+    """Serves `replicas` of `LLM(**options)` at `host` and `port` until a signal comes.  See `server.serve` for
+    arguments.
 
-    On a GPU each replica has one; on a CPU it has `threads`, by default its share of this machine's cores.  Raises
-    `ValueError` if there is no such cluster, if the port is taken or if the model cannot be loaded.
-    """
+    On a GPU each replica has its own GPU.  On a CPU each replica has `threads` threads, by default its share of the
+    cores.  Raises `ValueError` if there is no such cluster, the port is taken, or the model cannot be loaded."""
     limits, places = limits or Limits(), int(options["max_num_seqs"])
     threads = threads or max(1, (os.cpu_count() or 1) // (replicas.most or replicas.count))
     on_gpu = torch.device(options["device"]).type == "cuda" if options.get("device") else torch.cuda.is_available()
@@ -128,7 +128,7 @@ def serve_replicas(
 
 
 def _reason(error: RuntimeError) -> str:
-    """Why the deployment failed: the last line of its replica's traceback, else Ray's own words."""
+    """Returns why the deployment failed: the last line of the replica's traceback, or else Ray's own message."""
     state = serve.status().applications.get(NAME)
     messages = [deployment.message for deployment in state.deployments.values()] if state else []
     lines = "\n".join(messages).splitlines()

@@ -1,4 +1,4 @@
-"""Traces of requests for OpenTelemetry: a span for each request, and within it queue, prefill and decode."""
+"""Traces of requests for OpenTelemetry.  A span for each request contains the spans of queue, prefill and decode."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rooflab.engine.serve.client import Call
 
 
 def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callable[[], None]]:
-    """Two functions: one sends the spans of a request that has ended to `endpoint` (OTLP over HTTP), one ends it all.
+    """Returns two functions.  The first sends the spans of an ended request to `endpoint` (OTLP over HTTP).  The second
+    shuts the exporter down.
 
-    Attributes are named by OpenTelemetry's conventions for generative AI.  Raises `ValueError` without the packages of
-    `rooflab[tracing]`.
-    """
+    Attributes have the names of OpenTelemetry's conventions for generative AI.  Raises `ValueError` if the packages of
+    `rooflab[tracing]` are missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
