@@ -1,4 +1,4 @@
-"""The results of a run: its record, its exit status and the path of its trace."""
+"""The results of a load's run: its record, its exit status and the path of its trace."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def exit_status(trace: Trace) -> str:
 
 
 def trace_file(folder: Path, name: str) -> Path:
-    """The path of a run's trace: `trace.ndjson`, or in a sweep `trace-<rate>.ndjson`."""
+    """The path of a run's trace: `trace.ndjson`, or `trace-<rate>.ndjson` in a sweep of rates."""
     return folder / (f"trace-{name}.ndjson" if name else "trace.ndjson")

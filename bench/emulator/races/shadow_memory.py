@@ -146,8 +146,7 @@ class Lanes:
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """The last writes that are not ordered before the lanes; for an mbarrier's use a fence of its init is enough.
-        """
+        """Last writes that are not ordered before the lanes; for an mbarrier, a fence of its init is enough."""
         known = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
         late = stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
@@ -256,7 +255,7 @@ def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Both values as numbers, a vector's registers in columns, and the largest difference that rounding may cause. 16
+    """Both values as numbers, a vector's registers in columns, and the largest difference that rounding may cause.  16
     bits may be fp16 or bf16; small values are taken for integers."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), ROUNDING

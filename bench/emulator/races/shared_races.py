@@ -232,8 +232,7 @@ class SharedRaces(VectorClocks):
             )
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
-        """Reports lanes that wrote one address in an instruction: of two warps, or of one warp with different values.
-        """
+        """Reports lanes that wrote one address in one instruction: of two warps, or of one with different values."""
         pairs = access.collisions()
         if pairs is None:
             return

@@ -6,8 +6,8 @@ happens-before.  ASYNC is the order before operations of the async proxy (TMA, w
 after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into ASYNC.  INIT
 is the order of mbarriers before operations that use them; there fence.mbarrier_init is enough.
 
-A clock has the upper 32 bits of an int64, an instruction's number bits 12 to 31, the actor the lower 12 bits. Knowledge
-of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
+A clock has the upper 32 bits of an int64, an instruction's number bits 12 to 31, the actor the lower 12 bits.
+Knowledge of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
 
 A slot is a CTA, or a cluster, whose CTAs reach each other's memory.  A slot with W warps has these actors.  W warps.  W
 wgmma streams and W bulk streams: reads issued by a warp.  They complete in the order of issue, so one clock serves a
