@@ -1,4 +1,4 @@
-"""The work of `rooflab import` and `rooflab export`, without the display of results."""
+"""Does the work of `rooflab import` and `rooflab export`; it does not print results."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """The records from files, the parts that were skipped, and the definitions of a data set."""
+    """The records in files, the parts of the files that were skipped, and the definitions of a data set."""
 
     records: tuple[Record, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -58,7 +58,7 @@ class ResultFile:
     skipped: list[Skipped] = field(default_factory=list)
 
     def imported(self, definitions: Sequence[Mapping[str, Any]] = ()) -> Imported:
-        """Returns the records and the skipped parts of the file."""
+        """Returns the records and the skipped parts of the file, with `definitions` of a data set."""
         return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
 
     def skip(self, place: str, reason: str) -> None:
@@ -108,7 +108,7 @@ def is_time(latency_ms: float) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.  Raises `ValueError` if the file does not exist or is not UTF-8."""
+    """Reads the text of a file.  Raises `ValueError` if the file does not exist or is not UTF-8."""
     if not path.is_file():
         raise ValueError(f"{path.name}: expected a file, got {str(path)!r}")
     try:

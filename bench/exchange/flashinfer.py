@@ -178,7 +178,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TraceMachine:
-    """The machine on which a trace was made."""
+    """The machine on which a result was measured."""
 
     hardware: str
     libs: Mapping[str, Any] | None = None
@@ -186,7 +186,7 @@ class TraceMachine:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcome of a trace."""
+    """The status, the times and the machine of a result."""
 
     status: str
     timestamp: str

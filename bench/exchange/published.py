@@ -45,14 +45,14 @@ class Placed:
 
     table: Table
     rows: pd.DataFrame
-    """The columns of the table, and the column `us`."""
+    """The columns of the table, with the column `us` for times."""
     below: tuple[str, ...] = ()
     """The rows that are left out because they are faster than the bound, even if the bound counts on L2."""
     selected: bool = False
     """Whether the description selects the table for the repository."""
 
     def row(self) -> dict[str, Any]:
-        """The table as a row of a printed list."""
+        """The table as a row of a list that is printed."""
         table = self.table
         more = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
         return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | more

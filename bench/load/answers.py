@@ -59,7 +59,7 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
 
 
 def read_answer(shot: Shot) -> Request:
-    """The trace of one request.  It has failed if its `error` is not empty."""
+    """Reads one request's trace from its answer.  The request has failed if the trace's `error` is not empty."""
     state = _AnswerState()
     error = shot.error
     if shot.status not in (0, 200):
@@ -99,7 +99,7 @@ def read_answer(shot: Shot) -> Request:
 
 
 class _AnswerState:
-    """The state of an answer after the events so far."""
+    """The state of an answer after the events that were added so far."""
 
     def __init__(self) -> None:
         self.chunks: list[StreamEvent] = []
@@ -153,7 +153,8 @@ class _AnswerState:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """The chunks.  If each chunk with text gives its answer's total so far, the differences are the chunks' tokens.
+        """The chunks of the answers.  If each chunk with text gives its answer's total so far, the tokens are
+        differences.
 
         If only the last of several chunks has a total, it is the total of the answer, not of the chunk.  Totals do not
         count if they fall, if they are zero after a text has come, or if they count several answers together.

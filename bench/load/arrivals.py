@@ -15,7 +15,7 @@ class Arrivals:
     """The requests per second and the law of the gaps between them.  Raises `ValueError` on impossible values."""
 
     rate: float
-    """Requests per second; infinite if all requests arrive at once."""
+    """The requests per second; infinite if all requests arrive at once."""
     law: str = "poisson"
     burstiness: float = 1.0
     """The shape of the gamma law: 1 is a Poisson process, a smaller value is burstier, a larger value more even."""

@@ -36,7 +36,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Data:
-    """Makes prompts.  Raises `ValueError` on a length below 1."""
+    """Makes prompts of the given lengths.  Raises `ValueError` on a length below 1."""
 
     kind: str = "random"
     input_len: tuple[int, int] = (128, 128)

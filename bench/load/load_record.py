@@ -33,7 +33,7 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
 
 
 def exit_status(trace: Trace) -> str:
-    """The status: OK, NOISY, or RUNTIME_ERROR if a request failed."""
+    """The exit status of the load: OK, NOISY, or RUNTIME_ERROR if a request failed."""
     return "RUNTIME_ERROR" if failures(trace) or broken(trace) else "NOISY" if noise(trace) else "OK"
 
 

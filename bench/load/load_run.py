@@ -32,9 +32,9 @@ class Plan:
     """The requests of a run, and the times at which they are sent.  Raises `ValueError` on options that do not fit."""
 
     arrivals: Arrivals | None = None
-    """The arrivals of an open loop; None for a closed loop."""
+    """The law of the arrivals of an open loop; None for a closed loop."""
     concurrency: int = 1
-    """The requests in flight in a closed loop."""
+    """The number of requests in flight in a closed loop."""
     max_concurrency: int | None = None
     """The most requests in flight in an open loop; further requests wait on the client."""
     num_prompts: int = 100
@@ -73,7 +73,7 @@ class Plan:
             raise ValueError("duration: expected a finite rate with it")
 
     def offsets(self) -> list[float]:
-        """The arrivals of the open loop, in seconds."""
+        """The arrival times of the open loop's requests, in seconds."""
         assert self.arrivals is not None, "of an open loop"
         random = np.random.default_rng(self.seed)
         if self.duration_s is None:
@@ -83,13 +83,13 @@ class Plan:
         return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
-        """Yields requests without end."""
+        """Yields the requests of the run, without end."""
         answers = count if type(count := self.extra.get("n")) is int else 1
         for index, prompt in enumerate(self.data.prompts(seed)):
             yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, answers * prompt.output_tokens)
 
     def warm_ups(self) -> Iterator[Shot]:
-        """Yields the requests before the run."""
+        """Yields the requests of the warm-up."""
         return islice(self.shots(self.seed + WARMUP_SEED), self.warmup)
 
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Plan:
 
 
 def first_model(target: Endpoint) -> str:
-    """The first model of the server.  Raises `ValueError` if the server names no model."""
+    """The first model that the server names.  Raises `ValueError` if it names none."""
     status, value, _ = target.get("/v1/models")
     try:
         return str(value["data"][0]["id"])

@@ -18,7 +18,7 @@ from rooflab.roofline.model import Limiter, Traffic
 from rooflab.roofline.numbers import three_digits
 
 UNEXPLAINED = "not explained"
-"""The measured time minus the predicted time."""
+"""The name of the part that is the measured time minus the predicted time."""
 UNREAD = "its code was not read"
 """Why a library's time is a bound and no prediction: all libraries with the same bytes would get the same time."""
 
@@ -50,7 +50,7 @@ class Explanation:
 
     @property
     def total_ms(self) -> float | None:
-        """The sum of the parts: the measured time, or else the predicted time or the bound."""
+        """The sum of the parts: the measured time, or else the predicted time, or else the bound."""
         return self.measured_ms if self.measured_ms is not None else self.modelled_ms
 
     @property

@@ -181,7 +181,7 @@ class Share:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """One launch of one compiled kernel."""
+    """The work of one launch of a compiled kernel."""
 
     name: str
     launches: int

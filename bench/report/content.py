@@ -79,7 +79,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gap:
-    """A part that was not measured, with the reason."""
+    """Something that was not measured, and the reason."""
 
     machine: str
     status: str

@@ -100,7 +100,7 @@ class Context:
 
     @property
     def run(self) -> Path:
-        """The folder of the whole run."""
+        """The folder of the whole run, above the entry's folder."""
         return self.out.parent
 
 

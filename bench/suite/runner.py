@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """The options of a run."""
+    """The options of a run of the suite."""
 
     out: Path
     budget_s: float

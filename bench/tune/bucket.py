@@ -132,7 +132,7 @@ class BucketResult:
     faster: float | None = None
     """The time of the launcher's own choice divided by the best config's, geometric mean.  None without times."""
     reason: str = ""
-    """Why there is no result."""
+    """Why the kernel has no result in the bucket."""
     status: Status = "OK"
     """The result of the check of `best` in a dry run."""
 
@@ -152,7 +152,7 @@ class TuningRun:
 
     spec: OpSpec
     kernels: Sequence[Kernel]
-    """The kernels whose configs are searched."""
+    """The kernels whose configs the run searches."""
     beside: Sequence[Kernel]
     """The other kernels.  They are timed together with `kernels`, so that the choice is among all kernels."""
     scheme: Scheme

@@ -22,14 +22,14 @@ FINALISTS = 3
 """The number of configs that go on to the recorded measurement, besides the launcher's own choice."""
 
 Seconds = tuple[float, ...]
-"""One value for each case of the search."""
+"""The seconds of a config, one value for each case of the search."""
 Times = Callable[[Sequence[Any]], Mapping[Any, Seconds | str]]
 """Times configs interleaved.  The result for a config that failed is a text."""
 
 
 @dataclass
 class SearchResult:
-    """The result of a search."""
+    """What a search has found, with the numbers of configs."""
 
     scores: dict[Any, float] = field(default_factory=dict)
     """By config that was not dropped: its time over that of the launcher's own choice, geometric mean over cases."""

@@ -64,9 +64,9 @@ class Format:
     """The number of bits of the mantissa, without the leading bit."""
     bias: int
     largest: np.float32
-    """The largest finite number."""
+    """The largest finite number of the format."""
     nan: int
-    """The code of the canonical NaN."""
+    """The code of the format's canonical NaN."""
     overflow: int
     """The code of a value that is too large, without its sign, if `.satfinite` is absent."""
     roundings: tuple[str, ...]

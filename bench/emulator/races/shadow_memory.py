@@ -52,15 +52,15 @@ class Late(NamedTuple):
     """The m stamps that are not ordered before the n checked accesses."""
 
     access: Ints
-    """The number of the access, below n, for each stamp: (m,)."""
+    """For each stamp, the index of the access that it is not ordered before, below n: (m,)."""
     granules: Ints
-    """The granule of each stamp: (m,)."""
+    """For each stamp, the granule on which it lies: (m,)."""
     stamps: Stamps
-    """The stamps: (m,)."""
+    """The stamps that are not ordered before these accesses: (m,)."""
 
 
 class LastOf:
-    """The last stamp of each of `actors` on each of `granules`; an actor's later stamp replaces its earlier stamp."""
+    """The stamp of the last access of each of `actors` to each of `granules`."""
 
     def __init__(self, actors: int, granules: int, shift: int) -> None:
         self._actors, self._granules = actors, granules

@@ -28,7 +28,7 @@ from rooflab.bench.emulator.numbers.bits import Value
 from rooflab.bench.emulator.tiles.mma import BYTES, RAW, WARP, numbers, stacked
 
 CHUNK_BYTES = 16
-"""Bytes that a swizzle moves together."""
+"""The number of bytes that a swizzle moves together."""
 CHUNK = np.dtype(np.complex128)
 """A 16-byte item that NumPy moves as a whole.
 

@@ -28,12 +28,12 @@ BYTES = 128
 ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
 """Element types in the order of the .elemtype values of PTX ISA 8.7, `tensormap.replace`."""
 DRIVER_ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz")
-"""The same types in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
+"""The types in `ELEMENTS`, in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
 ELEMENT_BYTES = {name: 8 if "64" in name else 4 if "32" in name else 1 if name == "u8" else 2 for name in ELEMENTS}
 SWIZZLES = (0, 32, 64, 128)
 """The bytes of the swizzle, in the order of PTX's .swizzle_mode and of the driver's CUtensorMapSwizzle."""
 FILLS = ("zero", "nan")
-"""Values that a load writes for elements out of bounds, in the order of .fill_mode."""
+"""The values that a load writes for elements out of bounds, in the order of PTX's .fill_mode."""
 
 _MAGIC = 0x70616D5F62616C66
 _FIELDS = np.dtype(
@@ -292,7 +292,7 @@ def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.n
 
 
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
-    """Whether each unit lies inside of the tensor: (n,)."""
+    """Whether each unit of the box lies inside of the tensor: (n,)."""
     size = tensor.element_bytes
     places = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
     inside = (places >= 0) & (places < tensor.dims[0] * size)
@@ -306,8 +306,8 @@ def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
 def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
     """The bytes that a load writes for a unit out of bounds: (unit_bytes,) uint8.
 
-    The bytes are zeros, or one NaN per element with all bits but the sign set: PTX's canonical NaN (the ISA says
-    "special NaN" and gives no bits).
+    They are zeros; with `fill` nan, one NaN per element with all bits but the sign set: PTX's canonical NaN (the ISA
+    says "special NaN" and gives no bits).
     """
     size = tensor.element_bytes
     if tensor.fill == "zero":
@@ -333,8 +333,8 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     """The result of `cp.reduce.async.bulk.tensor` in memory: `old` combined with `new`, raw elements of one shape.
 
     PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor; `element` is
-    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included;
-    min and max of a number and a NaN give the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
+    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included.
+    The min or max of a number and a NaN is the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
     combination that PTX does not have.
     """
     if element not in REDUCIBLE[op]:

@@ -23,7 +23,7 @@ from rooflab.bench.report.sources import find_files, grouped
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """The fields that all points of a trend share: the work, the hardware, the driver and clocks, and the method."""
 CIRCUMSTANCES = ("torch", "triton", "schema", "config")
-"""The fields that may change within a trend.  The trend shows a change as a mark."""
+"""The fields that may change within a trend, which shows the change as a mark."""
 IMPORTED = "imported: "
 """The prefix of `timer` in a record from another tool's file."""
 
@@ -61,7 +61,7 @@ class TrendPoint:
 
     @property
     def circumstances(self) -> tuple[str | None, ...]:
-        """The values of `CIRCUMSTANCES`."""
+        """The record's values of the fields in `CIRCUMSTANCES`."""
         environment = self.record.environment
         return environment.get("torch"), environment.get("triton"), self.record.schema_version, config_of(self.record)
 
@@ -108,7 +108,7 @@ def why_not(record: Record) -> str:
 
 
 def key_of(record: Record) -> tuple[str, ...]:
-    """The values of `KEY`."""
+    """The record's values of the fields in `KEY`."""
     machine = str(record.environment.get("machine_key") or "unknown")
     names = (record.op, record.kernel, record.case_id, record.scheme)
     return (*(name or "" for name in names), machine, setting(record), record.method)

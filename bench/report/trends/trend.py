@@ -17,10 +17,10 @@ from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points, Trend
 LEAST_NOISE = 1e-3
 """The lower limit of the noise, in log units (0.1%): with a coarse clock several runs can be exactly equal."""
 _MEAN_TO_SIGMA, _MAD_TO_SIGMA = 2 / math.sqrt(math.pi), 1.4826
-"""The mean |x - y| of two independent normal values over their standard deviation, and the inverse for |x - median|."""
+"""For normal values: the mean |x - y| of two over the deviation sigma, and sigma over the median |x - median|."""
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
 LAST = 20
-"""The number of points of the same level with which a new point is compared."""
+"""The number of points before a new point, on the same level, with which the new point is compared."""
 THRESHOLD = 0.02
 """The smallest relative change that counts, as in an A/B."""
 LEAST_HISTORY = 5
@@ -61,7 +61,7 @@ def find_steps(logs: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class LevelStep:
-    """A change of level."""
+    """A change of the level in a trend."""
 
     point: int
     """The index of the first point after the step."""
@@ -77,7 +77,7 @@ class LevelStep:
 
 @dataclass(frozen=True)
 class Trend:
-    """The points of one key in order."""
+    """The trend of one key: its points in order."""
 
     key: Mapping[str, str]
     points: Sequence[TrendPoint]
@@ -104,7 +104,7 @@ class Trend:
         return "{op}/{kernel} {case} {scheme}".format(**self.key).rstrip()
 
     def row(self) -> dict[str, Any]:
-        """The trend as a row of the table."""
+        """The trend as a row of a table."""
         last = self.steps[-1] if self.steps else None
         return {
             **self.key,
@@ -208,7 +208,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
-    """The whole result as JSON values."""
+    """The whole history as JSON values."""
     return {
         "files": points.files,
         "points": len(points.points),
