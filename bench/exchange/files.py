@@ -76,10 +76,10 @@ class ResultFile:
         return numbers
 
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
-        """Adds a bench record; `values` are its other fields.  A latency that is not a possible time makes it INVALID.
+        """Adds a bench record; `values` are its other fields.  An impossible latency makes the record INVALID.
 
-        The id of the record's run comes from the time and content of the file, so that a second import gives the same
-        file.  Raises `ValueError` with the place in the file if a value does not fit its field.
+        The run's id comes from the time and content of the file, so that a second import gives the same file of
+        records.  Raises `ValueError` with the place in the file if a value does not fit its field.
         """
         moment = datetime.fromisoformat(self.timestamp)
         fields: dict[str, Any] = {

@@ -30,7 +30,7 @@ STATUSES: Mapping[str, Status] = {
     "COMPILE_ERROR": "COMPILE_ERROR",
     "TIMEOUT": "TIMEOUT",
 }
-"""By flashinfer-bench's status, our status.  `checked_by` stays `none`: its tolerance accepts more than ours."""
+"""By flashinfer-bench's status, our status.  `checked_by` stays `none`: flashinfer-bench's tolerance is larger."""
 OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "gemm": (("gemm",), frozenset({"A", "B"})),
     "rmsnorm": (("rmsnorm", "norm"), frozenset({"hidden_states", "weight"})),

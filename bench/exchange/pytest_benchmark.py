@@ -228,7 +228,7 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Writes the timed records to `path`, and returns the records that it skipped.
 
-    pytest-benchmark takes one result per name: from the newest run, and if the run has several configs, of the fastest.
+    pytest-benchmark takes one result per name.  It is the newest run's; of several configs in a run, the fastest's.
     Raises `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
     """
     chosen, skipped = timed(records)

@@ -153,11 +153,10 @@ class _AnswerState:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """The chunks of the answers.  If each chunk with text gives its answer's total so far, the tokens are
-        differences.
+        """The chunks of the answers, each with its number of tokens if the answer's bytes give this number.
 
-        If only the last of several chunks has a total, it is the total of the answer, not of the chunk.  Totals do not
-        count if they fall, if they are zero after a text has come, or if they count several answers together.
+        If all chunks with text have totals so far, the numbers are differences of totals; a single total is the
+        answer's.  Totals do not count if they fall, are zero after a text has come, or count several answers together.
         """
         pairs = list(zip(self.chunks, self.totals, strict=True))
         lasts: dict[int, int] = {}

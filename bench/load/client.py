@@ -24,7 +24,7 @@ LEAD_S = 0.02
 SPIN_S = 1.5e-3
 """The loop's timers are exact to a millisecond, so in these last seconds of a wait the loop spins without sleeping."""
 DEAD = 20
-"""So many failed requests in a row end a closed loop; with a dead server it would fail thousands per second."""
+"""The number of failed requests in a row that ends a closed loop; a dead server would fail thousands per second."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ async def open_loop(
 ) -> float:
     """Sends each shot at its time, whatever happened to earlier shots.  Returns the time to which offsets are added.
 
-    Above `max_concurrency` a request waits here, and its time to first token from the schedule goes on.
+    Above `max_concurrency` a request waits here; the wait is part of its time to first token from the schedule.
     """
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 

@@ -23,7 +23,7 @@ READY = 4
 """Before a closed loop with a duration, this many times the prompts are made that the warm-up's pace would need."""
 MOST_READY = 100_000
 WARMUP_SEED = 2**63
-"""Added to the seed of the warm-up; with the run's own seed it would put the first prompt into the prefix cache."""
+"""Added to the seed of the warm-up, so that the warm-up does not put the run's first prompt into the prefix cache."""
 T = TypeVar("T")
 
 

@@ -34,7 +34,7 @@ class Times:
     e2e_ms: float
     e2e_sent_ms: float
     tpot_ms: float | None
-    """The time after the first chunk divided by its tokens, over all answers; None if each came in one chunk."""
+    """The time per token after the first chunk, over all answers.  None if each answer came in one chunk."""
     itl_ms: np.ndarray
     """The inter-token latencies in ms; empty where `tpot_ms` is None."""
     chunk_gap_ms: np.ndarray

@@ -88,7 +88,7 @@ class Chip:
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """By pipe of an SM, the clocks for which one warp's instruction occupies it; all four schedulers work."""
+        """By pipe of an SM, the clocks for which one warp's instruction occupies the pipe; all four schedulers work."""
         clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:

@@ -57,7 +57,7 @@ STALL_METRICS = tuple(f"smsp__average_warps_issue_stalled_{name}_per_issue_activ
 BYTES = (READ, WRITE, L2)
 METRICS = (READ, WRITE, DURATION, L2, *PIPES.values(), *STALL_METRICS)
 RENAMED = {READ: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
-"""The spellings of these metrics since Nsight Compute 2025."""
+"""By metric, its name since Nsight Compute 2025."""
 WARM_UP = 3
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
 """The folders where installers put the tools without adding them to the PATH; the newest version first."""

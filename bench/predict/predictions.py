@@ -59,7 +59,7 @@ def predict_all(
 def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, float], device: Device) -> Predicted:
     """Predicts a launcher that is not registered, from its code and from the counted bytes and matrix FLOPs.
 
-    The counted bytes and FLOPs are also its least work, because no op says what the launcher must do.
+    The counted bytes and FLOPs are also the launcher's least work, because no op says what it must do.
     """
     cost = Cost(traffic.read_bytes, traffic.write_bytes, flops, launches=traffic.launches)
     (code,) = compile_kernels([target])

@@ -138,7 +138,7 @@ _READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w",
 
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
-    """By reading, its smallest and largest value; each other value of the environments; every throttle reason."""
+    """Each value of the environments.  Of readings: the smallest and the largest value, and every throttle reason."""
     by_label: dict[str, dict[str, None]] = {}
     readings: dict[str, list[float]] = {name: [] for name in _READINGS}
     for record in records:

@@ -74,7 +74,7 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
 
 
 def environment_in(run: Path) -> dict[str, Any]:
-    """The machine of a run.  Empty if the run ended before it was written."""
+    """The machine of a run.  Empty if the run ended before the machine was recorded."""
     path = run / ENVIRONMENT
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 

@@ -1,7 +1,7 @@
 """The process of an entry: it starts before it is needed, and then gets a command line of Python.
 
-Its imports take seconds, so it makes them while another entry runs.  On a GPU the process serves one command and ends,
-so that a broken CUDA context ends with it.
+Its imports take seconds, so it starts while another entry runs.  On a GPU the process serves one command and ends, so
+that a broken CUDA context ends with the process.
 """
 
 from __future__ import annotations

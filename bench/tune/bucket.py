@@ -272,7 +272,7 @@ class TuningRun:
     ) -> BucketResult:
         """The fastest contender of a kernel over all cases, by the recorded times.
 
-        The launcher may choose another config for each case; its time on a case is that of its choice for the case.
+        The launcher may choose another config for each case; the choice's time is then the time on this case.
         """
         if start in result.failures:
             return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")

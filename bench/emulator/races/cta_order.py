@@ -8,7 +8,7 @@ CTAs learn of each other through atomics (and strong loads and stores) on one gl
 "Memory Consistency Model").  A release pattern is a .release, or a fence before the access; an acquire pattern is an
 .acquire, or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
 .cluster scope (`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases its
-actions, and those of its CTA's other warps before it last met them.  These warps learn from it in the same way.
+actions, and the actions of its CTA's other warps up to their last meeting.  The others learn from it in the same way.
 `attach` gives the clocks that record the meetings; CTAs of a cluster share clocks.  Without clocks a CTA is one actor.
 """
 

@@ -32,7 +32,7 @@ class EpochSets:
         self._single: Numbers = np.zeros(1024, np.int32)
 
     def of_epochs(self, epochs: Numbers) -> Numbers:
-        """The numbers of the sets that hold one of `epochs` each: (n,)."""
+        """For each of `epochs` (n,), the number of the set that has only this epoch: (n,)."""
         if int(epochs.max()) >= self._single.size:
             self._single = np.concatenate([self._single, np.zeros(int(epochs.max()) + 1, np.int32)])
         sets = self._single.take(epochs)

@@ -52,7 +52,7 @@ class Late(NamedTuple):
     """The m stamps that are not ordered before the n checked accesses."""
 
     access: Ints
-    """For each stamp, the index of the access that it is not ordered before, below n: (m,)."""
+    """For each stamp, the index of the access with which it has no order: (m,), below n."""
     granules: Ints
     """For each stamp, the granule on which it lies: (m,)."""
     stamps: Stamps

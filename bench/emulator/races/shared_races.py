@@ -118,7 +118,7 @@ class SharedRaces(VectorClocks):
         self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes cp.async of lanes, a write to `addresses`; even their warp learns of it only by `wait_copies`."""
+        """Notes cp.async of lanes to `addresses`.  The lanes' warp learns of these writes only by `wait_copies`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
         self._meet_all(access, instruction)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -150,7 +150,7 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """Ends the CTA in `slot`.  Another CTA gets its shared memory, so its asynchronous operations must be over."""
+        """Ends the CTA in `slot`.  Its asynchronous operations must be over, because another CTA gets its memory."""
         for stamp in self.never_awaited(slot):
             instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
             self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))

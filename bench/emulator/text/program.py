@@ -97,7 +97,7 @@ class Program:
 
     @cached_property
     def strong(self) -> dict[int, str]:
-        """By number of a load or store that does not race with others like it, its order: relaxed, acquire, release."""
+        """By number, the order (relaxed, acquire, release) of strong loads and stores: two of these do not race."""
         orders = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):

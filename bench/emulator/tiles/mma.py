@@ -84,7 +84,7 @@ def numbers(bits: np.ndarray, element: str) -> np.ndarray:
 
 
 def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> np.ndarray:
-    """Makes one array (registers, lanes), with bits as `dtype`, of registers, each (lanes,) or one value for all lanes.
+    """Makes one array (registers, lanes) of `dtype` from the bits of registers, each (lanes,) or one value for all.
 
     Raises `ValueError` if `lanes` is not a multiple of 32, or a register has another length.
     """
