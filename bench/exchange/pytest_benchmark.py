@@ -155,8 +155,8 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case of the parameters.  Adds the test's id, unless the id is the values joined by `-` and can be read
-    back from the case's text.  Parameters without a text, such as objects, differ only in the id."""
+    """Makes a case of the parameters.  Adds the test's id, unless the id only joins the values by `-` and the case's
+    text can be parsed.  Parameters without a text, such as objects, differ only in the id."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     named = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
     case, texts = make_case(named), [str(value) for value in parameters.values()]

@@ -31,7 +31,7 @@ BARE = (b"error:", b'{"error"')
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
-    """The data of each server-sent event, the time at which its last byte came, and whether its name says that it is an
+    """For each server-sent event: its data, the time of its last byte, and whether the event's name says that it is an
     error.  The rules are the WHATWG's.
 
     Lines end with CR, LF or both.  A line that begins with a colon is a comment.  An empty line ends an event; data

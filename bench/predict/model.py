@@ -200,7 +200,7 @@ def _compiled_stages(
 
 
 def _dependent_s(work: LaunchWork, chip: Chip) -> float:
-    """The seconds of dependent steps: one CTA's seconds, multiplied by the CTAs that run in its place in turn."""
+    """The seconds of dependent steps: the seconds of one CTA, multiplied by the numbers of waves and launches."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 

@@ -77,7 +77,7 @@ class LadderRow:
 
     @property
     def above_roof(self) -> bool:
-        """Whether bytes/s exceed the bandwidth of the ceilings: the bytes are too many, or come from a cache."""
+        """Whether bytes/s exceed the ceilings' bandwidth: the bytes are then overstated, or come from a cache."""
         rate, ceilings = self.record.bytes_per_s, self.record.ceilings
         return bool(rate and ceilings and rate > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
 

@@ -95,7 +95,7 @@ class Context:
 
     @property
     def left_s(self) -> float:
-        """The seconds of `seconds` that are left."""
+        """The seconds of the step's time that are left."""
         return self.seconds - (time.monotonic() - self.began)
 
     @property

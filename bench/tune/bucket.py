@@ -121,12 +121,12 @@ class BucketResult:
     """The number of configs that the kernel offers."""
     illegal: int
     bounded: int
-    """The configs that were never compiled, because their own bound is above the best time."""
+    """The number of configs that were never compiled, because their own bound is above the best time."""
     dropped: int
-    """The configs that were dropped after their first samples."""
+    """The number of configs that were dropped after their first samples."""
     failed: int
     left: int
-    """The configs that were not tried in the given time."""
+    """The number of configs that were not tried in the given time."""
     best: Mapping[str, Any] | None = None
     """The fastest correct config.  None if the config that the launcher chooses by itself is the fastest."""
     faster: float | None = None
@@ -172,7 +172,7 @@ class TuningRun:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each kernel and bucket."""
+        """Returns one row for each kernel and bucket."""
         return [asdict(result) | {"result": result.summary} for result in self.results]
 
     def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:

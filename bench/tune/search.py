@@ -15,11 +15,11 @@ from rooflab.kernels.tuning import Footprint
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 FAR = 1.3
-"""A config is dropped if its first samples are slower than the best config's samples by this factor."""
+"""A config is dropped if its first samples take this many times as long as the best config's samples."""
 GROUP = 8
-"""The configs timed with the best one: enough to share its samples and use all cores, few enough to replace it soon."""
+"""The number of configs in a group with the best one: enough to use all cores, few enough to replace the best often."""
 FINALISTS = 3
-"""The number of configs that go on to the recorded measurement, besides the launcher's own choice."""
+"""The number of configs that go on to the recorded measurement, with the launcher's own choice."""
 
 Seconds = tuple[float, ...]
 """The seconds of a config, one value for each case of the search."""
@@ -35,11 +35,11 @@ class SearchResult:
     """By config that was not dropped: its time over that of the launcher's own choice, geometric mean over cases."""
     failures: dict[Any, str] = field(default_factory=dict)
     bounded: int = 0
-    """The configs that were not compiled.  Their own bound is above the best time, so they cannot win."""
+    """The number of configs that were not compiled: their own bound is above the best time, so they cannot win."""
     dropped: int = 0
-    """The configs that were dropped after their first samples."""
+    """The number of configs that were dropped after their first samples."""
     left: int = 0
-    """The configs that were not tried before the deadline."""
+    """The number of configs that were not tried before the deadline."""
 
     def finalists(self, start: Any) -> list[Any]:
         """The fastest configs, without `start`, the launcher's own choice."""

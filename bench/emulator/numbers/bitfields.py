@@ -160,7 +160,7 @@ def bmsk(position: Value, width: Value, clamp: bool) -> Value:
 def szext(a: Value, bits: Value, clamp: bool) -> Value:
     """`szext`: the low `bits` bits of a 32-bit integer, extended by zeros, or by their sign if `a` is int32.
 
-    If `bits` is 0, the result is 0.  A `bits` of 32 or more is taken modulo 32; with `clamp` it gives `a` unchanged.
+    If `bits` is 0, the result is 0.  If `bits` is 32 or more, it is taken modulo 32; with `clamp` the result is `a`.
     """
     if not clamp:
         bits = bits & np.uint32(31)

@@ -149,7 +149,7 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
 
 
 def narrow_odd(x: Value) -> Value:
-    """Rounds a float64 to float32, to odd, so that one more rounding, to at most 22 bits, gives the correct result.
+    """Rounds a float64 to float32 by rounding to odd.  One more rounding, to at most 22 bits, is then correct.
 
     An inexact value becomes the neighbour whose last bit is odd (Boldo and Melquiond 2008, "Emulation of a FMA and
     correctly rounded sums: proved algorithms using rounding to odd").
@@ -165,7 +165,7 @@ def narrow_odd(x: Value) -> Value:
 
 
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """The float64 sum, rounded to odd, so that one more rounding, to at most 51 bits, gives the correct result.
+    """The float64 sum, by rounding to odd.  One more rounding, to at most 51 bits, then gives the correct result.
 
     If the sum is an exact zero of operands with different signs, the zero is negative for `rm`, and else positive.
     """

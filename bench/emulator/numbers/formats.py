@@ -178,7 +178,7 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
-    """The codes of 8 bits; the upper half of a float32 is the index in a table.
+    """Encodes to codes of 8 bits by a table, whose index is the upper half of a float32.
 
     If the lower half is not 0, the last bit of the upper half becomes 1: this is rounding to odd.  The upper half has 8
     bits of significand, at least two more than an 8-bit format has, so the second rounding gives the correct result.

@@ -118,7 +118,7 @@ class CtaOrder:
         return self.current.take(actors)
 
     def fence(self, actor: int, near: bool = False) -> None:
-        """Notes a fence: acquires what was observed; later atomics release what was before it.  See `synchronise`."""
+        """Notes a fence: it acquires what was observed; later atomics release earlier actions.  See `synchronise`."""
         seen = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
         if seen:
             self._note(self._known, actor, seen)

@@ -57,7 +57,7 @@ class EpochSets:
 
 
 class Touched:
-    """For each granule: the epochs with one kind of access to it since its last write, and the last instruction."""
+    """For each granule: the epochs of one kind of access since the last write, and the last instruction."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -171,7 +171,7 @@ class Lanes:
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Pairs of accesses to one granule in the instruction: an access, and the last access.  None without pairs.
+        """Pairs of accesses in one instruction to one granule: an access, and the last access.  None without pairs.
 
         Widths are equal and addresses aligned, so accesses overlap completely or not at all: the first granules decide.
         """

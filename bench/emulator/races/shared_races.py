@@ -176,7 +176,7 @@ class SharedRaces(VectorClocks):
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Notes mbarrier.inval by a lane: a write, ordered after all uses and after TMA loads that arrive there.
+        """Notes mbarrier.inval by a lane.  It is a write, which must follow all uses and all TMA loads that arrive.
 
         The detector knows these loads if the caller gave `signal_async` the flat address as the key.
         """

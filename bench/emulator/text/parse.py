@@ -45,7 +45,7 @@ class Scope:
         self.number = number
         self.names: dict[str, syntax.Register] = {}
         self.families: dict[str, tuple[str, int]] = {}
-        """By prefix, type and count.  A kernel declares thousands of registers; a register is made at its first use."""
+        """By prefix of register names: type and count.  A kernel declares thousands; each is made at its first use."""
         self.variables: dict[str, str] = {}
 
 

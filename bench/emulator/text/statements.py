@@ -16,7 +16,7 @@ from rooflab.bench.emulator.text import syntax
 _COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 """A comment or a string; a `//` in a string does not begin a comment."""
 _INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
-"""In LLVM's comment after a `.loc`, which names the inlined calls, the last call: the outermost call."""
+"""Finds the outermost inlined call, which LLVM names last in the comment after a `.loc`."""
 _ASM = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 _ASM_LINE = re.compile(r"\.loc\b[^\n]*")
 """LLVM 23 (Triton 3.8) counts lines of inline assembly up from the call's line.  Only the call's own line is real."""

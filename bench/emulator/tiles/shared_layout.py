@@ -146,8 +146,8 @@ def decode_descriptor(bits: int) -> Descriptor:
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
     """The 16-byte chunks of shared memory that a wgmma reads through a descriptor, and the highest chunk.
 
-    The chunks (address // 16, int64) are (rows, 2) in K-major: item i has the chunks of row i.  In MN-major they are
-    (16, rows // 8): item k has the chunks of k.  Raises `ValueError` if `rows` is not a multiple of 8.
+    Chunks are numbers (address // 16, int64).  In K-major they are (rows, 2): item i has the chunks of row i.  In
+    MN-major they are (16, rows // 8): item k has the chunks of k.  Raises `ValueError` if `rows` is no multiple of 8.
     """
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
