@@ -75,7 +75,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
-    """Reads every record in files and folders.  Returns the records, oldest first, and the files.  A line counts once.
+    """Reads all records in files and folders; returns them, oldest first, and the files.  A repeated line counts once.
 
     Raises `ValueError` with file and line if a line is damaged, and if there is no record at all.
     """

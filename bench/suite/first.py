@@ -28,8 +28,8 @@ FIRST_CHECK_S = 60.0
 AT_ONCE = 12
 """The most first checks at the same time.  Each holds a CUDA context of half a GB; no check is timed."""
 RISK = ("triton", "cuda", "gluon")
-"""The backends, in the order of first checks.  A kernel that hangs takes the card's time from other kernels, and
-kernels with barriers, which may hang, come last."""
+"""The backends, in the order of first checks: a kernel that hangs takes the card's time from the kernels beside it, and
+kernels with barriers may hang."""
 
 
 def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
