@@ -1,1 +1,1 @@
-"""Imports other tools' results as records, and exports records in the formats of other tools."""
+"""Imports the results of other tools as records, and exports records in the formats of other tools."""

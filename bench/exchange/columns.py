@@ -1,4 +1,4 @@
-"""Reads a CSV file of any tool; the caller names its columns and their units."""
+"""Reads a CSV file of any tool; the caller gives the names and units of the columns."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "flops": {"flop": 1.0, "mflop": 1e6, "gflop": 1e9, "tflop": 1e12},
     "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
 }
-"""By measured field, the factor of each unit."""
+"""By measured field, the factor of each unit that the field may have."""
 Places = Mapping[str, tuple[str, float]]
-"""By field: the name of its column, or `=` and the text for every row; and the factor of its unit."""
+"""By field: the name of its column, or `=` and a text for all rows; and the factor of the column's unit."""
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Returns one record per row; `columns` is as in `places_of`.  Raises `ValueError` on a row that lacks a cell."""
+    """Returns one record per row; for `columns` see `places_of`.  Raises `ValueError` on a row that lacks a cell."""
     text, places = files.read_text(path), places_of(columns)
     source = files.ResultFile("csv", files.file_time(path), text + str(columns), {})
     rows = csv.DictReader(StringIO(text))
@@ -39,7 +39,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
 
 
 def places_of(columns: Sequence[str]) -> Places:
-    """The places in texts FIELD=COLUMN; FIELD=COLUMN:UNIT for a measured field; FIELD==TEXT for a text of all rows."""
+    """Parses texts FIELD=COLUMN, FIELD=COLUMN:UNIT for a measured field, or FIELD==TEXT for one text in all rows."""
     places = {}
     for text in columns:
         field, _, column = text.partition("=")
@@ -54,7 +54,7 @@ def places_of(columns: Sequence[str]) -> Places:
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places) -> None:
-    """Adds the record of a row; skips the row if an op of the lab does not have the row's case."""
+    """Adds the record of a row.  Skips the row if the lab has its op, but the op does not have its case."""
     cells: dict[str, Any] = {}
     for field, (column, factor) in places.items():
         cell = column[1:] if column.startswith("=") else row.get(column)

@@ -1,4 +1,4 @@
-"""The work of `rooflab import` and `rooflab export`, without the display of results."""
+"""Does the work of `rooflab import` and `rooflab export`; it does not print results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
     "pytest-benchmark": lambda path, columns: read_pytest_benchmark(path),
     "csv": read_columns,
 }
-"""By format, the function that reads a file of this format; its second argument is the texts of `--column`."""
+"""By format, the function that reads files of this format; its second argument is the texts of `--column`."""
 FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
     "pytest-benchmark": write_pytest_benchmark,
     "csv": write_csv,
@@ -31,7 +31,7 @@ FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
 def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Imported:
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file.
 
-    A reader of the entry points `rooflab.readers` is a function of paths that returns an `Imported`.
+    A reader of the entry points `rooflab.readers` is a function that takes paths and returns an `Imported`.
     """
     plugins = {point.name: point for point in entry_points(group="rooflab.readers")}
     if tool not in (*FORMATS, *plugins):
@@ -54,9 +54,9 @@ def summary(imported: Imported) -> dict[str, Any]:
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:
-    """Writes the chosen records to the file `to`; returns the number written, and the records that `form` cannot hold.
+    """Writes the chosen records to the file `to`.  Returns the number written, and the records that `form` cannot hold.
 
-    Raises `ValueError` on an unknown form, or if no record is chosen.
+    Raises `ValueError` on an unknown format `form`, or if no record is chosen.
     """
     if form not in FORMS:
         raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")

@@ -1,4 +1,4 @@
-"""Code that all importers share (a file's errors, another tool's environment in our form), and all exporters."""
+"""Code that importers and exporters share: a file's errors, and another tool's environment as a record holds it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """The records from files, the parts that were skipped, and the definitions of a data set."""
+    """The records in files, the parts of the files that were skipped, and the definitions of a data set."""
 
     records: tuple[Record, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -47,26 +47,26 @@ class Imported:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """The values that all records of one file share, and the records and skipped parts so far."""
+    """The values that all records of one file share, and the file's records and skipped parts so far."""
 
     tool: str
     timestamp: str
     content: str
-    """The hash of the content, which tells apart two files of the same time."""
+    """The hash of the file's content, which distinguishes two files of the same time."""
     environment: Mapping[str, Any]
     records: list[Record] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
     def imported(self, definitions: Sequence[Mapping[str, Any]] = ()) -> Imported:
-        """Returns the records and the skipped parts of the file."""
+        """Returns the records and the skipped parts of the file, with `definitions` of a data set."""
         return Imported(tuple(self.records), tuple(self.skipped), tuple(definitions))
 
     def skip(self, place: str, reason: str) -> None:
-        """Notes a part of the file that does not become a record, with the reason."""
+        """Notes a part of the file that does not become a record, and the reason."""
         self.skipped.append(Skipped(place, reason))
 
     def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
-        """The finite numbers among `values`; any other value is noted as skipped, because a record cannot hold it."""
+        """The finite numbers among `values`.  Any other value is noted as skipped, because a record cannot hold it."""
         numbers = {}
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -76,10 +76,10 @@ class ResultFile:
         return numbers
 
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
-        """Adds a bench record; `values` are its other fields.  A latency that is not a possible time makes it INVALID.
+        """Adds a bench record; `values` are its other fields.  An impossible latency makes the record INVALID.
 
-        Its run is named by the time and content of the file, so that a second import gives the same file of records.
-        Raises `ValueError` with the place if a value does not fit its field.
+        The run's id comes from the time and content of the file, so that a second import gives the same file of
+        records.  Raises `ValueError` with the place in the file if a value does not fit its field.
         """
         moment = datetime.fromisoformat(self.timestamp)
         fields: dict[str, Any] = {
@@ -108,7 +108,7 @@ def is_time(latency_ms: float) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.  Raises `ValueError` if the file does not exist or is not UTF-8."""
+    """Reads the text of a file.  Raises `ValueError` if the file does not exist or is not UTF-8."""
     if not path.is_file():
         raise ValueError(f"{path.name}: expected a file, got {str(path)!r}")
     try:
@@ -120,7 +120,7 @@ def read_text(path: Path) -> str:
 def parse_json(text: str, place: str) -> Any:
     """The value of a JSON text; an integer that is too large for a float becomes infinity.
 
-    Raises `ValueError` with the place, line and column of a fault.
+    Raises `ValueError` with the place, line and column of an error in the text.
     """
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
@@ -130,7 +130,7 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any) -> dict[str, Any]:
-    """The environment in the form of a record; values that another tool's file does not give are None.
+    """The environment as a record holds it; values that another tool's file does not give are None.
 
     `hardware` is the machine's name in the file; `gpu` is the name of its GPU, or None.  The machine key begins with
     `imported-`, so that no imported result seems to come from a machine that Rooflab itself recorded.
@@ -151,7 +151,7 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any)
 
 
 def when(value: object, place: str) -> str:
-    """A time in the form of a record: UTC, ISO 8601, to the second.  Raises `ValueError` if `value` is not ISO 8601."""
+    """A time as a record holds it: UTC, ISO 8601, to the second.  Raises `ValueError` if `value` is not ISO 8601."""
     try:
         return datetime.fromisoformat(in_utc(str(value))).isoformat(timespec="seconds")
     except ValueError as error:
@@ -159,7 +159,7 @@ def when(value: object, place: str) -> str:
 
 
 def file_time(path: Path) -> str:
-    """The time at which a file was written, for a format that holds no time."""
+    """The time at which a file was written, for a format that contains no time."""
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
 
 
@@ -167,9 +167,9 @@ _ESCAPED = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 
 
 def make_case(values: Mapping[str, Any]) -> Case:
-    """Another tool's parameters as a case.  Its text can be parsed: `,`, `=` and `%` become `%2C`, `%3D` and `%25`.
+    """Another tool's parameters as a case.  The case's text can be parsed: `,`, `=`, `%` become `%2C`, `%3D`, `%25`.
 
-    Parameters whose names differ only in characters that a case cannot have keep different names, by `_` at the end.
+    If two names differ only in characters that a case cannot have, `_` at the end keeps the names different.
     """
     parameters: dict[str, Scalar] = {}
     for name, value in values.items():
@@ -183,7 +183,7 @@ def make_case(values: Mapping[str, Any]) -> Case:
 
 
 def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
-    """Writes one file `<run_id>.jsonl` for each run, each file whole or not at all; returns their paths.
+    """Writes one file `<run_id>.jsonl` for each run, and returns the paths.  Each file is written atomically.
 
     Raises `ValueError` if one of the files already exists: it was imported before.
     """
@@ -198,9 +198,9 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
-    """The bench records with a published latency; and the other records, each with the reason why it is skipped.
+    """Returns the bench records with a latency, and the other records, each with the reason why it is skipped.
 
-    Raises `ValueError` if no record has a latency.
+    Raises `ValueError` if no bench record has a latency.
     """
     chosen, skipped = [], []
     for record in records:

@@ -1,6 +1,6 @@
 """Reads flashinfer-bench's results: a folder with definitions and traces.
 
-`definitions/<op_type>/*.json` define what a kernel computes; `traces/**/*.jsonl` hold one result per line.  The reader
+`definitions/<op_type>/*.json` define what a kernel computes.  `traces/**/*.jsonl` have one result per line.  The reader
 recognises a definition by its type and inputs.  It never runs the Python text; it only finds a norm's epsilon in it.
 """
 
@@ -30,7 +30,7 @@ STATUSES: Mapping[str, Status] = {
     "COMPILE_ERROR": "COMPILE_ERROR",
     "TIMEOUT": "TIMEOUT",
 }
-"""flashinfer-bench's status and ours.  `checked_by` stays `none`: its tolerance accepts more than ours."""
+"""By flashinfer-bench's status, our status.  `checked_by` stays `none`: flashinfer-bench's tolerance is larger."""
 OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "gemm": (("gemm",), frozenset({"A", "B"})),
     "rmsnorm": (("rmsnorm", "norm"), frozenset({"hidden_states", "weight"})),
@@ -45,18 +45,18 @@ OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "flash_attention": (("gqa_ragged",), frozenset({"q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"})),
     "sample": (("sampling",), frozenset({"probs"})),
 }
-"""By op of ours: the prefixes of a definition's type, and the inputs that the definition must have."""
+"""By our op: the prefixes of a definition's type, and the inputs that the definition must have."""
 OPTIONAL = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "top_p", "min_p"})
-"""Other inputs that a definition may have."""
+"""The other inputs that a definition may have."""
 EPSILONS = frozenset({"eps", "epsilon", "variance_epsilon"})
-"""The names, in small letters, that a definition's text may give an epsilon."""
+"""The names, in lower case, that a definition's text may give to an epsilon."""
 ASIDE = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 """Small fp32 tensors that do not decide a definition's scheme."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A size of a definition: `const` with its value, or `var`, which a workload gives."""
+    """A size in a definition: `const` has a value, and `var` gets its value from a workload."""
 
     type: Literal["const", "var"]
     value: int | None = None
@@ -68,12 +68,12 @@ class Operand:
 
     dtype: str
     shape: tuple[str, ...] | None = None
-    """The names of the axes; None for a Python scalar."""
+    """The names of the axes.  None for a Python scalar."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """The definition of a kernel's computation, as a file holds it."""
+    """The definition of a kernel's computation, as one file contains it."""
 
     name: str
     op_type: str
@@ -94,7 +94,7 @@ class Definition:
 
     @cached_property
     def eps(self) -> float | None:
-        """The number that the Python text assigns to an epsilon; None if it assigns no number, or different numbers."""
+        """The number that the Python text assigns to an epsilon.  None if there is none, or if the numbers differ."""
         try:
             tree = ast.parse(self.reference)
         except SyntaxError as error:
@@ -111,7 +111,7 @@ class Definition:
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Our op that computes the definition, and ""; or None, and the reason why no op does."""
+        """Our op that computes the definition, and "".  If there is no such op: None, and the reason."""
         of_type = {op: inputs for op, (types, inputs) in OPS.items() if self.op_type.startswith(types)}
         names = {"hidden_states" if "norm" in self.op_type and name in ("input", "x") else name for name in self.inputs}
         if not of_type:
@@ -124,7 +124,7 @@ class Definition:
         return (None, reason) if reason else (fitting[0], "")
 
     def _unlike(self, op: str) -> str:
-        """Why the definition is not `op` although its inputs match; "" if the definition is `op`."""
+        """The reason why the definition is not `op` although the inputs match; "" if the definition is `op`."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -142,12 +142,12 @@ class Definition:
 
     @property
     def scheme(self) -> str | None:
-        """The scheme whose tensors all have the definition's single float dtype; None if there is no such scheme."""
+        """The scheme whose tensors all have the definition's only float dtype.  None if there is no such scheme."""
         names = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return names.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Our case with these sizes; or, if no op computes the definition, a case with its name and sizes."""
+        """Our case with the sizes `axes`; if no op of ours fits, a case with the definition's name and sizes."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
@@ -162,7 +162,7 @@ class Definition:
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
-        """The definition's name and type, and our op that computes it or the reason why no op does."""
+        """The definition's name and type, and our op that computes it, or the reason why no op does."""
         op, reason = self.op
         row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
         return row | {"traces": traces, "reason": reason}
@@ -178,7 +178,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TraceMachine:
-    """The machine on which a trace was made."""
+    """The machine on which a result was measured."""
 
     hardware: str
     libs: Mapping[str, Any] | None = None
@@ -186,7 +186,7 @@ class TraceMachine:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcome of a trace."""
+    """The status, the times and the machine of a result."""
 
     status: str
     timestamp: str
@@ -207,7 +207,7 @@ class FlashInferTrace:
 
 
 def read(paths: Sequence[Path]) -> files.Imported:
-    """The entry point `flashinfer`: `read_dataset` of one folder.  Raises `ValueError` on several folders."""
+    """The entry point `flashinfer`: calls `read_dataset` on one folder.  Raises `ValueError` on several folders."""
     if len(paths) != 1:
         raise ValueError(f"path: expected one, got {len(paths)}")
     return read_dataset(paths[0])
@@ -216,10 +216,10 @@ def read(paths: Sequence[Path]) -> files.Imported:
 def read_dataset(root: Path) -> files.Imported:
     """Returns one record for each trace in a folder, and a row for each definition.
 
-    A trace without its definition in the data set is skipped with this reason, and so is a workload that lacks an axis
-    or has an axis of size 0, such as no pages: nothing is computed there.  Workloads with equal sizes, whose inputs
-    differ, are separate cases, which also have the workload's id.  Raises `ValueError` with the file and place of a
-    malformed value.
+    A trace is skipped, with the reason, if the data set lacks its definition, if its workload lacks an axis, or if an
+    axis has size 0, such as no pages: nothing is computed then.  Workloads with equal sizes but different inputs are
+    separate cases, which also have the workload's id.  Raises `ValueError` with the file and place of a malformed
+    value.
     """
     definitions, traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
     for path in sorted((root / "traces").rglob("*.jsonl")):
@@ -252,7 +252,7 @@ def read_dataset(root: Path) -> files.Imported:
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:
-    """The definitions in a folder by name.  Raises `ValueError` with the file and place of a malformed value."""
+    """By name, the definitions in a folder.  Raises `ValueError` with the file and place of a malformed value."""
     if not (root / "definitions").is_dir():
         raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
     definitions: dict[str, Definition] = {}

@@ -1,7 +1,7 @@
-"""Reads kernel times that others published into tables (`roofline/published.py`), as a short TOML file describes them.
+"""Reads tables of kernel times that others published, for `roofline/published.py`; a TOML file describes each source.
 
-`sources/` has the descriptions of aiconfigurator-core's parquet files and of Liger-Kernel's CSV.  A description names
-for each table: its files, its rows (`where`), our op and scheme, and the column of each value of the case.
+`sources/` has the descriptions of aiconfigurator-core's parquet files and of Liger-Kernel's CSV.  A description gives
+for each table: the files, the rows (`where`), our op and scheme, and the column of each value of the case.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ ANY_PATH = (
     "h100_all_benchmark_data.csv, or a .toml that describes a table"
 )
 DIGITS = 4
-"""The significant digits of a kept time, which is rounded by at most 0.05%."""
+"""The significant digits of a kept time; the rounding changes a time by at most 0.05%."""
 _UNBELIEVABLE = 0.02
-"""The largest share of a table's rows that may lie below the bound; with more, the unit or the device is wrong."""
+"""The largest share of a table's rows that may lie below the bound.  If more do, the unit or the device is wrong."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A table that was read and is not yet written."""
+    """A table that was read but is not yet written."""
 
     table: Table
     rows: pd.DataFrame
-    """The columns of the table, and the column `us`."""
+    """The columns of the table, with the column `us` for times."""
     below: tuple[str, ...] = ()
-    """Rows that are left out because they are faster than the bound, even with L2 taken into account."""
+    """The rows that are left out because they are faster than the bound, even if the bound counts on L2."""
     selected: bool = False
     """Whether the description selects the table for the repository."""
 
     def row(self) -> dict[str, Any]:
-        """The table as a row of a printed list."""
+        """The table as a row of a list that is printed."""
         table = self.table
         more = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
         return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | more
@@ -64,13 +64,13 @@ class Published:
 
     placed: list[Placed] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    """The number of rows that fit no table here, by family and reason."""
+    """By family and reason, the number of rows that fit none of our tables."""
 
     read: int = 0
-    """The number of rows read: those of the tables, those left out, and repeated rows."""
+    """The number of rows that were read: the rows of the tables, rows left out, and repeated rows."""
 
     def summary(self) -> dict[str, Any]:
-        """The import as JSON values."""
+        """The results of the import as JSON values."""
         tables = [each.row() | {"left_out": each.below} for each in self.placed]
         return {"rows": self.read, "tables": tables, "no_place": dict(self.left)}
 
@@ -78,8 +78,8 @@ class Published:
 def read_published(paths: Sequence[Path]) -> Published:
     """Reads wheels or folders of aiconfigurator-core, files that one of our descriptions knows, or descriptions (TOML).
 
-    A description reads the files beside it.  Raises `ValueError` without a path, on any other file, on a file that
-    cannot be read, on a missing column, and on impossible times.
+    A description reads the files in its own folder.  Raises `ValueError` if there is no path, on any other file, on a
+    file that cannot be read, on a missing column, and on impossible times.
     """
     published = Published()
     if not paths:
@@ -94,7 +94,7 @@ def read_published(paths: Sequence[Path]) -> Published:
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
-    """The description of a path, and its files with their content."""
+    """The description that fits a path, and the names and contents of the files to read."""
     if path.suffix == ".toml" and path.is_file():
         description = _description(path)
         return description, _inside(path.parent, description["files"])
@@ -126,7 +126,7 @@ def _description(path: Path) -> Mapping[str, Any]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a path fits a pattern of `fnmatch`, in which `{a,b}` stands for either of two texts."""
+    """Whether a path fits a pattern of `fnmatch`, in which `{a,b}` stands for the text `a` or the text `b`."""
     braces = re.search(r"\{([^}]*)\}", pattern)
     if braces is None:
         return fnmatch(name, pattern)
@@ -218,7 +218,7 @@ def _read_file(description: Mapping[str, Any], name: str, content: bytes, publis
 def _placed(
     description: Mapping[str, Any], table: Mapping[str, Any], name: str, frame: pd.DataFrame
 ) -> Iterator[Placed]:
-    """Returns one table for each device and kernel of a file's rows."""
+    """Yields one table for each device and kernel in a file's rows."""
     columns = {**table.get("exact", {}), **table["axes"]}
     latency = _numbers(frame, description.get("latency", "latency"), name, float)
     if not latency.between(0, float("inf"), inclusive="neither").all():
@@ -272,7 +272,7 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
 
 
 def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
-    """Returns a table with one row per shape (the median of several rows), each row compared with the bound."""
+    """Returns a table with one row per shape, the median of the shape's rows.  Each row is compared with the bound."""
     times = rows.groupby(columns)["us"].median()
     plausible, below = [], []
     for values, us in times.items():
@@ -295,7 +295,7 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
 
 
 def selected(published: Published) -> list[Placed]:
-    """The tables that the descriptions select, from the newest version of each library."""
+    """The tables that the descriptions select, each from the newest version of its library."""
     newest: dict[tuple[str, ...], Version] = {}
     chosen = [(_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected]
     for library, version, _ in chosen:
@@ -308,7 +308,7 @@ def _library(table: Table) -> tuple[str, ...]:
 
 
 def write_published(placed: Sequence[Placed], folder: Path = FOLDER) -> Path:
-    """Writes tables and, at last, their index; returns the index's path."""
+    """Writes the tables, and then their index; returns the index's path."""
     files = {each.table.file: _packed(each) for each in placed}
     if len(files) != len(placed):
         raise ValueError("published: two tables have the same device, op, scheme, library and kernel")

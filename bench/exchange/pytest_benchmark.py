@@ -1,8 +1,8 @@
 """Reads and writes pytest-benchmark's JSON.
 
-A file from our exporter names op, kernel and case.  In any other file, a benchmark's identity is its full name: file,
-class, function and parameters.  pytest-benchmark itself compares runs with the files that this module writes: a kernel
-has one name in all of them, and a benchmark from another file keeps its name, group and parameters.
+A file from our exporter names op, kernel and case.  In any other file, a benchmark is identified by its full name:
+file, class, function and parameters.  pytest-benchmark itself can compare runs in the files that this module writes.  A
+kernel has the same name in all of these files, and an imported benchmark keeps its name, group and parameters.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from rooflab.roofline.model import Ceilings
 
 TOOL = "pytest-benchmark"
 OURS = "rooflab"
-"""The key of `extra_info` and `machine_info` for the values of our exporter and plugin that pytest-benchmark lacks."""
+"""The key in `extra_info` and `machine_info` for values of our exporter and plugin that pytest-benchmark lacks."""
 SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr", "hd15iqr", "total")
-"""Statistics in seconds that a record keeps in `metrics`."""
+"""The statistics, in seconds, that a record keeps in `metrics`."""
 COUNTS = ("rounds", "iterations")
 NAMES = ("group", "name", "fullname", "params", "param")
-"""pytest-benchmark's names of a benchmark; kept in the record of an imported benchmark, for a later export."""
+"""pytest-benchmark's names of a benchmark.  The record of an imported benchmark keeps them for a later export."""
 IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
 LATENCIES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
-"""Fields of a record that our exporter writes unchanged."""
+"""The fields of a record that our exporter writes unchanged."""
 SUITE = "bench/bench_kernels.py"
 
 
@@ -88,7 +88,7 @@ class BenchmarkTimes:
 
 
 def read_pytest_benchmark(path: Path) -> Imported:
-    """Returns one record per benchmark.  Raises `ValueError` with file and place if it is no pytest-benchmark file."""
+    """Returns one record per benchmark.  Raises `ValueError` with the place if this is no file of pytest-benchmark."""
     text = read_text(path)
     file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
     around = _environment(file, path.name)
@@ -135,15 +135,15 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The commit of the measured code; no commit if the value is not a hash, such as `unversioned` or `unknown`."""
+    """The commit of the measured code.  None if the value is not a hash, such as `unversioned` or `unknown`."""
     commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
     is_hash = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
     return {"commit": commit if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """The case, the op and the kernel from our exporter's values; of any other file the parameters, the group or the
-    function, and the full name without parameters."""
+    """The case, op and kernel.  A file of our exporter gives all three.  In any other file the parameters are the case,
+    the group or the function is the op, and the full name without parameters is the kernel."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
@@ -155,8 +155,8 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """The parameters as a case.  It has the test's id too, unless the id is the values joined by `-` and the case's
-    text gives them back: only the id tells apart parameters without a text, such as objects."""
+    """Makes a case of the parameters.  Adds the test's id, unless the id only joins the values by `-` and the case's
+    text can be parsed.  Parameters without a text, such as objects, differ only in the id."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     named = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
     case, texts = make_case(named), [str(value) for value in parameters.values()]
@@ -169,9 +169,9 @@ def _case(params: object, test_id: str) -> Case:
 def _reading(
     benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
-    """The latency (None where a sample is not a possible time), and the fields for status, samples and statistics.
+    """The latency (None if a sample is not a possible time), and the fields for status, samples and statistics.
 
-    Our exporter's values are exact; those of the statistics are in seconds.
+    Our exporter's values are exact; the statistics of pytest-benchmark are in seconds.
     """
     stats = benchmark.stats or {}
     times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
@@ -201,7 +201,7 @@ def _reading(
 def _rooflined(
     values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """Returns `values` with the cost that the fixture `kernel_benchmark` was given, the rates, and the bound with its
+    """Adds to `values` the cost that the test gave the fixture `kernel_benchmark`, the rates, and the bound with its
     ceilings."""
     cost = extra.get("cost")
     if not cost:
@@ -228,7 +228,7 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Writes the timed records to `path`, and returns the records that it skipped.
 
-    pytest-benchmark takes one result per name: the newest run's, and for a run of several configs the fastest config's.
+    pytest-benchmark takes one result per name.  It is the newest run's; of several configs in a run, the fastest's.
     Raises `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
     """
     chosen, skipped = timed(records)
@@ -262,7 +262,7 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
-    """By full name, the record to write."""
+    """By full name of a benchmark, the record to write."""
     newest: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
@@ -274,7 +274,7 @@ def _by_name(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Values under pytest-benchmark's keys, with the machine key for a host name; then values under our keys."""
+    """The machine under pytest-benchmark's keys, with the machine key as host name, and all values under our key."""
     system, _, machine = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
@@ -293,7 +293,7 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
-    """The statistics that pytest-benchmark computes from the samples, in seconds; the samples stay in time order."""
+    """The statistics that pytest-benchmark computes from the samples, in seconds.  The samples keep their order."""
     stats = Stats()
     for sample in samples:
         stats.update(sample)
@@ -301,7 +301,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """pytest-benchmark's names for the record: those of the file that it comes from, or those of its kernel."""
+    """The record's names for pytest-benchmark: those of the imported file, or else those of the record's kernel."""
     theirs = (record.environment.get("imported") or {}).get("benchmark")
     if theirs:
         return {key: theirs[key] for key in NAMES}

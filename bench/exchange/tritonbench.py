@@ -1,8 +1,8 @@
 """Reads tritonbench's results, the JSON of `--output-json`.
 
 A value belongs to one input (`x`), one implementation (`provider`) and one metric.  `latency` is in ms, `tflops` in
-10**12 FLOP/s, `gbps` in 10**9 bytes/s, `gpu_peak_mem` in GB.  A number without its own field in a record goes into
-`metrics` under its own name.  The files hold no raw samples.
+10**12 FLOP/s, `gbps` in 10**9 bytes/s, `gpu_peak_mem` in GB.  A metric for which a record has no field goes into
+`metrics` under its own name.  The files contain no raw samples.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rooflab.reference.spec import Case
 TOOL = "tritonbench"
 MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
 OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embedding"}
-"""By operator of tritonbench, our op that computes the same."""
+"""By operator of tritonbench, our op with the same computation."""
 FIELDS = {"tflops": ("flops_per_s", 1e12), "gbps": ("bytes_per_s", 1e9), "gpu_peak_mem": ("peak_memory_bytes", 1e9)}
-"""By metric: the field of a record, and the factor of the metric's unit."""
+"""By metric: the record's field, and the factor of the metric's unit."""
 AVERAGE = "an average over inputs of different sizes"
 _KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
 _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
@@ -32,7 +32,7 @@ _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
 
 @dataclass(frozen=True)
 class TritonbenchFile:
-    """The JSON file with its environment; older files hold only the metrics."""
+    """The JSON file with its environment; an older file contains only the metrics."""
 
     metrics: Mapping[str, Any]
     environ: Mapping[str, Any] | None = None
@@ -46,11 +46,11 @@ class _Cells(NamedTuple):
     case: Case
     place: str
     cells: dict[str, object]
-    """By metric: a number, or a text that is an error message or a config."""
+    """By metric: a number, or a text, which is an error message or a config."""
 
 
 def read(paths: Sequence[Path]) -> files.Imported:
-    """The entry point `tritonbench`: `read_tritonbench` of each file."""
+    """The entry point `tritonbench`: calls `read_tritonbench` on each file."""
     return sum(map(read_tritonbench, paths), files.Imported())
 
 
@@ -106,7 +106,7 @@ def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -
 
 
 def _case(text: str) -> Case:
-    """`(16, 32)` becomes x0=16,x1=32, and any other text x."""
+    """A text `(16, 32)` becomes the case x0=16,x1=32; any other text becomes the value of x."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -117,7 +117,7 @@ def _case(text: str) -> Case:
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
-    """Adds the record of a reading; skips it if it holds neither a time nor a failure."""
+    """Adds the record of a reading.  Skips a reading with neither a time nor a failure."""
     metrics: dict[str, float] = {}
     words: dict[str, str] = {}
     for name, value in reading.cells.items():
@@ -142,7 +142,7 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
-    """The status and the reason, from accuracy and texts: tritonbench writes an error in place of the first metric."""
+    """The status and the reason, from accuracy and texts; tritonbench writes an error in place of the first metric."""
     message = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if message:
         memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Reads an answer's bytes: the events of a stream, and the chunks in them, each with its time."""
+"""Reads the bytes of an answer: the events of its stream, and the chunks in the events, each with its time."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from rooflab.bench.load.trace import Request, StreamEvent
 
 LINE_END = re.compile(rb"\r\n|\n|\r")
 SHOWN = 200
-"""The most characters of a server's message in a reason."""
+"""The most characters of a server's message that a reason quotes."""
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
-"""The fields of a chat's delta that may hold the text of a token."""
+"""The fields of a chat's delta that may contain the text of a token."""
 CUT = ("abort", "error", "cancelled")
-"""The finish reasons of an answer that the server broke off."""
+"""The finish reasons of an answer that the server ended early."""
 MOST_TOKENS = 1 << 24
 """The most tokens of an answer."""
 
 
 BARE = (b"error:", b'{"error"')
-"""The beginnings of lines with an error and no `data:`: from llama.cpp, and from a proxy that passes on a body."""
+"""How a line begins that has an error but no `data:`: from llama.cpp, and from a proxy that passes on a body."""
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
-    """The data of each server-sent event, the time at which its last byte came (by the WHATWG's rules), and whether its
-    name says that it is an error.
+    """For each server-sent event: its data, the time of its last byte, and whether the event's name says that it is an
+    error.  The rules are the WHATWG's.
 
-    Lines end with CR, LF or both; a line that begins with a colon is a comment; and an empty line ends an event.  Data
-    without an empty line after it counts too: servers that close the connection leave it out.  An event with
+    Lines end with CR, LF or both.  A line that begins with a colon is a comment.  An empty line ends an event; data
+    without an empty line after it count too, because servers that close the connection omit the line.  An event with
     empty data is left out.
     """
     body, ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
@@ -59,7 +59,7 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
 
 
 def read_answer(shot: Shot) -> Request:
-    """The trace of one request.  It has failed if its `error` is not empty."""
+    """Reads one request's trace from its answer.  The request has failed if the trace's `error` is not empty."""
     state = _AnswerState()
     error = shot.error
     if shot.status not in (0, 200):
@@ -99,20 +99,20 @@ def read_answer(shot: Shot) -> Request:
 
 
 class _AnswerState:
-    """The state of an answer after the events so far."""
+    """The state of an answer after the events that were added so far."""
 
     def __init__(self) -> None:
         self.chunks: list[StreamEvent] = []
         self.totals: list[int | None] = []
-        """For each chunk, the number of tokens so far, if the chunk tells it."""
+        """For each chunk, the number of tokens so far; None if the chunk does not give the number."""
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
         self.reasons: dict[int, str | None] = {}
-        """The finish reason of each answer of the request."""
+        """By index of an answer of the request, its finish reason."""
         self.done = False
 
     def take(self, time_s: float, text: str) -> str:
-        """Adds an event; returns the reason if the event makes the request fail, or else an empty text."""
+        """Adds an event.  Returns the reason if the event makes the request fail, and else an empty text."""
         if text.strip() == "[DONE]":
             self.done = True
             return self._add(StreamEvent(time_s, "done"))
@@ -153,10 +153,10 @@ class _AnswerState:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """The chunks; if each chunk with text gives its answer's total so far, the differences are their tokens.
+        """The chunks of the answers, each with its number of tokens if the answer's bytes give this number.
 
-        A total that only the last of several chunks has is the total of the answer, not of the chunk.  Totals also do
-        not count if they fall, are zero after a text has come, or count several answers together.
+        If all chunks with text have totals so far, the numbers are differences of totals; a single total is the
+        answer's.  Totals do not count if they fall, are zero after a text has come, or count several answers together.
         """
         pairs = list(zip(self.chunks, self.totals, strict=True))
         lasts: dict[int, int] = {}
@@ -177,7 +177,7 @@ class _AnswerState:
 
 
 def _is_chunk(event: Any) -> bool:
-    """Whether the parts of an event that are read have the types of the protocol.  Null counts as missing."""
+    """Whether the parts of an event that this file reads have the protocol's types.  Null counts as missing."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)
@@ -196,7 +196,7 @@ def _is_chunk(event: Any) -> bool:
 
 
 def _listed(choice: Mapping[str, Any]) -> int | None:
-    """The number of tokens in a chunk, by its ids or log-probabilities; None if the chunk has neither."""
+    """The number of tokens in a chunk, from its ids or log-probabilities.  None if the chunk has neither."""
     if isinstance(ids := choice.get("token_ids"), list):
         return len(ids)
     logprobs = choice.get("logprobs")
@@ -205,7 +205,7 @@ def _listed(choice: Mapping[str, Any]) -> int | None:
 
 
 def _message(error_body: Any) -> str:
-    """The message in an error of OpenAI's form, as text or parsed JSON; else the beginning of the error."""
+    """The message in an error as OpenAI's protocol has it, as text or parsed JSON; else the beginning of the error."""
     try:
         value = json.loads(error_body) if isinstance(error_body, str) else error_body
         error = value.get("error", value)

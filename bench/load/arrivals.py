@@ -1,4 +1,4 @@
-"""The arrival times of requests: the laws of an open loop, as offsets in seconds from its begin."""
+"""The arrival times of requests in an open loop: the laws of the gaps, and offsets in seconds from the loop's start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LAWS = ("poisson", "constant", "gamma")
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The requests per second and the law of the gaps.  Raises `ValueError` on impossible values."""
+    """The requests per second and the law of the gaps between them.  Raises `ValueError` on impossible values."""
 
     rate: float
-    """Requests per second; infinite if all requests arrive at once."""
+    """The requests per second; infinite if all requests arrive at once."""
     law: str = "poisson"
     burstiness: float = 1.0
-    """The shape of the gamma law: 1 is a Poisson process, less is burstier, more is more even."""
+    """The shape of the gamma law: 1 is a Poisson process, a smaller value is burstier, a larger value more even."""
 
     def __post_init__(self) -> None:
         for name, value in (("rate", self.rate), ("burstiness", self.burstiness)):
@@ -30,8 +30,8 @@ class Arrivals:
             raise ValueError(f"burstiness: expected --arrivals gamma with it, got {self.law}")
 
     def offsets(self, count: int, random: np.random.Generator) -> list[float]:
-        """The arrivals of `count` requests.  They are not stretched to `count / rate` seconds, as in vLLM: the rate of
-        an open loop is the rate of its law, and the last arrival is random."""
+        """Draws the arrivals of `count` requests.  Unlike in vLLM, the arrivals are not stretched to `count / rate`
+        seconds: the rate of an open loop is the rate of its law, and the last arrival is random."""
         if math.isinf(self.rate):
             return [0.0] * count
         if self.law == "constant":

@@ -1,4 +1,4 @@
-"""Finds why a gap between two tokens was long, from the steps that our server did in the gap (`GET /steps`)."""
+"""Finds the causes of long gaps between two tokens, from the steps that our server did in the gap (`GET /steps`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rooflab.bench.load.metrics import times_of, token_steps
 from rooflab.bench.load.trace import Trace
 
 LONG = 1.5
-"""A gap is a spike if it is longer than this number times the median gap of its request."""
+"""A gap is long (a spike) if it exceeds this number multiplied by the median gap of its request."""
 KINDS = ("prefill", "preemption", "another process", "unknown")
-"""The possible beginnings of a cause."""
+"""The words with which the text of a cause can begin."""
 WAITED = 0.05
-"""If the threads of a step waited for a core during a larger share of it, another process is the cause."""
+"""If the threads of a step waited for a core during more than this share of it, another process is the cause."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Spike:
 
     @property
     def kind(self) -> str:
-        """The cause without its numbers, one of `KINDS`."""
+        """The kind of the cause, one of `KINDS`."""
         return next(kind for kind in KINDS if self.cause.startswith(kind))
 
 
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """The server's steps on the client's clock: `now_s` was the server's time at `half_s`, half of the round trip.
+    """The server's steps on the client's clock.  `now_s` was the server's time at `half_s`, half of the round trip.
 
-    If the two clocks differ by less than the round trip, they are one clock of the same host.
+    If the two clocks differ by less than the round trip, they are taken for one clock of the same host.
     """
     shift = half_s - now_s
     shift = 0.0 if abs(shift) <= round_trip_s else shift
@@ -47,7 +47,7 @@ def on_our_clock(
 
 
 def spikes(trace: Trace) -> list[Spike]:
-    """The long gaps of all answered requests; no gaps if the server does not report its steps."""
+    """The long gaps of all answered requests.  Empty if the server does not report its steps."""
     if trace.steps is None:
         return []
     gaps_found = list[Spike]()
@@ -64,7 +64,7 @@ def spikes(trace: Trace) -> list[Spike]:
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
     """The cause of a gap.  A preemption in the gap comes first: it may be of this request, which then computes its
-    prompt again; then the work of the steps, beginning with the step that fills most of the gap."""
+    prompt again.  Then comes the work of the steps, beginning with the step that fills most of the gap."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))

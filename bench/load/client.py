@@ -1,6 +1,6 @@
-"""Sends requests and keeps, for each piece of an answer, the time and the bytes; nothing is parsed during a run.
+"""Sends requests, and keeps the time and the bytes of each piece of an answer.  Nothing is parsed during a run.
 
-One event loop in one thread; all times are of `perf_counter`.
+There is one event loop in one thread; all times are of `perf_counter`.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from rooflab.bench.load.http import Connection
 
 clock = time.perf_counter
 LEAD_S = 0.02
-"""The seconds from the start of a run to the time from which its arrivals count."""
+"""The seconds from the start of a run to the time from which its arrivals are counted."""
 SPIN_S = 1.5e-3
-"""The loop's timers are exact to a millisecond; in the last seconds of a wait, the loop turns without sleeping."""
+"""The loop's timers are exact to a millisecond, so in these last seconds of a wait the loop spins without sleeping."""
 DEAD = 20
-"""The failed requests in a row that end a closed loop: with a dead server it would fail thousands per second."""
+"""The number of failed requests in a row that ends a closed loop; a dead server would fail thousands per second."""
 
 
 @dataclass
 class Shot:
-    """A request and its answer."""
+    """A request and its answer, as the client sent and received them."""
 
     index: int
     body: bytes
     prompt_tokens: int | None
-    """The tokens of the prompt; None for text, which the server counts."""
+    """The tokens of the prompt; None for a text, whose tokens the server counts."""
     output_tokens: int
     """The tokens that the request asks for."""
     scheduled_s: float = 0.0
-    """The time when the request was due by the arrivals alone."""
+    """The time when the request was due according to the arrivals alone."""
     free_s: float = 0.0
-    """The time when the request was due and a place under the limit of concurrent requests was free."""
+    """The time when the request was due and the limit of concurrent requests had room for it."""
     sent_s: float | None = None
     end_s: float | None = None
     status: int = 0
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     error: str = ""
-    """The reason why no whole answer came; an error inside the answer is not here."""
+    """The reason why no whole answer came.  An error inside the answer is not given here."""
 
 
 @dataclass
 class Endpoint:
     """The server, its endpoint, and the connections that are open and idle.
 
-    Every request goes directly to the server, past the proxies of the environment, whose time would be in each answer.
+    Every request goes directly to the server, without the environment's proxies, which would add time to each answer.
     """
 
     url: str
@@ -84,7 +84,7 @@ class Endpoint:
     async def send(self, shot: Shot) -> None:
         """Sends `shot` and waits for the end of its answer; writes a failure into `shot`.
 
-        If no connection is idle, a new one is opened after the time of sending: the user waits for it too.
+        If no connection is idle, it opens a connection after the time of sending: the user waits for this too.
         """
         shot.sent_s, connection = clock(), None
         try:
@@ -149,9 +149,9 @@ class Endpoint:
 async def open_loop(
     target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
 ) -> float:
-    """Sends each shot at its time, whatever happened to earlier shots; returns the time to which the offsets are added.
+    """Sends each shot at its time, whatever happened to earlier shots.  Returns the time to which offsets are added.
 
-    Above `max_concurrency` a request waits here, and its time to first token from the schedule goes on.
+    Above `max_concurrency` a request waits here; the wait is part of its time to first token from the schedule.
     """
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
@@ -182,10 +182,10 @@ async def _until(due_s: float) -> None:
 async def closed_loop(
     target: Endpoint, shots: Iterable[Shot], concurrency: int, duration_s: float | None
 ) -> tuple[float, list[Shot]]:
-    """Keeps `concurrency` requests in flight; returns the begin of the loop and the shots that it sent.
+    """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the shots that it sent.
 
-    A request is due when the request before it has ended: the server sets the pace, so a slow server hides its queue.
-    The loop ends early if the server is dead (`DEAD`), which the last of these requests says.
+    A request is due when the request before it has ended.  So the server sets the pace, and a slow server hides its
+    queue.  The loop ends early if the server is dead (`DEAD`); the last of the failed requests says so.
     """
     begin, left, sent, silent = clock(), iter(shots), list[Shot](), 0
 
@@ -207,7 +207,7 @@ async def closed_loop(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Switches garbage collection off: one pass over the heap would be a pause of milliseconds in every stream."""
+    """Switches garbage collection off: one pass over the heap would stop every stream for milliseconds."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -219,5 +219,5 @@ def undisturbed() -> Iterator[None]:
 
 
 def body_of(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a request, which are made before the run."""
+    """The bytes of a request's body, which are made before the run."""
     return json.dumps(fields, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""The content of requests: prompts and lengths of answers, all from one seed."""
+"""The content of requests: prompts, and the lengths of answers, all from one seed."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Data:
-    """A source of prompts.  Raises `ValueError` on a length below 1."""
+    """Makes prompts of the given lengths.  Raises `ValueError` on a length below 1."""
 
     kind: str = "random"
     input_len: tuple[int, int] = (128, 128)
-    """The least and the most tokens of a prompt, without its prefix; uniform."""
+    """The least and the most tokens of a prompt without its prefix; lengths are uniform between the two."""
     output_len: tuple[int, int] = (64, 64)
     prefix_len: int = 256
     groups: int = 4
-    """The number of prefixes; all prompts of a group share a prefix."""
+    """The number of prefixes.  All prompts of a group share one prefix."""
     ids: tuple[int, int] | None = (100, 1000)
-    """The range of random token ids, below most special tokens and within any vocabulary; None for text."""
+    """The range of random token ids: below most special tokens, and within any vocabulary.  None for text."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

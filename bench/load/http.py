@@ -1,7 +1,7 @@
 """The part of HTTP/1.1 that a timed request needs: sends its bytes, and times each piece of the answer's body.
 
-aiohttp costs tens of microseconds per piece, and all streams of a batch get a token at once, so the last of 64 would be
-read milliseconds late.  This code takes the time first and does the rest after all ready sockets have been read.
+aiohttp costs tens of microseconds per piece, and all streams of a batch get a token at once.  So the last of 64 pieces
+would be read milliseconds late.  This code takes the times first, and does the rest after reading all ready sockets.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ clock = time.perf_counter
 BLANK = b"\r\n\r\n"
 DROPPED = "connection dropped"
 MOST_HEAD = 1 << 16
-"""The most bytes of an answer's head, and of the line with a chunk's size: more would be joined again at each piece."""
+"""The most bytes of an answer's head, and of a chunk's size line: a longer text would be joined again at each piece."""
 
 
 class Framing:
-    """Takes an answer's bytes in any pieces; returns the body's bytes, and says when the answer is whole."""
+    """Takes an answer's bytes in pieces of any size, returns the body's bytes, and says when the answer is whole."""
 
     def __init__(self) -> None:
         self.status, self.whole, self.keep, self.content_type = 0, False, True, ""
@@ -28,9 +28,9 @@ class Framing:
         self._endless = False
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the body in `data` and in earlier held bytes.  Raises `ValueError` on what is not HTTP/1.1.
+        """The bytes of the body in `data` and in bytes kept from before.  Raises `ValueError` if they are not HTTP/1.1.
 
-        If bytes follow the whole answer, the connection is closed: they may belong to another answer.
+        If bytes follow the whole answer, the connection is closed, because they may belong to another answer.
         """
         if self.whole:
             self.keep = False
@@ -54,7 +54,7 @@ class Framing:
         return data
 
     def ended(self) -> bool:
-        """Whether the answer is whole; called when the server closes the connection."""
+        """Whether the answer is whole.  Called when the server closes the connection."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
@@ -74,7 +74,7 @@ class Framing:
         self.keep = fields.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
-        """Returns the data of chunks; `_left` is the rest of the current chunk with the line end after it."""
+        """Returns the data of chunks.  `_left` counts the rest of the current chunk and the line end after it."""
         body = b""
         at = 0
         while at < len(data):
@@ -101,7 +101,7 @@ class Framing:
 
 
 def _number(what: str, text: str, base: int) -> int:
-    """Reads a number strictly: Python's own syntax also allows a sign, blanks and underscores."""
+    """Reads a number strictly.  Python's own syntax would allow a sign, blanks and underscores too."""
     if not re.fullmatch("[0-9]{1,15}" if base == 10 else "[0-9a-fA-F]{1,15}", text):
         raise ValueError(f"answer: expected {what}, got {text[:40]!r}")
     return int(text, base)
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
-        """Sends `data`, and fills `pieces` with the body; the future's result is the reason of a failure, or empty."""
+        """Sends `data`, and adds the body to `pieces`.  The future's result is the reason of a failure, or empty."""
         self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
         if self.open:
             self._transport.write(data)
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         return self._done
 
     def data_received(self, data: bytes) -> None:
-        """Takes the time; the bytes are read later, after all other ready sockets."""
+        """Takes the time.  The bytes are parsed later, after all other ready sockets have been read."""
         self._pending.append((clock(), data))
         if len(self._pending) == 1:
             self._loop.call_soon(self._progress)

@@ -1,4 +1,4 @@
-"""Measures the engine in this process by the metrics of a load; the difference is what the server costs."""
+"""Measures the engine in this process by the metrics of a load; the difference to a load is the server's cost."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
-    """Runs one batch of requests that all arrive at once; writes a record to the folder `out`, if any.
+    """Runs one batch of requests that all arrive at once.  Writes a record to the folder `out`, if it is given.
 
-    `sizes` has the tokens of a prompt and of an answer, and the number of requests, by the names of the options. Raises
-    `ValueError` on sizes below 1, and on sizes that the model cannot serve.
+    `sizes` has the tokens of a prompt, the tokens of an answer and the number of requests, under the options' names.
+    Raises `ValueError` on sizes below 1, and on sizes that the model cannot serve.
     """
     for option, value in sizes.items():
         if value < 1:

@@ -17,18 +17,18 @@ from rooflab.roofline.plot import own_settings
 
 QUEUE, WAIT, STREAM = PALE, WRITTEN, READ
 SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
-"""The colours of the causes of long gaps."""
+"""By cause of a long gap, its colour."""
 SHOWN = 40
-"""The most requests of a waterfall."""
+"""The most requests that a waterfall shows."""
 CLOSEST = 600
-"""Tokens are marked if their median gap is at least the width divided by this: closer marks would whiten the bar."""
+"""Tokens are marked if their median gap is at least the width divided by this; closer marks would hide the bar."""
 Summary = Mapping[str, float]
 
 
 @own_settings
 def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str, frontier: bool = False) -> Path:
-    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second; or `frontier.png`: against the
-    throughput that was reached, each point with its offered rate."""
+    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second.  With `frontier` writes
+    `frontier.png`: TTFT and ITL against the throughput that was reached; each point shows its offered rate."""
     figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
     title = "Throughput and latency" if frontier else "Latency against the offered rate"
     figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
@@ -65,7 +65,7 @@ def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: s
 
 @own_settings
 def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfall") -> Path:
-    """Writes a picture of the requests in the middle of the run: the waits of each request, and its tokens."""
+    """Writes a picture of the requests in the middle of the run: the times that each request waited, and its tokens."""
     requests = sorted(trace.counted, key=lambda request: request.scheduled_s)
     begin = max(0, (len(requests) - SHOWN) // 2)
     requests = requests[begin : begin + SHOWN]

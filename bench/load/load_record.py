@@ -1,4 +1,4 @@
-"""The results of a run: its record, its exit status and the path of its trace."""
+"""The results of a load's run: its record, its exit status and the path of its trace."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
 
 
 def exit_status(trace: Trace) -> str:
-    """The status: OK, NOISY, or RUNTIME_ERROR if a request failed."""
+    """The exit status of the load: OK, NOISY, or RUNTIME_ERROR if a request failed."""
     return "RUNTIME_ERROR" if failures(trace) or broken(trace) else "NOISY" if noise(trace) else "OK"
 
 
 def trace_file(folder: Path, name: str) -> Path:
-    """The path of a run's trace: `trace.ndjson`, or in a sweep `trace-<rate>.ndjson`."""
+    """The path of a run's trace: `trace.ndjson`, or `trace-<rate>.ndjson` in a sweep of rates."""
     return folder / (f"trace-{name}.ndjson" if name else "trace.ndjson")

@@ -1,4 +1,4 @@
-"""A run: warm-up, the load, and its trace."""
+"""Runs a load: the warm-up, the load, and the trace of the load."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from rooflab.bench.load.trace import Trace, phased
 
 PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 READY = 4
-"""Prompts of a closed loop with a duration are made before it: this many times what the warm-up's pace would need."""
+"""Before a closed loop with a duration, this many times the prompts are made that the warm-up's pace would need."""
 MOST_READY = 100_000
 WARMUP_SEED = 2**63
-"""Added to the seed of the warm-up: with the run's first prompt it would fill the server's prefix cache."""
+"""Added to the seed of the warm-up, so that the warm-up does not put the run's first prompt into the prefix cache."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The requests of a run, and their times.  Raises `ValueError` on options that do not fit."""
+    """The requests of a run, and the times at which they are sent.  Raises `ValueError` on options that do not fit."""
 
     arrivals: Arrivals | None = None
-    """The arrivals of an open loop; None for a closed loop."""
+    """The law of the arrivals of an open loop; None for a closed loop."""
     concurrency: int = 1
-    """The requests in flight in a closed loop."""
+    """The number of requests in flight in a closed loop."""
     max_concurrency: int | None = None
-    """The most requests in flight in an open loop; a request above the limit waits on the client."""
+    """The most requests in flight in an open loop; further requests wait on the client."""
     num_prompts: int = 100
     duration_s: float | None = None
-    """The seconds after which the arrivals end, in place of `num_prompts`."""
+    """The seconds after which no more requests arrive; used in place of `num_prompts`."""
     warmup: int = 1
-    """The number of single requests before the run; the first shows whether the server takes such requests."""
+    """The number of single requests before the run.  The first one shows whether the server takes such requests."""
     warmup_s: float = 0.0
-    """Seconds from the begin of the run; requests that are due in this time do not count."""
+    """The seconds of the run's warm-up; requests that are due in this time do not count."""
     data: Data = field(default_factory=Data)
     endpoint: str = "completions"
     model: str = ""
     ignore_eos: bool = True
-    """Whether answers have exactly the requested lengths; not every server takes this field."""
+    """Whether answers get exactly the requested lengths; not every server knows this field."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of each request."""
+    """Further fields that each request gets."""
     seed: int = 0
     running_usage: bool = True
-    """Whether to ask for the tokens so far with each chunk; the warm-up shows whether the server offers this."""
+    """Whether to ask for the tokens so far with each chunk; the warm-up shows whether the server gives them."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_concurrency", "num_prompts", "warmup"):
@@ -73,7 +73,7 @@ class Plan:
             raise ValueError("duration: expected a finite rate with it")
 
     def offsets(self) -> list[float]:
-        """The arrivals of the open loop, in seconds."""
+        """The arrival times of the open loop's requests, in seconds."""
         assert self.arrivals is not None, "of an open loop"
         random = np.random.default_rng(self.seed)
         if self.duration_s is None:
@@ -83,13 +83,13 @@ class Plan:
         return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
-        """Yields requests without end."""
+        """Yields the requests of the run, without end."""
         answers = count if type(count := self.extra.get("n")) is int else 1
         for index, prompt in enumerate(self.data.prompts(seed)):
             yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, answers * prompt.output_tokens)
 
     def warm_ups(self) -> Iterator[Shot]:
-        """Yields the requests before the run."""
+        """Yields the requests of the warm-up."""
         return islice(self.shots(self.seed + WARMUP_SEED), self.warmup)
 
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Plan:
 
 
 def first_model(target: Endpoint) -> str:
-    """The first model of the server.  Raises `ValueError` if the server names no model."""
+    """The first model that the server names.  Raises `ValueError` if it names none."""
     status, value, _ = target.get("/v1/models")
     try:
         return str(value["data"][0]["id"])
@@ -132,7 +132,7 @@ def first_model(target: Endpoint) -> str:
 
 
 def run_load(target: Endpoint, plan: Plan) -> Trace:
-    """Runs the load.  Raises `ValueError` if the server refuses the first request of the warm-up."""
+    """Runs the load that `plan` describes.  Raises `ValueError` if the server refuses the first warm-up request."""
     plan, pace = _run(_warm_up(target, plan))
     before = {shot.body for shot in plan.warm_ups()}
     with undisturbed():
@@ -145,7 +145,7 @@ def run_load(target: Endpoint, plan: Plan) -> Trace:
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
-    """The steps of our server, on this clock; None for a server without `GET /steps`."""
+    """The steps of our server, on the client's clock.  None for a server without `GET /steps`."""
     began = clock()
     try:
         status, value, half = target.get("/steps")
@@ -158,7 +158,7 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """The plan without the fields that the server refused, and the pace of the fastest answer in tokens per second."""
+    """The plan without the fields that the server refused, and the tokens per second of the fastest answer."""
     pace = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
@@ -177,7 +177,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """The begin of the load, its shots, and the number of shots that had to be made while it ran."""
+    """The time when the load began, its shots, and the number of shots that had to be made while it ran."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

@@ -2,8 +2,8 @@
 
 TTFT and E2E are taken twice: from the scheduled arrival and from the send.  If the client or its limit of concurrent
 requests held a request back, only the first value shows the delay (coordinated omission).  ITL is per token: the gap
-before a chunk of k tokens counts as k gaps of 1/k each, so bundles do not inflate ITL; the gaps between chunks, as a
-reader sees them, are reported too.
+before a chunk of k tokens counts as k gaps of 1/k each, so chunks of several tokens do not inflate ITL.  The gaps
+between chunks, as a user sees them, are reported too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rooflab.bench.load.trace import Request, StreamEvent, Trace
 from rooflab.roofline.names import values_by_name
 
 LATE_MS = 1.0
-"""The highest median delay of the client's sends, in ms.  Above it, the load is not the requested load."""
+"""The largest median delay of the client's sends, in ms.  Above it, the load was not the requested load."""
 ANSWERED = 0.1
-"""The least share of answered requests of a run that has rates and is OK.  A server in overload that refuses half of
-the load gives a result; if it refuses nearly all, the few answers say nothing about that load."""
+"""A run has rates and can be OK only if at least this share of its requests was answered.  A server in overload that
+refuses half of the load gives a result.  If it refuses nearly all, the few answers say nothing about that load."""
 LIMITS = ("ttft", "itl", "tpot", "e2e")
 
 
@@ -34,31 +34,31 @@ class Times:
     e2e_ms: float
     e2e_sent_ms: float
     tpot_ms: float | None
-    """The time after the first chunk, divided by its tokens, over all answers; None for answers in one chunk."""
+    """The time per token after the first chunk, over all answers.  None if each answer came in one chunk."""
     itl_ms: np.ndarray
     """The inter-token latencies in ms; empty where `tpot_ms` is None."""
     chunk_gap_ms: np.ndarray
     token_times_s: np.ndarray
     counted: str
-    """The way in which the tokens of chunks are known (`token_steps`)."""
+    """How the numbers of tokens in the chunks are known; `token_steps` defines the words."""
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Whether every limit in ms holds, that of `itl` for each single gap.  A limit on a missing value does not
-        hold: an answer in one chunk shows no gap, however long its user waited for it."""
+        """Whether every limit in ms holds; a limit on `itl` must hold for each single gap.  A limit on a missing value
+        does not hold: an answer in one chunk has no gap, however long its user waited for it."""
         measured = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
         measured["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
         return all((value := measured[name]) is not None and value <= limit for name, limit in limits.items())
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
-    """For each answer of the request (`n`), the times and numbers of its tokens, and the way in which they are known;
-    text is never tokenised again to count tokens.
+    """For each answer of the request (`n`), the times and numbers of its tokens; and the way in which the numbers are
+    known.  Text is never tokenised again to count tokens.
 
-    `said`: the chunks give the numbers, by ids, log-probabilities or a running usage.  `one each`: the usage equals the
-    number of chunks with text, or of all chunks (a token whose character is not complete has no text), or is higher by
-    one for each answer (a token that ends the text has no chunk).  A role, which may be sent at once, is no token.
-    `spread`: the usage is another number, and each chunk after the first gets the same share.  `chunks`: there is no
-    usage, and each chunk with text counts as one token.
+    `said`: the chunks give the numbers, by ids, log-probabilities or a running usage.  `one each`: each chunk has one
+    token.  The usage then equals the number of chunks with text, or of all chunks (a token whose character is not
+    complete has no text), or is higher by one per answer (a token that ends the text has no chunk).  A role, which may
+    be sent at once, is no token.  `spread`: the usage is another number, and each chunk after the first gets the same
+    share.  `chunks`: there is no usage, and each chunk with text counts as one token.
     """
     choices = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     texts = [chunk for chunk in choices if chunk.kind == "text"]
@@ -87,7 +87,7 @@ def _by_answer(steps: Iterable[tuple[StreamEvent, float]]) -> list[list[tuple[fl
 
 
 def times_of(request: Request) -> Times | None:
-    """The times of a request; None if the request failed.  Gaps lie within an answer."""
+    """The times of a request, or None if the request failed.  Gaps are taken only within one answer."""
     steps, counted = token_steps(request)
     if request.error or not steps:
         return None
@@ -110,17 +110,17 @@ def times_of(request: Request) -> Times | None:
 
 
 def prompt_tokens(request: Request) -> int:
-    """The number of prompt tokens by the usage, else the number that the request was made with."""
+    """The number of prompt tokens by the usage; without a usage, the number with which the request was made."""
     return request.prompt_tokens or request.asked_prompt_tokens or 0
 
 
 def output_tokens(request: Request) -> int:
-    """The number of output tokens by the usage, else by the chunks."""
+    """The number of output tokens by the usage; without a usage, by the chunks."""
     return request.output_tokens or round(sum(tokens for answer in token_steps(request)[0] for _, tokens in answer))
 
 
 def late_ms(requests: Sequence[Request]) -> np.ndarray:
-    """The delay in ms of each send after the request was due and free to go: a delay by the client itself."""
+    """The delay in ms of each send after the request was due and the limit let it go: the client's own delay."""
     return 1e3 * np.array([request.sent_s - request.free_s for request in requests])
 
 
@@ -128,8 +128,8 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     """The numbers of a run, without its warm-up; percentiles interpolate linearly, ITL is pooled over requests.
 
     `output_tokens_per_s` covers the time from the first arrival to the last token, including the cool-down.
-    `steady_output_tokens_per_s` covers the time up to the last arrival, and counts tokens of requests from the warm-up
-    too.  A run of which nearly all requests failed (`ANSWERED`) has no rates.
+    `steady_output_tokens_per_s` covers the time up to the last arrival, and also counts tokens of requests from the
+    warm-up.  A run in which nearly all requests failed (`ANSWERED`) has no rates.
     """
     requests, timed = trace.counted, answers(trace)
     numbers = {"requests": float(len(requests)), "failed": float(len(requests) - len(timed))}
@@ -174,8 +174,8 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
 
 
 def tokens_a_step(trace: Trace) -> dict[str, float]:
-    """Tokens that a decoding request got per step, above 1 with speculation, and the accepted share of drafted tokens;
-    from the server's steps without prompts; empty if the server does not report its steps."""
+    """The tokens that a decoding request got per step, above 1 with speculation, and the accepted share of drafted
+    tokens.  Counts the server's steps without prompts.  Empty if the server does not report its steps."""
     steps = [step for step in trace.steps or () if step["num_decodes"] and not step["prompt_tokens"]]
     if not steps:
         return {}
@@ -186,12 +186,12 @@ def tokens_a_step(trace: Trace) -> dict[str, float]:
 
 
 def answers(trace: Trace) -> list[Times]:
-    """The times of the answered requests, without the warm-up."""
+    """The times of the answered requests that do not belong to the warm-up."""
     return [times for request in trace.counted if (times := times_of(request))]
 
 
 def broken(trace: Trace) -> str:
-    """The reason why the run is not a result, in one sentence; empty if it is a result."""
+    """Why the run is not a result, in one sentence; empty if it is a result."""
     total, answered = len(trace.counted), len(answers(trace))
     reason = next(iter(failures(trace)), "none was sent")
     if not answered:
@@ -202,7 +202,7 @@ def broken(trace: Trace) -> str:
 
 
 def remarks(trace: Trace) -> list[str]:
-    """Sentences that a reader of the numbers should know about the answers."""
+    """What a reader of the numbers should know about the answers, in sentences."""
     requests = [request for request in trace.counted if times_of(request)]
     timed, of = answers(trace), f"of {len(requests)} answers"
     lengths = [(request.asked_output_tokens, output_tokens(request)) for request in requests]
@@ -233,7 +233,7 @@ def failures(trace: Trace) -> dict[str, int]:
 
 
 def noise(trace: Trace) -> str:
-    """The reason why the run is NOISY, in one sentence; empty if it is not."""
+    """Why the run is NOISY, in one sentence; empty if it is not NOISY."""
     late = float(np.median(late_ms(trace.counted))) if trace.counted else 0.0
     return (
         f"the client sent half of the requests over {late:.2f} ms late; at most {LATE_MS:g} ms"
@@ -243,7 +243,7 @@ def noise(trace: Trace) -> str:
 
 
 def check_limits(texts: Sequence[str]) -> dict[str, float]:
-    """Limits of the form `ttft:500`, in milliseconds.  Raises `ValueError` on another form."""
+    """Parses limits such as `ttft:500`, in milliseconds.  Raises `ValueError` on any other text."""
 
     def limit(name: str, value: str) -> float:
         if name not in LIMITS or not float(value) > 0:

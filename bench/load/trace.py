@@ -1,7 +1,7 @@
-"""The trace of a run: when each request was due, sent and answered, chunk by chunk; the source of plots and metrics.
+"""The trace of a run: when each request was due, sent and answered, chunk by chunk.  Plots and metrics come from it.
 
-A trace is a file of JSON lines: first the run, then its requests.  Its name ends with `.ndjson`, because a report reads
-every `.jsonl` file below its folders as records.
+A trace is a file of JSON lines: first the run, then its requests.  The file's name ends with `.ndjson`, because a
+report reads every `.jsonl` file below its folders as records.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class StreamEvent(NamedTuple):
 
     time_s: float
     kind: str
-    """`text`; `role` and `empty`, whose choice has no text; `usage`, which has no choice; or `done`."""
+    """`text`; `role` or `empty`, if a choice has no text; `usage`, if there is no choice; or `done`."""
     tokens: int | None = None
-    """The number of tokens that the event reports; None if it reports none."""
+    """The number of tokens that the event reports, or None."""
     answer: int = 0
-    """The index of the event's answer, of several answers of a request (`n`)."""
+    """The index of the answer among the several answers of a request (`n`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Request:
 
     index: int
     scheduled_s: float
-    """The time when the request was due by the arrivals alone."""
+    """The time when the request was due according to the arrivals alone."""
     free_s: float
     """The time when the request was due and the limit of concurrent requests let it go."""
     sent_s: float
@@ -46,14 +46,14 @@ class Request:
     asked_prompt_tokens: int | None = None
     asked_output_tokens: int | None = None
     prompt_tokens: int | None = None
-    """The number of prompt tokens by the server's usage."""
+    """The number of prompt tokens according to the server's usage."""
     output_tokens: int | None = None
-    """The number of output tokens by the server's usage."""
+    """The number of output tokens according to the server's usage."""
     finish_reason: str | None = None
     error: str = ""
     """The reason of the failure; empty if the request did not fail."""
     phase: Phase = "measured"
-    """`warm-up`: due in the warm-up; `cool-down`: ended after the last arrival, when the load was falling."""
+    """`warm-up`: due in the warm-up.  `cool-down`: ended after the last arrival, when the load was falling."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,21 @@ class Trace:
     """The trace of a run, with its requests."""
 
     begin_s: float
-    """The time from which the arrivals count."""
+    """The time from which the arrivals are counted."""
     warmup_s: float
     last_arrival_s: float
     requests: tuple[Request, ...]
     case: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Mapping[str, Any], ...] | None = None
-    """The server's steps, on the clock of this trace; None if the server does not report them."""
+    """The server's steps, on the clock of this trace.  None if the server does not report its steps."""
     unready: int = 0
-    """The number of requests whose prompts were made while the load ran, on the loop that takes the times."""
+    """The number of requests whose prompts were made while the load ran, on the event loop that takes the times."""
     repeated: int = 0
-    """The number of requests that were already sent before, in the run or its warm-up."""
+    """The number of requests that had already been sent before, in the run or in its warm-up."""
 
     @property
     def counted(self) -> list[Request]:
-        """The requests that count: all but those of the warm-up."""
+        """The requests that count: all requests except those of the warm-up."""
         return [request for request in self.requests if request.phase != "warm-up"]
 
     def save(self, path: Path) -> Path:
@@ -88,7 +88,7 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
-    """Reads a trace: a file, or the newest file in a folder.  Raises `ValueError` if the file is missing."""
+    """Reads a trace file, or the newest trace in a folder.  Raises `ValueError` if there is no such file."""
     files = sorted(path.rglob("trace*.ndjson"), key=lambda file: file.stat().st_mtime) or [path]
     if not (path := files[-1]).is_file():
         raise ValueError(f"trace: expected a file, or a folder with one, got {str(path)!r}")
@@ -104,7 +104,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def phased(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> tuple[Request, ...]:
-    """The requests, each with its phase."""
+    """Gives each request its phase."""
 
     def phase(request: Request) -> Phase:
         if request.scheduled_s < warmup_until_s:

@@ -1,30 +1,30 @@
-"""The rates of one SM per clock, the latencies of its instructions, and a role's walk through its code.
+"""The rates of one SM per clock, the latencies of its instructions, and the walk of a role (a group of warps).
 
 Throughputs: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0, lanes
-per clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations,
-16 special functions, 32 lanes of shuffles and of loads and stores; each of four schedulers issues one instruction per
+per clock and SM: 128 fp32 and packed 16-bit multiply-adds, 64 integer, logic, compare and conversion operations, 16
+special functions, 32 lanes of shuffles and of loads and stores; each of four schedulers issues one instruction per
 clock.  Shared memory and L1 move 128 bytes per clock (same guide).  The rate of Hopper's L2 for all SMs together is not
 published: the A100's 5,120 bytes per clock for 40 MB (NVIDIA A100 whitepaper) are scaled in proportion to 50 MB.
 Unscaled they would be too few: ThunderKittens' 855 TFLOP/s on an H100, in tiles of 128 x 256 that no other SM shares,
 need 5,470 at the boost clock.
 
 An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
-cooling and the data, not only on the code; `TENSOR_CLOCK_HZ` is one published reading, of one card.
+cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published reading, of one card.
 
 Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for constants (an H100 80GB HBM3, a report
 of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200, github.com/markdewing/AI_kernels).  For HBM at
-random addresses these read 834 and 690.  A kernel's loads follow each other in open rows and pages: 500 is fitted to
-published times of public attention kernels (`public.py`), whose median error it lowers from 46% to 27%; 400 gives
-26%.  Only one of these kernels depends on it (`results/published`).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA
-Volta GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores via
-Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without a published source.
+random addresses these sources give 834 and 690.  A kernel's loads follow each other in open rows and pages: 500 is
+fitted to published times of public attention kernels (`public.py`).  It lowers their median error from 46% to 27%; 400
+gives 26%.  Only one of these kernels depends on it (`results/published`).  Arithmetic 4 (Jia et al., "Dissecting the
+NVIDIA Volta GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores
+via Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without published source.
 
 On a walk all warps of a role run in step and alone on their SM.  Instructions issue in order.  Each waits for the
 registers that it reads and for its pipe, as with an SM's scoreboards; `WARPGROUP.DEPBAR` waits for the groups of wgmma
 that it names.  A wgmma does not wait for another that adds to the same accumulator.  Barriers cost nothing: the walk
 assumes that other warps and copies have arrived.  The walk gives the least time of dependent steps that no other CTA
 and no other role can hide, and the most bytes that a thread has in flight at once.  Two warpgroups that run the same
-code are in step here; on the GPU one of them uses the pipes that stay idle while the other waits for its products.
+code are in step here.  On the GPU one of them uses the pipes that are idle while the other waits for its products.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rooflab.roofline.device import Device
 Pipe = Literal["issue", "fma", "integer multiply", "alu", "sfu", "load/store", "tensor"]
 
 HBM_SUSTAINED = 0.9
-"""Share of the data sheet's bandwidth that streaming reaches: torch.clone on an H100 SXM, 89.6% in bf16 and 90.4% in
-fp32 (QuACK, hadamard roofline notes); on an H200 the best reading is 87% (cudnn-frontend's norm benchmarks)."""
+"""The share of the data sheet's bandwidth that streaming reaches: torch.clone on an H100 SXM, 89.6% in bf16 and 90.4%
+in fp32 (QuACK, hadamard roofline notes); on an H200 the best reading is 87% (cudnn-frontend's norm benchmarks)."""
 TENSOR_CLOCK_HZ = 1.6e9
-"""An H800 SXM's clock falls to this while wgmma keeps its tensor cores busy (FlashMLA, docs, "deep dive"): 865 of the
-data sheet's 989 TFLOP/s in bf16.  Published products that run for 5 ms or more agree: the fastest do 885 on an H100 SXM
-and 842 on an H200 (`results/published`).  Cards with less power fall further; a card that rests between launches does
-not."""
+"""The clock of an H800 SXM while wgmma keeps its tensor cores busy (FlashMLA, docs, "deep dive"): 865 of the data
+sheet's 989 TFLOP/s in bf16.  Published products that run for 5 ms or more agree: the fastest do 885 on an H100 SXM and
+842 on an H200 (`results/published`).  The clock of cards with less power falls further; the clock of a card that rests
+between launches does not fall."""
 MMA_SYNC_SHARE = 0.75
-"""Share of Hopper's tensor rate that mma.sync can reach; the rest needs wgmma (Machete, vLLM PR 7174)."""
+"""The share of Hopper's tensor rate that mma.sync can reach.  The full rate needs wgmma (Machete, vLLM PR 7174)."""
 _INTEGER_MULTIPLY = ("IMAD",)
 _FMA = ("FFMA", "FMUL", "FADD", "HFMA2", "HMUL2", "HADD2", "FSWZADD")
 _SFU = ("MUFU", "POPC", "FLO", "BREV")
@@ -60,14 +60,14 @@ _LOAD_STORE = ("LD", "ST", "ATOM", "RED", "SHFL")
 
 @dataclass(frozen=True)
 class Chip:
-    """One SM's rates in warp instructions, and latencies, in clocks."""
+    """The rates of one SM, in warp instructions, and latencies, in clocks."""
 
     tensor_flops_per_clock: Mapping[str, float]
-    """Dense FLOPs per clock of one SM, by operand dtype."""
+    """By operand dtype, the dense FLOPs per clock of one SM."""
     clock_hz: float
     sms: int
     tensor_share: float = 1.0
-    """Share of that rate that wgmma sustains when the tensor cores are always busy."""
+    """The share of the tensor rate that wgmma sustains if the tensor cores are always busy."""
     hbm_latency: float = 500
     l2_latency: float = 281
     shared_latency: float = 30
@@ -78,17 +78,17 @@ class Chip:
     shuffle_latency: float = 24
     shared_bytes_per_clock: float = 128
     sm_bytes_per_clock: float = 64
-    """Bytes per clock that one SM can take from L2."""
+    """The bytes per clock that one SM can take from L2."""
     l2_bytes_per_clock: float = 6400
-    """Bytes per clock that L2 gives to all SMs together."""
+    """The bytes per clock that L2 gives to all SMs together."""
 
     @property
     def hbm_latency_s(self) -> float:
-        """Seconds from a load's issue to its first byte, with HBM idle."""
+        """The seconds from a load's issue to its first byte, if HBM is idle."""
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """Clocks for which one warp's instruction occupies each pipe of its SM, with all four schedulers at work."""
+        """By pipe of an SM, the clocks for which one warp's instruction occupies the pipe; all four schedulers work."""
         clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
@@ -111,18 +111,18 @@ class Chip:
         return clocks
 
     def l2_share(self, ctas: int) -> float:
-        """Bytes per clock that each of `ctas` CTAs can take from L2, with one CTA per SM."""
+        """The bytes per clock that each of `ctas` CTAs can take from L2, with one CTA per SM."""
         return min(self.sm_bytes_per_clock, self.l2_bytes_per_clock / min(ctas, self.sms))
 
     def tensor_rate(self, dtype: str) -> float:
-        """FLOPs per clock of one SM's tensor cores.  Raises `ValueError` on a dtype that they do not multiply."""
+        """The FLOPs per clock of one SM's tensor cores.  Raises `ValueError` on a dtype without tensor cores."""
         if dtype not in self.tensor_flops_per_clock:
             dtypes = ", ".join(self.tensor_flops_per_clock)
             raise ValueError(f"dtype: expected one that the tensor cores multiply ({dtypes}), got {dtype!r}")
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
-        """Clocks from the end of an instruction's time on its pipe to its result; `load_latency`: of global loads."""
+        """The clocks from an instruction's end on its pipe to its result; `load_latency` is that of global loads."""
         name = entry.name
         if entry.loads_global:
             return load_latency
@@ -140,7 +140,7 @@ class Chip:
 
 
 def _operand_bytes(entry: SassInstruction) -> float:
-    """Bytes of A and B that a wgmma reads from shared memory; A may lie in registers."""
+    """The bytes of A and B that a wgmma reads from shared memory; A may be in registers instead."""
     shape = entry.mma_shape
     assert shape is not None, "asked of matrix products only"
     m, n, k = shape
@@ -150,7 +150,7 @@ def _operand_bytes(entry: SassInstruction) -> float:
 
 
 def chip_of(device: Device) -> Chip:
-    """The figures of a Hopper GPU.  Raises `ValueError` on another GPU, whose figures differ."""
+    """The rates and latencies of a Hopper GPU.  Raises `ValueError` on another GPU, which has other figures."""
     if device.compute_capability != (9, 0):
         raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
     clocks = device.sms * device.boost_clock_hz
@@ -160,25 +160,25 @@ def chip_of(device: Device) -> Chip:
 
 @dataclass
 class Walk:
-    """The state of a role's warps on their walk; `run` continues the walk."""
+    """The state of a role's warps during the walk; `run` continues the walk."""
 
     chip: Chip
     warps: int
-    """Warps that run the code together."""
+    """The number of warps that run the code together."""
     load_latency: float
-    """Clocks of a load from global memory."""
+    """The latency of a load from global memory, in clocks."""
     now: float = 0.0
-    """Clock from which the next instruction can issue."""
+    """The clock from which the next instruction can issue."""
     most_bytes: int = 0
-    """Most bytes of loads in flight at once, per thread."""
+    """The most bytes of loads in flight at once, per thread."""
     _ready: dict[str, float] = field(default_factory=dict)
     _free: dict[Pipe, float] = field(default_factory=dict)
     _flying: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     _groups: list[float] = field(default_factory=list)
-    """The clock at which each group of wgmma is done, in order."""
+    """The clock at which each group of wgmma ends, in order."""
 
     def run(self, code: Sequence[SassInstruction]) -> float:
-        """Walks through `code` once; returns the clocks until the next instruction can issue."""
+        """Walks through `code` once.  Returns the clocks until the next instruction can issue."""
         began = self.now
         for entry in code:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
@@ -204,19 +204,19 @@ class Walk:
         return self.now - began
 
     def finish(self) -> float:
-        """Waits for every result; returns the clock at that time."""
+        """Waits for every result.  Returns the clock at that time."""
         self.now = max([self.now, *self._ready.values()])
         self._flying.clear()
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes finished loads: loads return in order, so a touched register ends its load and all earlier loads."""
+        """Removes finished loads.  Loads return in order, so a used register ends its load and all earlier loads."""
         last = max((at for at, (_, written) in enumerate(self._flying) if written & names), default=-1)
         del self._flying[: last + 1]
 
 
 def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
-    """Clocks of one turn of a loop in the steady state, after earlier turns."""
+    """The clocks of one turn of a loop in the steady state, after earlier turns."""
     walk = Walk(chip, warps, load_latency)
     walk.run(body)
     walk.run(body)
@@ -224,14 +224,14 @@ def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_
 
 
 def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
-    """Clocks from the first instruction to the last result."""
+    """The clocks from the first instruction to the last result."""
     walk = Walk(chip, warps, load_latency)
     walk.run(code)
     return walk.finish()
 
 
 def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
-    """Most bytes of a thread's plain loads in flight at the same time, when this code runs twice."""
+    """The most bytes of a thread's plain loads in flight at the same time, if `code` runs twice."""
     walk = Walk(chip, 1, chip.hbm_latency)
     walk.run(code)
     walk.run(code)

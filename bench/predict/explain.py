@@ -1,4 +1,4 @@
-"""Splits a kernel's time into parts: the least work and the parts of the gap sum to the predicted or measured time."""
+"""Splits a kernel's time into the least work and the parts of the gap, which sum to the predicted or measured time."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from rooflab.roofline.model import Limiter, Traffic
 from rooflab.roofline.numbers import three_digits
 
 UNEXPLAINED = "not explained"
-"""The measured time minus the predicted time."""
+"""The name of the part that is the measured time minus the predicted time."""
 UNREAD = "its code was not read"
-"""Why a library's time is no prediction but a bound: all libraries with the same bytes would get the same time."""
+"""Why a library's time is a bound and no prediction: all libraries with the same bytes would get the same time."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of one kernel on one case; `reason` says why where there is no explanation."""
+    """The explanation of one kernel on one case.  If there is no explanation, `reason` says why."""
 
     target: KernelCase
     role: str
     gpu: str
     bytes: float
-    """HBM bytes that the kernel moves."""
+    """The HBM bytes that the kernel moves."""
     least_bytes: float
     flops: float
     launches: int
     traffic_basis: str
-    """`modelled` or `counted`; `least` where the kernel's traffic is unknown."""
+    """How `bytes` are known: `modelled`, `counted`, or `least` if the kernel's traffic is unknown."""
     bound_ms: float | None = None
     limiter: Limiter | None = None
     parts: tuple[TimeStep, ...] = ()
     predicted_ms: float | None = None
-    """None where no compiled code was read: the parts then sum to a bound."""
+    """The predicted time.  None if no compiled code was read; the parts then sum to a bound."""
     calibration: str = UNCALIBRATED
     """The error of the predictor on this kind of kernel, in words."""
     measured_ms: float | None = None
@@ -50,12 +50,12 @@ class Explanation:
 
     @property
     def total_ms(self) -> float | None:
-        """The sum of the parts: the measured time, or else the predicted time or the bound."""
+        """The sum of the parts: the measured time, or else the predicted time, or else the bound."""
         return self.measured_ms if self.measured_ms is not None else self.modelled_ms
 
     @property
     def modelled_ms(self) -> float | None:
-        """The predicted time, or the bound where no compiled code was read; None without an explanation."""
+        """The predicted time, or the bound if no compiled code was read.  None without an explanation."""
         times_ms = [part.ms for part in self.parts if part.name != UNEXPLAINED]
         return math.fsum(times_ms) if times_ms else None
 
@@ -66,11 +66,11 @@ class Explanation:
 
     @property
     def intensity(self) -> float | None:
-        """FLOP per byte moved."""
+        """The FLOPs per byte moved."""
         return self.flops / self.bytes if self.bytes else None
 
     def sentence(self) -> str:
-        """Names the largest part of the gap to the least work."""
+        """Says which part of the gap to the least work is the largest."""
         name = f"{self.target.op}/{self.target.kernel}"
         if not self.parts or not self.total_ms:
             return f"{name}: {self.reason}"
@@ -123,14 +123,14 @@ def explain(
     measured_ms: Mapping[KernelCase, float] | None = None,
     counted: Mapping[KernelCase, Traffic] | None = None,
 ) -> list[Explanation]:
-    """Explains every target on `device`, in order; with a measured time, the parts sum to the measured time."""
+    """Explains every target on `device`, in order.  With a measured time, the parts sum to the measured time."""
     answers = predict_all(targets, device, counted=counted)
     measured_ms = measured_ms or {}
     return [explained(answer, device, measured_ms.get(answer.target)) for answer in answers]
 
 
 def explained(answer: Predicted, device: Device, measured_ms: float | None) -> Explanation:
-    """The explanation of a prediction; a launcher that is not registered counts as optimized."""
+    """The explanation of a prediction.  A launcher that is not registered counts as an optimized kernel."""
     target, cost, traffic = answer.target, answer.cost, answer.traffic
     fields: dict[str, Any] = {
         "target": target,

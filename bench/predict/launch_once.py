@@ -1,7 +1,7 @@
-"""Calls one kernel on one case, for a tool that watches the process, as Nsight Compute does.
+"""Calls one kernel on one case, for a tool that watches the process, such as Nsight Compute.
 
 Compiling, packing and warming up come first.  The one call that counts runs between `cudaProfilerStart` and
-`cudaProfilerStop`, so that `ncu --profile-from-start off` sees its launches and nothing else.
+`cudaProfilerStop`, so `ncu --profile-from-start off` records only the launches of this call.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rooflab.reference.spec import Case, get_scheme
 
 MODULE = "rooflab.bench.predict.launch_once"
 MARK = "rooflab: the call that counts"
-"""Printed after the call has returned.  A missing mark means that the call failed, not that the tool found nothing."""
+"""This line is printed after the call has returned.  If the line is missing, the call failed, not the tool."""
 
 
 def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
-    """The command line of this module, after the interpreter."""
+    """The arguments of this module's command line, after the interpreter."""
     return ["-m", MODULE, json.dumps({**target.to_json(), "seed": seed, "warm_up": warm_up})]
 
 
 def main(text: str) -> None:
-    """Runs the call that `text` (from `arguments`) describes.  Raises `ValueError` where it cannot run here."""
+    """Runs the call that `text` (from `arguments`) describes.  Raises `ValueError` if the kernel cannot run here."""
     request, device, cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
     if request["file"]:
         registry.load_file(Path(request["file"]))

@@ -17,7 +17,7 @@ Every step makes one assumption less ideal, and adds the time that this costs:
 The time is (2) + first latency + the largest of memory, pipes and dependent steps; the steps sum to it exactly.
 
 Among several compiled kernels, those that multiply matrices share the matrix FLOPs.  Bytes that two kernels write
-beyond the op's least bytes are intermediates: the first kernel reads the op's operands and writes the intermediates,
+beyond the op's least bytes are intermediates.  The first kernel reads the op's operands and writes the intermediates;
 the second reads them and writes the op's result.  Otherwise kernels share the bytes in proportion to their threads.
 """
 
@@ -48,7 +48,7 @@ class TimeStep:
 
     name: str
     seconds: float
-    """Seconds that the step adds."""
+    """The seconds that the step adds."""
     why: str
 
     @property
@@ -64,7 +64,7 @@ class Prediction:
     steps: tuple[TimeStep, ...]
     launches: int
     works: tuple[LaunchWork, ...] = field(repr=False)
-    """One for each compiled kernel; empty where no compiled code was read."""
+    """The work of each compiled kernel.  Empty if no compiled code was read."""
 
     @property
     def seconds(self) -> float:
@@ -81,7 +81,7 @@ def predict(
 ) -> Prediction:
     """Predicts a kernel that launches `compiled` (empty for a library's or torch's) and moves `traffic`; L2 is cold.
 
-    `matrix_flops` are the FLOPs that the kernel does, with padding; they default to the cost's.  Raises `ValueError` on
+    `matrix_flops` are the FLOPs that the kernel does, with padding; by default those of `cost`.  Raises `ValueError` on
     a device that is not Hopper, and on code for another device.
     """
     ceilings, chip = device.ceilings(), chip_of(device)
@@ -115,7 +115,7 @@ def predict(
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
-    """Seconds of arithmetic at the ceilings, and at the sustained matrix rate."""
+    """The seconds of arithmetic at the ceilings, and at the sustained matrix rate."""
     sustained = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
@@ -131,7 +131,7 @@ def _sustained_why(by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """Each stage's time minus the time of the stage before; launches overlap with nothing and keep their whole time."""
+    """The time that each stage adds to the stage before.  Launches overlap with nothing and keep their whole time."""
     before = 0.0
     for name, seconds, why in stages:
         if name == LAUNCH:
@@ -200,23 +200,23 @@ def _compiled_stages(
 
 
 def _dependent_s(work: LaunchWork, chip: Chip) -> float:
-    """Seconds of dependent steps: one CTA's seconds times the CTAs that run one after another in one place."""
+    """The seconds of dependent steps: the seconds of one CTA, multiplied by the numbers of waves and launches."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 
 def _pipe_s(work: LaunchWork, chip: Chip, balanced: bool) -> float:
-    """Seconds of the busiest pipe: on the mean SM (`balanced`), or on the SM with most CTAs, each with most tiles."""
+    """The seconds of the busiest pipe: on the mean SM (`balanced`), or on the SM with the most CTAs and tiles."""
     ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
 
 
 def _copies_s(work: LaunchWork, chip: Chip) -> float:
-    """Seconds of the copies to shared memory at L2's rate."""
+    """The seconds of the copies to shared memory at the rate of L2."""
     return work.launches * work.ctas * work.async_bytes / (chip.l2_bytes_per_clock * chip.clock_hz)
 
 
 def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """Seconds to move `moved` bytes; the full waves and the tail move them at the rate that their CTAs can reach."""
+    """The seconds to move `moved` bytes; full waves and the tail move bytes at the rate that their CTAs can reach."""
     per_cta = moved / (work.launches * work.ctas)
     places = work.occupancy.ctas_per_sm * chip.sms
     waves = ((places, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))

@@ -1,7 +1,7 @@
 """Counts bytes, pipe use and stalls of a call with Nsight Compute; compares them with the prediction; makes a record.
 
-The command line names the metrics, and `ncu --csv --page raw` prints them: a line of names, a line of units, a line for
-each launch.  Names that this ncu does not know are replaced by their newer spelling, or left out.
+The command line names the metrics, and `ncu --csv --page raw` prints a line of names, a line of units, and a line for
+each launch.  A name that the installed ncu does not know is replaced by its newer spelling, or left out.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ PIPES = {
     "hbm": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""By pipe or unit: the metric of its use, in per cent of the peak."""
+"""By pipe or unit: the metric of its use, in percent of the peak."""
 STALLS = (
     *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
     *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
     *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
 )
-"""Reasons for which a warp waits, in warps per issued instruction."""
+"""The reasons for which a warp waits; their metrics count waiting warps per issued instruction."""
 STALL_METRICS = tuple(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS)
 BYTES = (READ, WRITE, L2)
 METRICS = (READ, WRITE, DURATION, L2, *PIPES.values(), *STALL_METRICS)
 RENAMED = {READ: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
-"""Spellings from Nsight Compute 2025 on."""
+"""By metric, its name since Nsight Compute 2025."""
 WARM_UP = 3
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
-"""Folders where installers put the tools without adding them to the PATH; the newest first."""
+"""The folders where installers put the tools without adding them to the PATH; the newest version first."""
 _STALL = re.compile(r"issue_stalled_(\w+?)_per_issue_active")
 _UNKNOWN = re.compile(r"Failed to find metric (?:regex:\^?)?([A-Za-z0-9_.]+)")
 _UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12}
@@ -76,16 +76,16 @@ class NcuCounters:
     grid: str
     block: str
     values: Mapping[str, float]
-    """By metric, in bytes and seconds; metrics that ncu did not collect are missing."""
+    """By metric, the value in bytes or seconds.  Metrics that ncu did not collect are missing."""
 
     @property
     def pipes(self) -> dict[str, float]:
-        """Use in per cent of the peak, by pipe or unit."""
+        """By pipe or unit, the use in percent of the peak."""
         return {name: self.values[metric] for name, metric in PIPES.items() if metric in self.values}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Warps that waited per issued instruction, by reason, most frequent first; warps that issued are left out."""
+        """By reason, the waiting warps per issued instruction, the most frequent first, without warps that issued."""
         stalls = {match[1]: value for name, value in self.values.items() if (match := _STALL.search(name))}
         return dict(sorted(((k, v) for k, v in stalls.items() if k != "selected"), key=lambda entry: -entry[1]))
 
@@ -96,21 +96,21 @@ class Profile:
 
     launches: tuple[NcuCounters, ...]
     whole: NcuCounters | None = None
-    """The bytes of a call whose launches run back to back; None where each launch was counted only separately."""
+    """The bytes of a call whose launches run back to back.  None if launches were only counted separately."""
 
     @property
     def apart(self) -> bool:
-        """Whether ncu emptied the caches before each launch: bytes passed on through L2 then count as HBM reads."""
+        """Whether ncu emptied the caches before each launch.  Bytes that stayed in L2 then count as HBM reads."""
         return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
-        """Sum of a metric over the launches; None where a launch lacks the metric."""
+        """The sum of a metric over the launches.  None if a launch lacks the metric."""
         values = [entry.values.get(metric) for entry in self.launches]
         return None if any(value is None for value in values) else sum(value for value in values if value is not None)
 
     @property
     def traffic(self) -> Traffic | None:
-        """HBM bytes of the call, without writes that L2 still holds; None where ncu did not count them."""
+        """The HBM bytes of the call, without writes that L2 still holds.  None if ncu did not count them."""
         counted = self if self.whole is None else Profile((self.whole,))
         read, written = counted.total(READ), counted.total(WRITE)
         if read is None or written is None:
@@ -119,7 +119,7 @@ class Profile:
 
 
 def find_tool(name: str) -> str | None:
-    """The path of one of NVIDIA's tools, from the PATH or its installers' folders; None where the tool is missing."""
+    """The path of one of NVIDIA's tools, from the PATH or the installers' folders.  None if the tool is missing."""
     folders = (f"{os.environ['CUDA_HOME']}/bin" if "CUDA_HOME" in os.environ else "", *FOLDERS)
     places = [place for folder in folders if folder for place in sorted(glob.glob(folder), reverse=True)]
     return shutil.which(name) or next((path for place in places if (path := shutil.which(name, path=place))), None)
@@ -128,9 +128,9 @@ def find_tool(name: str) -> str | None:
 def command(
     target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
 ) -> list[str]:
-    """The whole command line; with `whole` the call is one range, and ncu empties the caches only before the range.
+    """The whole command line.  With `whole` the call is one range, and ncu empties the caches only before the range.
 
-    ncu then runs the program again for each pass; the profiler's start and stop limit the range.
+    ncu then runs the program again for each pass; the profiler's start and stop calls limit the range.
     """
     mode = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
@@ -144,7 +144,7 @@ def command(
 def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Profile:
     """Counts one call of `target` on this machine's GPU.
 
-    Raises `ValueError` where ncu is missing, may not count, or counted nothing; the message says what to do.
+    Raises `ValueError` if ncu is missing, is not allowed to count, or counted nothing; the message says what to do.
     """
     ncu = find_tool("ncu")
     if ncu is None:
@@ -168,7 +168,7 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
 def _take(
     target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, requested: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
-    """Runs ncu, and repeats without unknown metrics; returns the profile and the metrics that ncu knows."""
+    """Runs ncu, again without the metrics that it does not know; returns the profile and the known metrics."""
     metrics = list(requested)
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
@@ -191,12 +191,12 @@ def _take(
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
-    """Whether ncu's complaint is about `metric`; it may quote the name without its suffix."""
+    """Whether ncu's message names `metric` as unknown; ncu may quote the name without its suffix."""
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
 
 
 def read(text: str, output: str) -> Profile:
-    """The profile in ncu's log `text` or in the printed `output`.  Raises `ValueError` where neither has a launch."""
+    """The profile in ncu's log `text`, or in the printed `output`.  Raises `ValueError` if neither has a launch."""
     both = f"{text}\n{output}"
     if "ERR_NVGPUCTRPERM" in both:
         raise ValueError(
@@ -212,7 +212,7 @@ def read(text: str, output: str) -> Profile:
 
 
 def last_words(text: str) -> str:
-    """The line that says most about a failure: an error of the tool or of the call, else the last line."""
+    """The line that says most about a failure: an error of the tool or of the call, or else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and MARK not in line]
     marks = ("==ERROR==", "==WARNING==", "Error", "rooflab: ")
     said = [line for line in lines if any(mark in line for mark in marks)]
@@ -222,7 +222,7 @@ def last_words(text: str) -> str:
 def parse(text: str) -> list[NcuCounters]:
     """The launches in the output of `ncu --csv --page raw`, without other lines of the tool and of the program.
 
-    Raises `ValueError` on a table that is cut short.
+    Raises `ValueError` if the table ends too early.
     """
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
@@ -247,19 +247,19 @@ def _old_name(name: str) -> str:
 
 
 def _number(cell: str, unit: str) -> float | None:
-    """A cell in bytes, seconds, or its own unit; None where ncu has no figure."""
+    """The number in a cell, in bytes, seconds, or the cell's own unit.  None if ncu gives no number."""
     value = number_in(cell, "ncu")
     return value * _UNITS.get(unit.lower(), 1.0) if value is not None and math.isfinite(value) else None
 
 
 NO_PIPE = ("hbm", "sm", "occupancy", "issue")
-"""Entries in the table of pipes that are not pipes."""
+"""The entries in the table of pipes that are not pipes."""
 _SHOWN = (("read_mbytes", READ, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
 NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
 
 
 def launch_rows(profile: Profile) -> list[dict[str, Any]]:
-    """One row per launch: its bytes, its time, its busiest pipe, and the reasons why warps waited most."""
+    """Returns one row per launch: its bytes, its time, its busiest pipe, and the main reasons why warps waited."""
     rows = []
     for entry in profile.launches:
         pipes = {name: share for name, share in entry.pipes.items() if name not in NO_PIPE}
@@ -282,7 +282,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """The HBM bytes of a call, and a text that says which bytes ncu could not count; empty where it counted all.
+    """The HBM bytes of a call, and a text that says which bytes ncu could not count; empty if ncu counted all.
 
     Writes that L2 still holds when the call ends go to HBM later, so the result has at least the cost's writes.
     """
@@ -301,8 +301,8 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
 
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """Modelled and counted figures of the whole call.  ncu flushes the caches and runs each launch alone, so its
-    durations contain no launch time."""
+    """Compares modelled and counted figures of the whole call.  ncu flushes the caches and runs each launch alone, so
+    its durations contain no launch time."""
     traffic, seconds = settled(modelled.target, profile)[0], profile.total(DURATION)
     modelled_ms = modelled.modelled_ms or 0.0
     launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
@@ -318,7 +318,7 @@ def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
 
 
 def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
-    """A record of the counts, without a time: by the protocol ncu's duration is no time, and is stored as a metric."""
+    """A record of the counts, without a time: by the protocol ncu's duration is no time; it is kept as a metric."""
     target = explained.target
     traffic, note = settled(target, profile)
     environment = Environment.now()

@@ -1,4 +1,4 @@
-"""Predictions for registered kernels: the targets that a command names, their measured times, and their costs."""
+"""Predictions for registered kernels: the targets that a command names, the measured times, and the costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rooflab.roofline.model import Cost, Traffic
 
 @dataclass(frozen=True)
 class Predicted:
-    """A target's prediction, or the reason why it has no prediction."""
+    """A target's prediction, or the reason why the target has no prediction."""
 
     target: KernelCase
     cost: Cost
@@ -35,7 +35,7 @@ class Predicted:
 def predict_all(
     targets: Sequence[KernelCase], device: Device, counted: Mapping[KernelCase, Traffic] | None = None
 ) -> list[Predicted]:
-    """Predicts every target on `device`, in the given order; compiles all kernels with code at once, on all cores.
+    """Predicts every target on `device`, in the given order.  Compiles all kernels with code at once, on all cores.
 
     `counted` traffic replaces the traffic that a kernel declares.  Raises `ValueError` on a name that is not
     registered, and on a device that is not Hopper.
@@ -57,9 +57,9 @@ def predict_all(
 
 
 def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, float], device: Device) -> Predicted:
-    """Predicts a launcher that is not registered, by its code and the bytes and matrix FLOPs that were counted.
+    """Predicts a launcher that is not registered, from its code and from the counted bytes and matrix FLOPs.
 
-    They are its least work too, for no op says what it must do.
+    The counted bytes and FLOPs are also the launcher's least work, because no op says what it must do.
     """
     cost = Cost(traffic.read_bytes, traffic.write_bytes, flops, launches=traffic.launches)
     (code,) = compile_kernels([target])
@@ -73,7 +73,7 @@ def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, f
 def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]:
     """Cost, traffic, the kernel's matrix FLOPs with padding, and why the kernel cannot run this target on Hopper.
 
-    Traffic and FLOPs are None where they are unknown, the reason is empty where it can run.
+    Traffic and FLOPs are None if they are unknown.  The reason is empty if the kernel can run.
     """
     spec, kernel, scheme = get_op(target.op), target.registered, target.scheme
     if target.config is not None:
@@ -111,7 +111,7 @@ def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Cas
 
 
 def choose_scheme(spec: OpSpec, name: str | None) -> Scheme:
-    """The scheme `name`; for None bf16, if the op has it.  Raises `ValueError` on a scheme that the op lacks."""
+    """The scheme called `name`; for None bf16, if the op has it.  Raises `ValueError` on a scheme that the op lacks."""
     if name is None:
         return get_scheme("bf16" if "bf16" in spec.schemes else spec.schemes[0])
     if get_scheme(name).name not in spec.schemes:
@@ -127,7 +127,7 @@ def choose_targets(
     config: str | None = None,
     default: Case | None = None,
 ) -> list[KernelCase]:
-    """The kernels on every case and scheme; without `cases` on `default`, or else on the largest case of the suite.
+    """The kernels on every case and scheme.  Without `cases`, the case is `default`, or else the suite's largest case.
 
     Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name.
     """
@@ -142,9 +142,9 @@ def choose_targets(
 
 
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
-    """The GPU `name`, else the records' GPU, else this machine's GPU, else an H100; and a note on an ambiguous name.
+    """The GPU called `name`, else the records' GPU, else this machine's, else an H100; and a note on an ambiguous name.
 
-    Raises `ValueError` where the records are of several GPUs, or the GPU is in no table or named and no Hopper.
+    Raises `ValueError` if the records are of several GPUs, if the GPU is in no table, or if `name` is no Hopper GPU.
     """
     if name:
         resolved = resolve(name)
@@ -163,14 +163,14 @@ def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device
 
 
 def timed_on(record: Record) -> Device | None:
-    """The GPU on which a record's kernel was timed with a cold L2, or None."""
+    """The GPU on which a record's kernel was timed with a cold L2.  None if there is no such time."""
     gpu = record.environment.get("gpu")
     timed = record.status == "OK" and record.basis == "measured" and record.l2_state == "cold"
     return identify(str(gpu["name"])) if timed and gpu and record.device == "cuda" else None
 
 
 def in_config(target: KernelCase, record: Record) -> KernelCase | None:
-    """The target with a record's config; None where the kernel no longer has that config."""
+    """The target with a record's config.  None if the kernel no longer has this config."""
     kernel = registry.get_kernel(target.op, target.kernel)
     if record.config is None or kernel.tuning is None:
         return target
@@ -186,7 +186,7 @@ def measured_in(
     """The targets, each in the config that was measured, and the newest measured times on `device`, in ms.
 
     Leaves out readings of an A/B comparison, because they may be of another revision or slowed on purpose.  Leaves out
-    readings with a warm L2 and of a config that no longer exists too.  Raises `ValueError` where no time is left.
+    readings with a warm L2 and of a config that no longer exists too.  Raises `ValueError` if no time is left.
     """
     by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
     times: dict[KernelCase, tuple[KernelCase, float]] = {}

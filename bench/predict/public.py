@@ -13,18 +13,18 @@ from rooflab.roofline.published import FOLDER
 FILE = FOLDER / "predictions.csv"
 Kind = Literal["memory", "attention", "product"]
 UNCALIBRATED = "uncalibrated"
-"""The word for a prediction without a factor fitted to measured times; every prediction has none."""
+"""The word for a prediction without a factor that was fitted to measured times.  No prediction has such a factor."""
 
 
 def kind_of(op: str, cost: Cost) -> Kind:
-    """The kind of an op: the predictor errs in the same way on kernels of one kind."""
+    """The kind of an op.  The predictor errs in the same way on kernels of one kind."""
     if not cost.tensor_flops:
         return "memory"
     return "attention" if "attention" in op or op == "mla_decode" else "product"
 
 
 class Errors(NamedTuple):
-    """Relative errors without sign."""
+    """Relative errors without their sign."""
 
     median: float
     nine_in_ten: float
@@ -34,7 +34,7 @@ class Errors(NamedTuple):
 
 
 def unfitted(readings: pd.DataFrame) -> Errors:
-    """The errors of the prediction as `explain` prints it."""
+    """The errors of the predictions that `explain` prints."""
     return Errors(*(readings["predicted_us"] / readings["published_us"] - 1).abs().quantile([0.5, 0.9]))
 
 
@@ -42,14 +42,14 @@ def unfitted(readings: pd.DataFrame) -> Errors:
 def read() -> pd.DataFrame:
     """Returns a row for each published time.  Times are in microseconds.
 
-    `timing` is `events` around one call, or calls in a CUDA `graph`.  Predicted are `launch_us`, the launches;
-    `sustained_us`, the bound at sustained rates; and `predicted_us`, the whole time with the launches.
+    `timing` is `events` around one call, or calls in a CUDA `graph`.  Three columns are predicted: `launch_us`, the
+    launches; `sustained_us`, the bound at sustained rates; and `predicted_us`, the whole time with the launches.
     """
     return pd.read_csv(FILE, dtype={"shape": str})
 
 
 def error_text(op: str, cost: Cost) -> str:
-    """A prediction's error in words: that on public kernels of its kind, against their published times."""
+    """A prediction's error in words: the error on public kernels of its kind, against their published times."""
     kind = kind_of(op, cost)
     readings = read().query("kind == @kind")
     return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(readings)}"

@@ -5,22 +5,22 @@ once for each of its tiles: the loops around the innermost loops, and code that 
 branch in a flattened loop).  All other code runs once.
 
 Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
-budget (setmaxnreg).  Its named barriers count its warps; a role without such a barrier counts as one warpgroup where it
-multiplies and as one warp where it only loads.  Warpgroups that run the same products are a role each: the only code
-that multiplies counts once for every warpgroup that no other role has.  In code without register budgets, another loop
-feeds a loop that multiplies and copies nothing; the feeding warps count as one warpgroup, or as one warp if they copy
-by TMA.  The loop that gives waiting warps their role, and loops that only poll, do not count as loops.
+budget (setmaxnreg).  The role's named barriers count its warps.  A role without such a barrier counts as one warpgroup
+if it multiplies, and as one warp if it only loads.  Warpgroups that run the same products are a role each: the only
+code that multiplies counts once for every warpgroup that no other role has.  In code without register budgets, another
+loop feeds a loop that multiplies and copies nothing; the feeding warps count as one warpgroup, or as one warp if they
+copy by TMA.  The loop that gives waiting warps their role, and loops that only poll, do not count as loops.
 
 Compiled code does not say how often its loops turn.  The launch needs enough turns to do its share of the matrix FLOPs
 and enough to load its share of the traffic; the model takes the larger number, for every innermost loop that loads or
-multiplies.  This number is too low where lanes are masked off (a tile of 16 rows for one row) or load the same bytes.
-The number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
+multiplies.  This number is too low if lanes are masked off (a tile of 16 rows for one row) or load the same bytes.  The
+number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
 whole rounds, so the busiest CTA sets the time, except in a launch that may cut its tiles.  All other code counts once,
-both sides of a branch included.
+with both sides of each branch.
 
-A CTA takes as long as its slowest role, and at least as long as its roles together keep one pipe busy.  Where several
-roles take turns at the tensor cores, the last round overlaps with no other.  The model assumes that roles take turns,
-one multiplying during the other's epilogue; with too few stages both wait for the same stage.
+A CTA takes as long as its slowest role, and at least as long as its roles together keep one pipe busy.  If several
+roles take turns at the tensor cores, the last round overlaps with no other.  The model assumes that roles take turns:
+one multiplies during the other's epilogue.  With too few stages, though, both would wait for the same stage.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ Body = tuple[SassInstruction, ...]
 
 @dataclass(frozen=True)
 class Role:
-    """The work of one group of warps."""
+    """The work of one role: one group of warps."""
 
     warps: int
     once: Body
     rounds: Body
-    """The code that runs once for each tile; empty where a CTA has one tile."""
+    """The code that runs once for each tile.  Empty if a CTA has one tile."""
     loops: tuple[Body, ...]
-    """One turn of each loop that multiplies or loads."""
+    """For each loop that multiplies or loads, one turn of the loop."""
 
     @property
     def turn(self) -> Body:
-        """One turn of all its loops together."""
+        """One turn of all loops of the role together."""
         return tuple(entry for body in self.loops for entry in body)
 
     @property
     def multiplies(self) -> bool:
-        """Whether its loops multiply matrices."""
+        """Whether the role's loops multiply matrices."""
         return any(entry.mma_flops for entry in self.turn)
 
 
 def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
-    """The roles of a kernel with `threads` threads per CTA; `indirect` gives the targets of its indirect branches.
+    """The roles of a kernel with `threads` threads per CTA; `indirect` gives the targets of the indirect branches.
 
-    Where warps are specialised, the code that all warps run comes last, as a role without loops.
+    If warps are specialised, the code that all warps run comes last, as a role without loops.
     """
     warps = max(1, threads // WARP)
     cuts = [entry.address for entry in code if entry.name == "USETMAXREG"]
@@ -97,7 +97,7 @@ def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Innermost loops that do the work: loops that multiply and loops that copy for them; else loops that load."""
+    """The innermost loops that multiply, and those that copy for them.  If no loop multiplies, the loops that load."""
     inner = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying = [body for _, body in inner if any(entry.mma_flops for entry in body)]
     if not multiplying:
@@ -111,7 +111,7 @@ def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loo
 
 
 def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
-    """The code of every turn.  Code that a branch can skip counts only if it multiplies matrices or starts copies."""
+    """The code of every turn of a loop.  Code that a branch can skip counts only if it multiplies or starts copies."""
     body = _inside(code, loop)
     last = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     copies = any(entry.loads_async for entry in body)
@@ -126,7 +126,7 @@ def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
-    """One role for each part of the code between register budgets that has a working loop; all warps run the rest."""
+    """Makes a role of each part of the code between register budgets with a working loop; all warps run the rest."""
     roles, rest = [], list(whole.once)
     last = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
     for start, end in pairwise((*cuts, last)):
@@ -149,7 +149,7 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
 
 
 def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
-    """Number of warps of each barrier that names a thread count: `BAR.SYNC 0x2, 0x80`."""
+    """The number of warps of each barrier that gives a thread count, such as `BAR.SYNC 0x2, 0x80`."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
             yield int(entry.arguments[1], 16) // WARP
@@ -170,7 +170,7 @@ def _fed(whole: Role) -> list[Role]:
 
 @dataclass(frozen=True)
 class Share:
-    """A launch's share of its op's work."""
+    """The share of one launch in its op's work."""
 
     matrix_flops: float
     read_bytes: float
@@ -181,7 +181,7 @@ class Share:
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """One launch of one compiled kernel."""
+    """The work of one launch of a compiled kernel."""
 
     name: str
     launches: int
@@ -189,31 +189,31 @@ class LaunchWork:
     occupancy: Occupancy
     waves: Waves
     roles: int
-    """Groups of warps with loops of their own."""
+    """The number of groups of warps with loops of their own."""
     rounds: float
-    """Tiles of the mean CTA; 1 where the code has no loop over tiles."""
+    """The tiles of the mean CTA; 1 if the code has no loop over tiles."""
     most_rounds: float
-    """Tiles of the busiest CTA."""
+    """The tiles of the busiest CTA."""
     turns: float
-    """Turns of the loops that do the work, in the mean CTA; 0 where there is no loop."""
+    """The turns of the loops that do the work, in the mean CTA; 0 if there is no loop."""
     pipe_cycles: dict[Pipe, float]
-    """Clocks for which the mean CTA occupies each pipe of its SM."""
+    """By pipe of an SM, the clocks for which the mean CTA occupies the pipe."""
     cta_cycles: float
-    """Clocks of the busiest CTA's dependent steps, alone on its SM."""
+    """The clocks of the busiest CTA's dependent steps, if the CTA is alone on its SM."""
     in_flight_bytes: float
-    """Most bytes of loads that one CTA has in flight at once."""
+    """The most bytes of loads that one CTA has in flight at once."""
     async_bytes: float
-    """Bytes that the mean CTA copies from L2 to shared memory by cp.async or TMA."""
+    """The bytes that the mean CTA copies from L2 to shared memory by cp.async or TMA."""
     uses_mma_sync: bool
 
     @property
     def uneven(self) -> float:
-        """Work of the busiest CTA divided by the work of the mean CTA."""
+        """The work of the busiest CTA divided by the work of the mean CTA."""
         return self.most_rounds / self.rounds
 
 
 def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> LaunchWork:
-    """The work of one of `info.launches` launches, which together do `share` of the op.
+    """The work of one of the `info.launches` launches, which together do `share` of the op.
 
     Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid.
     """
@@ -257,14 +257,14 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
 
 
 class _Loads:
-    """Bytes that all lanes of a CTA load."""
+    """The bytes that all lanes of a CTA load."""
 
     def __init__(self, code: Sequence[SassInstruction], roles: Sequence[Role], info: CompiledInfo):
         self._code, self._roles, self._info = code, roles, info
         self.copied = sum(self._copied(role.turn, role.warps) for role in roles)
-        """Bytes that cp.async and TMA copy to shared memory in one turn."""
+        """The bytes that cp.async and TMA copy to shared memory in one turn."""
         self.requested = self.copied * self._share()
-        """Of these, the bytes that this CTA asks L2 for; its cluster asks for the others."""
+        """The part of `copied` that this CTA asks L2 for; the other CTAs of the cluster ask for the rest."""
         self.turn = self.requested + sum(_plain(role.turn, role.warps) for role in roles)
         self.once = sum(
             self._copied(part, role.warps) + _plain(part, role.warps)
@@ -273,7 +273,7 @@ class _Loads:
         )
 
     def in_flight(self, chip: Chip) -> float:
-        """Most bytes of loads that one CTA has in flight at once."""
+        """The most bytes of loads that one CTA has in flight at once."""
         bodies = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
         plain = float(max(bytes_in_flight(body, chip) for body in bodies) * self._info.threads)
         if not self.copied and not any(entry.loads_async for entry in self._code):
@@ -284,7 +284,7 @@ class _Loads:
         return max(plain, (stages - 1) * min(self.copied or shared, shared / stages) * self._share())
 
     def _share(self) -> float:
-        """Copies that a CTA starts divided by the copies that it gets; the copies of a turn are equally large."""
+        """The copies that a CTA starts divided by the copies that it gets.  The copies of a turn are equally large."""
         loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
         return len(loads) / sum(_receivers(self._code, entry) for entry in loads) if loads else 1.0
 
@@ -298,19 +298,19 @@ class _Loads:
 
 
 def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
-    """Bytes that an arrival at an mbarrier announces; 0 where they are not constant, and for other instructions."""
+    """The bytes that an arrival at an mbarrier announces; 0 if they are not constant, and for other instructions."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
     return _constant(code, arrival)
 
 
 def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:
-    """CTAs of the cluster that a copy reaches, by the constant mask of a multicast."""
+    """The number of CTAs of the cluster that a copy reaches, from the constant mask of a multicast."""
     return max(1, _constant(code, load).bit_count()) if "MULTICAST" in load.modifiers else 1
 
 
 def _constant(code: Sequence[SassInstruction], entry: SassInstruction) -> int:
-    """The constant in the last operand's register; 0 where it is not constant."""
+    """The constant in the register of the last operand; 0 if the register is not constant."""
     register = entry.arguments[-1]
     setting = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
     constant = setting[-1].arguments[-1] if setting and setting[-1].name in ("MOV", "IMAD", "UMOV") else ""
@@ -330,7 +330,7 @@ def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Number of rounds that store `write_bytes`; a TMA store stores the bytes that its round wrote to shared memory."""
+    """The number of rounds that store `write_bytes`.  A TMA store stores what its round wrote to shared memory."""
     stored = 0.0
     for role in roles:
         by_tma = any(entry.name in TMA_STORES for entry in role.rounds)
@@ -365,7 +365,7 @@ def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """Clocks of a CTA's dependent steps, alone on its SM; `copy_cycles`: a turn's copies, at the SM's share of L2."""
+    """The clocks of a CTA's dependent steps, alone on its SM; `copy_cycles`: a turn's copies, at its share of L2."""
     before = slowest = begin = end = 0.0
     for role in roles:
         once, one_round = (span_cycles(body, chip, role.warps, chip.hbm_latency) for body in (role.once, role.rounds))

@@ -1,4 +1,4 @@
-"""All contents of a report as plain data: the page is drawn from them, and `--json` prints them.
+"""All contents of a report as plain data.  The page is drawn from these data, and `--json` prints them.
 
 The summary comes first: the best kernels against naive and the library, faults, and missing measurements.
 """
@@ -36,7 +36,7 @@ KIND_NAMES = {
 
 @dataclass(frozen=True)
 class Span:
-    """The ratios of several cases: their geometric mean, the smallest and the largest."""
+    """The ratios of several cases: their geometric mean, the smallest ratio and the largest ratio."""
 
     mean: float
     low: float
@@ -46,7 +46,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """The fastest optimized kernel of each case of an op, else the fastest, relative to the library and to naive."""
+    """The speed of an op's fastest optimized kernels (or, without any, fastest kernels) against library and naive."""
 
     machine: str
     op: str
@@ -55,11 +55,11 @@ class Standing:
     over_naive: Span | None
     of_bound: Span | None
     slower_cases: int
-    """Cases in which the library is faster than every optimized kernel."""
+    """The number of cases in which the library is faster than every optimized kernel."""
     kernels: tuple[str, ...]
     """The kernels that were the fastest in some case, the most frequent first."""
     other_runs: int
-    """Ratios whose two times come from different runs."""
+    """The number of ratios whose two times come from different runs."""
     no_library: str
 
 
@@ -79,7 +79,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gap:
-    """A part that was not measured, with the reason."""
+    """Something that was not measured, and the reason."""
 
     machine: str
     status: str
@@ -90,7 +90,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class StatusCount:
-    """The number of records of a kind that have each status."""
+    """The number of records of one kind, for each status."""
 
     kind: str
     total: int
@@ -98,7 +98,7 @@ class StatusCount:
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
-    """Returns one standing for each machine, op and scheme that has a time; machines are never combined."""
+    """Returns one standing for each machine, op and scheme that has a time.  Machines are never combined."""
     rows = []
     for op in ops:
         for ladder in op.ladders:
@@ -132,7 +132,7 @@ def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]
 
 
 def span(values: Sequence[float]) -> Span | None:
-    """The geometric mean, the smallest and the largest of positive ratios; None without values."""
+    """The geometric mean, the smallest and the largest of positive ratios.  Returns None if there are no values."""
     if not values:
         return None
     return Span(geometric_mean(values), min(values), max(values), len(values))
@@ -143,7 +143,7 @@ def problems(
 ) -> tuple[Problem, ...]:
     """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
 
-    `current` are the newest bench records of their keys (`sources.newest`).
+    `current` are the newest bench records, one for each key (`sources.newest`).
     """
     faults = []
     checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
@@ -167,7 +167,7 @@ def problems(
 
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
-    """Kernels without a time by machine and reason, registered kernels without a record, and kinds without a record."""
+    """What was not measured: kernels without a time, by machine and reason, and kernels and kinds without a record."""
     gaps = []
     untimed = (
         item.record for item in current if item.record.status in sources.FINE and item.record.latency_median_ms is None
@@ -194,7 +194,7 @@ def _gap(record: Record) -> tuple[str, str, str]:
 
 
 def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
-    """The numbers of records by kind and status."""
+    """The numbers of records, by kind and status."""
     counts = []
     for kind, name in KIND_NAMES.items():
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
@@ -204,7 +204,7 @@ def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
 
 
 def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
-    """Trends, in order of time, of each op's largest case on each machine, with times at two commits or more."""
+    """The trends, in order of time, of each op's largest case on each machine, if two or more commits have times."""
     machines = grouped((item.record for item in located), machine_of).values()
     largest = {id(record) for records in machines for record in largest_cases(records)}
     chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
@@ -215,7 +215,7 @@ def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
 
 @dataclass(frozen=True)
 class Content:
-    """The content of the report.  It depends on the records alone, not on the time when it is made."""
+    """The content of a report.  It depends only on the records, not on the time when the report is made."""
 
     title: str
     version: str
@@ -224,15 +224,15 @@ class Content:
     records: int
     runs: int
     replaced_failures: int
-    """Failed or noisy bench records that a newer record of the same kernel, case and machine has replaced."""
+    """The number of failed or noisy bench records that a newer record of the kernel, case and machine replaced."""
     standings: tuple[Standing, ...]
     problems: tuple[Problem, ...]
     noisy: tuple[Problem, ...]
-    """Readings of a busy machine, or that spread or drift; `problems` has failed, impossible or slower results."""
+    """Readings that spread or drift, or of a busy machine.  Failed, impossible or slower results are in `problems`."""
     unmeasured: tuple[Gap, ...]
     tallies: tuple[StatusCount, ...]
     commits: tuple[tuple[str, int], ...]
-    """Commits with the number of their records, oldest record first; dirty and clean trees are separate."""
+    """The commits with the number of their records, the oldest record first.  Dirty and clean trees are separate."""
     machines: tuple[Machine, ...]
     rooflines: tuple[Drawing, ...]
     ops: tuple[OpLadder, ...]
@@ -242,13 +242,13 @@ class Content:
     engine: tuple[tables.EngineTable, ...]
     ledgers: tuple[LedgerGroup, ...]
     trends: tuple[Mapping[str, Any], ...]
-    """Rows of the trends with at least two commits, as `rooflab history` shows them; `source` is the source of
-    the newest point (`sources.newest`)."""
+    """Rows of the trends with at least two commits, as `rooflab history` shows them.  `source` in a row is the source
+    of the newest point (`sources.newest`)."""
     files: tuple[sources.FileInfo, ...]
 
 
 def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title: str) -> Content:
-    """The content of a report over the records `located`, oldest first."""
+    """Makes the content of a report over the records `located`, the oldest first."""
     benches = sources.benches_of(located)
     chosen = sources.choose(benches)
     ops, comparisons = op_ladders(located), tables.comparisons_of(located)
@@ -282,7 +282,7 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
 
 
 def _version() -> str:
-    """The installed version; for a bare checkout, which has no version, the hash of its files."""
+    """The installed version.  A bare checkout has no version, so the result is then the hash of its files."""
     try:
         return version("rooflab")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The circumstances of a record beside its main numbers, and the properties of a machine, from its records."""
+"""The circumstances of a record beside its main numbers, and the properties of a machine, taken from records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def commit_text(commit: str | None, dirty: bool | None) -> str:
-    """The first eight digits of a commit, and a mark if the tree had changes."""
+    """The first eight digits of a commit, with a mark if the tree had changes."""
     if not commit:
         return "no commit"
     return f"{commit[:8]} dirty" if dirty else commit[:8]
@@ -29,12 +29,12 @@ def moment(timestamp: str) -> str:
 
 
 def slug(text: str) -> str:
-    """`text` as an anchor: letters, digits and hyphens."""
+    """The anchor for `text`: letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
 
 
 def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:
-    """The label and value of each circumstance that the record gives; missing circumstances are left out."""
+    """The label and value of each circumstance that the record gives.  Missing circumstances are left out."""
     by = f" in {counted.file}, line {counted.line}" if counted else ""
     errors = {stats.get("output", "output"): stats.get("max_error_over_tolerance") for stats in record.errors}
     rows: dict[str, Any] = {
@@ -67,7 +67,7 @@ def facts_of(record: Record, configs: int = 1, counted: Source | None = None) ->
 
 
 def predicted(record: Record) -> str:
-    """The predicted time with the error of the predictor; an empty text without a prediction."""
+    """The predicted time with the predictor's error.  An empty text if there is no prediction."""
     if record.predicted_ms is None:
         return ""
     error = record.prediction_error
@@ -76,7 +76,7 @@ def predicted(record: Record) -> str:
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value in the unit that its name ends with; a range for a list of two numbers; an empty text for None."""
+    """A value in the unit that its name ends with: a range for a list of two numbers, an empty text for None."""
     if isinstance(value, list | tuple):
         return (" to " if name.endswith(("_mhz", "_hz", "_w", "_c")) else ", ").join(
             value_text(name, item) for item in value
@@ -88,7 +88,7 @@ def value_text(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """One property of a machine; it has several values if runs differ, which a reader must know to compare them."""
+    """One property of a machine.  If runs differ, it has several values, which a reader needs to compare the runs."""
 
     label: str
     values: tuple[str, ...]
@@ -113,7 +113,7 @@ _ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
-    """One entry for each machine, GPUs before CPUs, then by key."""
+    """One entry for each machine: GPUs before CPUs, and then in order of the keys."""
     groups = grouped(located, lambda item: machine_of(item.record)).items()
     ordered = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
     machines = []
@@ -138,7 +138,7 @@ _READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w",
 
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
-    """Each value of the environments; the smallest and largest of each reading, and every throttle reason seen."""
+    """Each value of the environments.  Of readings: the smallest and the largest value, and every throttle reason."""
     by_label: dict[str, dict[str, None]] = {}
     readings: dict[str, list[float]] = {name: [] for name in _READINGS}
     for record in records:

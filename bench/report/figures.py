@@ -1,4 +1,4 @@
-"""Makes roofline figures and ladder rows from records; no number is typed in by hand."""
+"""Makes roofline figures and ladder rows from records; no number is written by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def placed(
     """The points of the records under the roofs, and the reason why each other record of a right kernel has no point.
 
     A kernel that failed its check, was not timed or has an invalid reading has no point.  With `device`, the roofs are
-    its own: a record gives a bound, and its time too if the record is OK and was taken on this device.
+    that device's.  A record then gives a bound, and a time only if it is OK and was taken on this device.
     """
     points, unplaced = [], []
     for record in records:
@@ -78,18 +78,18 @@ def placed(
 
 
 COST, TENSOR = "cost_", "cost_tensor_flops_"
-"""Prefixes of the metrics that hold the cost of a benchmark of another repository, whose op is not known here."""
+"""The prefixes of metrics that hold the cost of another repository's benchmark, whose op is not known here."""
 
 
 def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
-    """The fields of a `Cost` as metrics."""
+    """The fields of a `Cost`, as metrics of a record."""
     tensor = {f"{TENSOR}{dtype}": float(flops) for dtype, flops in values["tensor_flops"].items()}
     return {f"{COST}{name}": float(value) for name, value in values.items() if name != "tensor_flops"} | tensor
 
 
 def cost_of(record: Record) -> Cost | None:
-    """The cost in the record's metrics, else of its op for its case, else the FLOPs and bytes of an imported record;
-    None if the cost is unknown.  Raises `ValueError` on a case that its op does not have."""
+    """The cost in the record's metrics; else its op's cost for its case; else the FLOPs and bytes of an imported
+    record.  None if the cost is unknown.  Raises `ValueError` on a case that the op does not have."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
@@ -110,7 +110,7 @@ def cost_of(record: Record) -> Cost | None:
 
 
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
-    """The ceilings that the records name, the last of each kind."""
+    """The ceilings in the records; of each kind the last."""
     newest: dict[str, Ceilings] = {}
     for record in records:
         if record.ceilings:
@@ -120,8 +120,8 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
-    """Points of every kernel that takes one case of each op, on a device that is not present: bounds without times; and
-    the times that others published for these cases.
+    """The points of every kernel that takes one case of each op, on a device that is not present: bounds without times.
+    Points of times that others published for these cases are added.
 
     The case is the largest of the suite by FLOPs and bytes, because large cases are the usual reason to buy a device.
     """
@@ -165,7 +165,7 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
 
 
 def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], list[str]]:
-    """The newest reading of each kernel and case, `placed` on a device.  An emulated call has its counted bytes."""
+    """The points of the newest reading of each kernel and case on a device.  An emulated call has counted bytes."""
     calls = [
         replace(record, kind="bench") if record.checked_by == "emulator" and record.traffic_bytes else record
         for record in records
@@ -176,7 +176,7 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
 
 
 def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
-    """The record's cost; or None with the reason why it is unknown or has no place under the roofs."""
+    """The record's cost.  If the cost is unknown or has no place under the roofs: None, and the reason."""
     try:
         cost = cost_of(record)
     except ValueError as error:
@@ -195,14 +195,14 @@ def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str
 
 
 def _label(table: Table) -> str:
-    """A library and its kernel in a few words: `vllm flash_attn_fa3`."""
+    """The names of a library and its kernel in short: `vllm flash_attn_fa3`."""
     kernel = re.sub("ScaledMM|LinearKernel$|Kernel$", "", table.kernel.rpartition(".")[2])
     return f"{table.framework} {kernel.removeprefix(f'{table.framework}_')}"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure before it is drawn."""
+    """The content of a figure that is not yet drawn."""
 
     points: list[Point]
     ceilings: list[Ceilings]
@@ -211,16 +211,16 @@ class Drawing:
     machine: str = ""
     """The key of the machine, if the figure shows a single machine."""
     unplaced: list[str] = field(default_factory=list)
-    """Kernels without a point, each with the reason."""
+    """The kernels without a point, each with the reason."""
 
     def files(self, fixed_axes: bool = False) -> dict[str, bytes]:
-        """The contents of its SVG and its PNG, by suffix."""
+        """By suffix, the contents of the figure's SVG and PNG."""
         return roofline_files(self.points, self.ceilings, f"{self.name} roofline", fixed_axes)
 
 
 def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
-    """Draws a figure as SVG and PNG into the folder `out`, or as one of the two into the file `out`; returns their
-    paths."""
+    """Draws a figure and returns the paths.  If `out` is a folder, writes an SVG and a PNG to it; if `out` ends with
+    one of the two suffixes, writes that file."""
     name = re.sub("[^a-z0-9]+", "-", drawing.name.lower()).strip("-")
     files = drawing.files(fixed_axes)
     if (suffix := out.suffix.removeprefix(".")) in files:
@@ -229,7 +229,7 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
 
 
 def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
-    """The case with the most FLOPs, then bytes, of the cases with at most `most_flops`; there must be such cases."""
+    """The case with the most FLOPs, then bytes.  Only cases with at most `most_flops` count; there must be one."""
 
     def work(case: Case) -> tuple[float, float]:
         cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
@@ -239,7 +239,7 @@ def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:
-    """For each op and scheme, the records of the case with most FLOPs, then bytes: a figure has no room for more."""
+    """For each op and scheme, the records of the case with most FLOPs, then bytes.  A figure has no room for more."""
 
     def size(record: Record) -> tuple[float, float, str]:
         return record.flops or 0.0, record.least_bytes or 0.0, record.case_id or ""
@@ -251,15 +251,15 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
 
 
 def newest_of(records: Iterable[Record]) -> list[Record]:
-    """The newest reading of each machine, kernel and case (`sources.choose`)."""
+    """The newest reading of each machine, kernel and case, by `sources.choose`."""
     ordered = sorted(records, key=lambda record: record.timestamp)
     located = [Located(record, Source("", 0, line, record.run_id)) for line, record in enumerate(ordered)]
     return [chosen.record for chosen in choose(benches_of(located))]
 
 
 def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceilings]) -> Drawing:
-    """The figure of a machine's records.  The driver's name of the device replaces the data sheet's shorter one in its
-    ceilings."""
+    """The figure of a machine's records.  In its ceilings the driver's name of the device replaces the data sheet's
+    shorter name."""
     roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
     name = str((gpu or {}).get("name") or roofs[-1].device)
     roofs = [replace(roof, device=name) for roof in roofs]
@@ -270,10 +270,10 @@ def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceili
 def drawings(
     records: Iterable[Record], all_cases: bool = False, runs: Sequence[str] = (), across: bool = False
 ) -> list[Drawing]:
-    """One figure for each machine with a point, of each op's largest case or of all; `across`: one for all machines.
+    """One figure for each machine with a point: of each op's largest case, or of all.  `across`: one for all machines.
 
-    It shows the newest reading of each kernel and case, or the readings of `runs`, each run named by a part of its id
-    and shown beside the case.  A CPU with another number of threads is another machine, because its ceilings differ.
+    A figure shows the newest reading of each kernel and case, or the readings of `runs`.  Each of `runs` is a part of a
+    run's id; the case shows it.  A CPU with another number of threads is another machine: its ceilings differ.
     """
     roofed = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
     chosen = (record for record in roofed if not runs or any(run in record.run_id for run in runs))
@@ -294,7 +294,7 @@ def drawings(
 
 
 def why_nothing(records: Sequence[Record]) -> str:
-    """Why no figure can be drawn of these records."""
+    """The reason why no figure can be drawn of these records."""
     if any("imported" in record.environment and not record.ceilings for record in records):
         return (
             "an imported record names no ceilings (--gpu names the GPU whose ceilings are drawn; the record's time is "
@@ -305,7 +305,7 @@ def why_nothing(records: Sequence[Record]) -> str:
 
 
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draws the `drawings` of the records in a folder; returns their paths."""
+    """Makes and draws the `drawings` of the records in `folder`; returns the paths."""
     return [path for drawing in drawings(records) for path in draw(drawing, folder)]
 
 

@@ -1,4 +1,4 @@
-"""The findings of a run: where an op's default kernel loses to the library, and which kernels are slower than naive."""
+"""The findings of a run: ops whose default kernel is slower than the library, and kernels slower than naive."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rooflab.bench.core import Record
 from rooflab.reference.spec import Case
 
 SLOWER = 1.05
-"""A kernel is slower if its time is more than this times the other time; one run cannot show a smaller difference."""
+"""A kernel is slower if its time divided by the other time exceeds this.  One run cannot show a smaller difference."""
 
 
 def findings(records: Iterable[Record], default_of: Callable[[str, Case], str | None]) -> list[str]:
     """Returns one sentence for each default and each kernel that is slower, the worst first.
 
-    `default_of(op, case)` names the kernel that an engine would take, or None.  Only clean times (OK) are compared.
+    `default_of(op, case)` gives the kernel that an engine would take, or None.  Only clean times (OK) are compared.
     """
     groups: dict[tuple[str, str, str], dict[str, float]] = {}
     cases: dict[str, Case] = {}

@@ -1,4 +1,4 @@
-"""The kernels of each op as a ladder: naive, library, then rungs in the order of the docstring of the op's folder."""
+"""The ladder of each op's kernels: naive, library, then the rungs in the order of the docstring of the op's folder."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from rooflab.roofline.numbers import time_unit
 
 _ROLES: tuple[str, ...] = get_args(Role)
 ABOVE_ROOF = 1.05
-"""The ratio of bytes/s to the bandwidth ceiling above which the ceiling's measured spread is no explanation."""
+"""If bytes/s exceed the bandwidth ceiling by more than this factor, the ceiling's measured spread is no explanation."""
 _ENTRY = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The speed relative to another kernel of the same case on the same machine: 2 means half the time."""
+    """The speed relative to another kernel on the same case and machine: 2 means half the time."""
 
     value: float
     source: Source
     """The source of the other kernel's record."""
     other_run: bool
-    """Whether the other kernel was timed in another run, and so perhaps under other versions or clocks."""
+    """Whether the other kernel was timed in another run, so that its versions or clocks may differ."""
 
 
 @dataclass(frozen=True)
 class LadderRow:
-    """The result of a kernel on a case."""
+    """The result of one kernel on one case."""
 
     record: Record
     source: Source
     status: str
     reason: str
-    """The reason why the row has no time, or its fault."""
+    """The reason why the row has no time, or the fault of its result."""
     failed: bool
     latency_ms: float | None
     over_library: Ratio | None
@@ -66,25 +66,25 @@ class LadderRow:
 
     @property
     def kernel(self) -> str:
-        """The kernel's name."""
+        """The name of the row's kernel."""
         return self.record.kernel or "no kernel"
 
     @property
     def traffic(self) -> str:
-        """Whether the bytes behind bytes per second are counted, modelled, or the least that the op needs."""
+        """How the bytes behind bytes/s are known: counted, modelled, or the least bytes that the op needs."""
         record = self.record
         return (record.traffic_basis or "least bytes") if record.least_bytes or record.traffic_bytes else "none"
 
     @property
     def above_roof(self) -> bool:
-        """Whether its bytes/s exceed the bandwidth of its ceilings: the bytes are overstated, or lie in a cache."""
+        """Whether bytes/s exceed the ceilings' bandwidth: the bytes are then overstated, or come from a cache."""
         rate, ceilings = self.record.bytes_per_s, self.record.ceilings
         return bool(rate and ceilings and rate > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
 
 
 @dataclass(frozen=True)
 class LadderCase:
-    """A case in a scheme, with the kernels that can be compared with each other."""
+    """One case in one scheme, with the kernels that can be compared with each other."""
 
     case_id: str
     scheme: str
@@ -98,11 +98,11 @@ class Ladder:
     machine: str
     blocks: tuple[LadderCase, ...]
     unit: str
-    """The unit of the times in its table: `us` or `ms`."""
+    """The unit of the times in the ladder's table: `us` or `ms`."""
 
     @property
     def not_run(self) -> dict[str, Counter[str]]:
-        """The number of cases in which a kernel could not run, by reason and kernel."""
+        """By reason and kernel, the number of cases in which the kernel could not run."""
         counts: dict[str, Counter[str]] = {}
         for row in (row for block in self.blocks for row in block.rows if row.status in NOT_RUN):
             counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
@@ -120,7 +120,7 @@ class CheckRow:
     wrong: int
     not_run: int
     worst: float | None
-    """The largest ratio of an error to its tolerance."""
+    """The largest ratio of an error to the error's tolerance."""
     weak: int
     """The number of cases whose tolerance would let a wrong answer pass."""
     source: Source
@@ -139,7 +139,7 @@ class OpLadder:
 
 
 def ladder_lines(op: str) -> dict[str, str]:
-    """By kernel, its line in the docstring of the op's folder, in that order; empty for an op from outside."""
+    """By kernel, the kernel's line in the docstring of the op's folder, in order; empty for an op from outside."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
         return {}
@@ -176,7 +176,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """The values that kernels must share to be compared: machine, op, case and scheme."""
+    """The values that two kernels must share to be compared: machine, op, case and scheme."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -187,7 +187,7 @@ def _ladder(
     past: Mapping[tuple[str, str, str, str], list[Located]],
     order: Sequence[str],
 ) -> Ladder:
-    """The ladder of an op on a machine: small cases first in a scheme; cases of equal size keep their order."""
+    """The ladder of an op on a machine.  In a scheme small cases come first; cases of equal size keep their order."""
 
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
@@ -217,7 +217,7 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
 
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """The speed relative to the kernel of `role` in the same run, else in the newest other run."""
+    """The speed relative to the kernel of `role` in the same run, or else in the newest other run."""
     latency = latency_ms(record)
     if latency is None or record.role == role:
         return None

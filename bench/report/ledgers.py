@@ -1,4 +1,4 @@
-"""Step ledgers as stacked bars, one bar for each record; the records of one step stand below each other."""
+"""Step ledgers as stacked bars, one bar for each record.  The bars of one step are below each other."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ CASE_ID = "ledger"
 REST = ("host_ms", "timers_ms", "step_ms", "itl_ms")
 
 COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
-"""Colours that are readable on white and on dark pages: contrast of at least 3 to 1 to both, which a test checks."""
+"""Colours that are readable on white and on dark pages: a contrast of at least 3 to 1 to both; a test checks this."""
 HOST, GREY = "host and gaps", "#7b828b"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One op at one place of a step, or the host."""
+    """One op at one point of a step, or the host's time."""
 
     name: str
     ms: float
     percent: float
-    """The length in percent of the widest bar of its group."""
+    """The length of the segment, in percent of the widest bar of its group."""
     colour: str
 
 
@@ -38,7 +38,7 @@ class LedgerBar:
     machine: str
     step_ms: float
     kernels: str
-    """The kernels of this record that another bar of the group does not have."""
+    """The kernels of this record that no other bar of the group has."""
     segments: tuple[Segment, ...]
     facts: Facts
     source: Source
@@ -55,7 +55,7 @@ class LedgerGroup:
 
 
 def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
-    """The groups of all ledgers among the records."""
+    """The groups of all step ledgers among the records."""
     steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
     right = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
     groups = grouped(right, lambda item: (machine_of(item.record), _title(item.record)))
@@ -89,7 +89,7 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """Milliseconds by op and place, and the milliseconds of the host, at least 0."""
+    """The milliseconds by op and point of the step, and the milliseconds of the host, which are at least 0."""
     ms_by_name: dict[str, float] = {}
     for key, value in record.metrics.items():
         if key not in REST and not key.endswith("_bound_ms"):

@@ -1,4 +1,4 @@
-"""The content of a report as one HTML file: text, tables, and figures; it fetches nothing and runs no script."""
+"""Writes a report as one HTML file: text, tables and figures.  The file loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def render(content: Content) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """The value that a template shows: control characters are replaced, because HTML does not allow them."""
+    """The value that a template shows.  Control characters are replaced, because HTML does not allow them."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def breakable(text: str) -> Markup:
-    """The text, escaped, with line breaks allowed after a comma or a slash: a case without blanks is a long word."""
+    """The text, escaped; lines may break after a comma or a slash, because a case without blanks is a long word."""
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
@@ -80,7 +80,7 @@ class Report:
 def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report:
     """Reads the records of `paths` (files, or folders at any depth) and writes the page to `out` atomically.
 
-    Raises `ValueError` on a damaged record, with file and line, if there is no record, or if `out` is a folder.
+    Raises `ValueError` on a damaged record, with file and line, if there is no record, and if `out` is a folder.
     """
     out = Path(out)
     if not title.strip():

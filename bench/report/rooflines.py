@@ -1,4 +1,4 @@
-"""The ceilings of each machine, by kind, and the place of each kernel below its ceilings."""
+"""The ceilings of each machine, by kind, and where each kernel is below the ceilings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 @dataclass(frozen=True)
 class CeilingRow:
-    """The values of one quantity, by kind of ceiling."""
+    """One quantity: its value in each kind of ceiling."""
 
     name: str
     texts: Mapping[CeilingKind, str]
@@ -32,7 +32,7 @@ class BestMicrokernel:
     name: str
     text: str
     how: str
-    """The timer and the launch shape."""
+    """The timer and the launch shape of the result."""
     source: Source
 
 
@@ -43,24 +43,24 @@ class CeilingTable:
     machine: str
     device: str
     clock: str
-    """The clock that the column at a clock is for, if that column was computed here."""
+    """The clock of the table's column at a clock, if that column was computed here."""
     rows: tuple[CeilingRow, ...]
     """The quantities that bound a kernel."""
     sources: tuple[Source, ...]
-    """The records with these ceilings; if empty, they come from the table of GPUs (`roofline/device.py`)."""
+    """The records with these ceilings; if none, they come from the table of GPUs (`roofline/device.py`)."""
     readings: tuple[BestMicrokernel, ...]
     """The readings from which the measured ceilings were computed."""
 
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
-    """Returns one table for each machine with a record that names or measured ceilings."""
+    """Returns one table for each machine whose records name ceilings or measured them."""
     chosen = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
     return tuple(_table(machine, items) for machine, items in grouped(chosen, lambda it: machine_of(it.record)).items())
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
-    """The newest ceilings of each kind that bound one machine's records.  Without a record, the table of GPUs gives
-    the data sheet's ceilings and those at the lowest clock seen."""
+    """By kind, the newest ceilings that bound one machine's records.  If no record has ceilings, the table of GPUs
+    gives the data sheet's ceilings, and the ceilings at the lowest clock in the records."""
     newest: dict[CeilingKind, tuple[Ceilings, Source | None]] = {}
     for item in items:
         if item.record.ceilings:
@@ -79,9 +79,9 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """The lowest SM clock at which a record was made, in MHz; None if no clock was read.
+    """The lowest SM clock at which a record was made, in MHz.  None if no record has a clock.
 
-    A record's clock is the one that the device itself read, else the highest that NVML saw: NVML's lowest may be idle.
+    A record's clock is the one that the device itself read, else the highest reading of NVML: the lowest may be idle.
     """
     clocks_mhz = []
     for item in items:
@@ -111,7 +111,7 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """By name, the value of a quantity and its text; quantities that bound nothing are left out."""
+    """By name of a quantity, its value and its text.  Quantities that bound nothing are left out."""
     rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
@@ -138,7 +138,7 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
 
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
-    """A roofline for each machine with a point: the current records that are OK, each op's largest case."""
+    """A roofline for each machine with a point, of the current records that are OK, of each op's largest case."""
     whole, drawings = grouped(located, lambda item: machine_of(item.record)), []
     for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
         roofs = [ceilings for ceilings, _ in ceilings_for(whole[machine]).values()]

@@ -1,7 +1,7 @@
 """Records, each with its file and line, and the choice of the current record of each key.
 
-Its `Source` traces every number of a report.  The newest record of each machine, op, kernel, case and scheme is
-current; this module also says what its time means.
+A `Source` traces each number of a report back to its record.  The newest record of each machine, op, kernel, case and
+scheme is current.  This module also says which times of records may be published.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Source:
-    """The place that a number comes from: a file and a line."""
+    """The source of a number: a file and a line."""
 
     file: str
     """The path as the caller gave it, or the last two parts of an absolute path."""
@@ -32,20 +32,20 @@ class Source:
 
     @property
     def label(self) -> str:
-        """The end of the run's id, and the line: short enough for a table."""
+        """The end of the run's id, and the line; the label is short enough for a table."""
         return f"{self.run_id.rsplit('-', 1)[-1][-8:]}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Located:
-    """A record and its source."""
+    """A record with its source."""
 
     record: Record
     source: Source
     configs: int = 1
-    """For a chosen record: the number of its run's configurations, of which it is the fastest."""
+    """For a chosen record: the number of its run's configurations.  The record is the fastest of them."""
     counted: Source | None = None
-    """For a chosen record: the profile that gives its traffic, if the profile is another record."""
+    """For a chosen record: the profile that gives its traffic, if this profile is another record."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FileInfo:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The given files, and every `*.jsonl` at any depth below the given folders, each once.
+    """The given files, and every `*.jsonl` at any depth below the given folders, each file once.
 
     Raises `ValueError` on a path that is neither a file nor a folder, and if there is no file at all.
     """
@@ -75,7 +75,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
-    """Every record of the files and folders, oldest first, and the files.  A repeated line counts once.
+    """Reads all records in files and folders; returns them, oldest first, and the files.  A repeated line counts once.
 
     Raises `ValueError` with file and line if a line is damaged, and if there is no record at all.
     """
@@ -105,14 +105,14 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
 
 
 def display_name(path: Path) -> str:
-    """`path` as given; for an absolute path the last two parts, because the rest depends on the machine."""
+    """`path` as given, or the last two parts of an absolute path, because the rest depends on the machine."""
     return "/".join(path.parts[-2:]) if path.is_absolute() else path.as_posix()
 
 
 def whole(record: Record) -> Record:
     """Returns `record` without its samples, which no report shows.
 
-    Raises `ValueError` if its GPU or its ceilings lack a value that a page needs, or have another type.
+    Raises `ValueError` if the record's GPU or ceilings lack a value that a page needs, or have one of another type.
     """
     gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
@@ -127,12 +127,12 @@ def whole(record: Record) -> Record:
 
 FINE = ("OK", *NOT_RUN)
 NOT_WRONG = (*FINE, "NOISY")
-"""Statuses of right kernels.  The time of a NOISY record may not be used in a ratio."""
+"""The statuses of right kernels.  The time of a NOISY record may not be used in a ratio."""
 
 
 def machine_of(record: Record) -> str:
-    """The key of the machine, with the device if the key does not name it.  On a CPU also the number of torch's
-    threads, if it is not the number of processors: one core has other ceilings than the whole machine."""
+    """The key of the machine, with the device if the key does not contain it.  On a CPU also torch's number of threads,
+    if it is not the number of processors: one core has other ceilings than the whole machine."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual = "cuda" if record.environment.get("gpu") else "cpu"
     threads = record.environment.get("threads")
@@ -153,7 +153,7 @@ def kernel_key(record: Record) -> tuple[str, str, str, str, str]:
 
 
 def latency_ms(record: Record) -> float | None:
-    """The median that may be published, in ms: the record is OK, and the clock is fine enough for the time."""
+    """The median in ms, if it may be published: the record is OK, and the clock is fine enough for the time."""
     latency = record.latency_median_ms
     if record.status != "OK" or latency is None or not isfinite(latency) or latency <= 0:
         return None
@@ -161,7 +161,7 @@ def latency_ms(record: Record) -> float | None:
 
 
 def fault(record: Record) -> tuple[str, str] | None:
-    """The status and reason of a failed record, or of a record whose time is impossible; otherwise None."""
+    """The status and reason of a failed record, or of a record with an impossible time.  None for other records."""
     if record.status not in FINE:
         return record.status, record.reason
     if record.status == "OK" and record.latency_median_ms is not None and latency_ms(record) is None:
@@ -170,7 +170,7 @@ def fault(record: Record) -> tuple[str, str] | None:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Groups items by key; keys and items keep the order in which they occur."""
+    """Groups items by key.  Keys and items keep the order in which they occur."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -183,14 +183,14 @@ def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """The bench records that may stand in a ladder; no A/B readings: half are of another revision, or slowed."""
+    """The bench records that a ladder may show.  A/B readings are left out: half are of another revision, or slowed."""
     return [item for item in located if item.record.stands_alone]
 
 
 def choose(benches: Sequence[Located]) -> list[Located]:
     """The newest bench record of each machine, op, kernel, case and scheme; a profile only if there is no other record.
 
-    If a run timed several configurations, as a search does, the fastest correct configuration is taken.
+    If a run timed several configurations, as a search does, the record of the fastest correct configuration is taken.
     """
     chosen = []
     for whole in grouped(benches, lambda item: kernel_key(item.record)).values():
@@ -211,7 +211,7 @@ def _code_of(record: Record) -> tuple[object, ...]:
 
 
 def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
-    """Returns `chosen` with the traffic that a hardware profile counted for the same code and config, if any."""
+    """Returns `chosen` with the traffic that a hardware profile of the same code and config counted, if any."""
     base, latency, code = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
     if base.dirty or not any(code) or latency is None or base.traffic_basis == "counted":
         return chosen

@@ -14,20 +14,20 @@ from rooflab.kernels import registry
 from rooflab.roofline.numbers import metric_label, metric_text, percent, plain_value
 
 BROKEN_VERDICTS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
-"""The verdicts that stop a merge; UNRESOLVED stops a merge only under --strict."""
+"""The verdicts that stop a merge.  UNRESOLVED stops a merge only under --strict."""
 _ORDER = ("NO VERDICT", *BROKEN_VERDICTS, "UNRESOLVED", "FASTER", "SAME")
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Side B, the side of the record, against its baseline, side A.  Effects are ratios minus one: 0.03 is 3% more."""
+    """Side B, the record's side, against its baseline, side A.  Effects are ratios minus one: 0.03 is 3% more."""
 
     machine: str
     name: str
     baseline: str
     verdict: str
     why: str
-    """The record's reason, or the effect if the verdict has no other reason."""
+    """The record's reason.  If the verdict has no other reason, the effect."""
     stops: bool
     """Whether the verdict stops a merge."""
     record: Record
@@ -36,7 +36,7 @@ class ComparisonRow:
 
 
 def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
-    """The newest comparison of each machine, kernel, case, scheme and baseline; those that stop a merge come first."""
+    """The newest comparison of each machine, kernel, case, scheme and baseline.  Those that stop a merge come first."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
         lambda row: (machine_of(row), row.op, row.kernel, row.case_id, row.scheme, _baseline(row)),
@@ -73,14 +73,14 @@ COMPILED = (
     "name target findings registers spill_loads spill_stores stack_bytes shared_bytes threads ctas_per_sm occupancy"
     " occupancy_limiter grid launches ctas waves tail_ctas wave_efficiency tensor_path loop_counts"
 ).split()
-"""The columns for a launched kernel, in order."""
+"""The columns for a launched GPU kernel, in order."""
 BAD = ("findings", "spill_loads", "spill_stores", "stack_bytes")
-"""Values that are marked if present: registers that spill to memory, options that had no effect."""
+"""The values that are marked if present: registers that spill to memory, and options that had no effect."""
 
 
 @dataclass(frozen=True)
 class CompiledRow:
-    """A GPU kernel that a kernel of an op launches, with facts of its compiled code."""
+    """One GPU kernel that a kernel of an op launches, with facts of its compiled code."""
 
     record: Record
     failed: bool
@@ -91,7 +91,7 @@ class CompiledRow:
 
 @dataclass(frozen=True)
 class CompiledTable:
-    """The rows of one op, and every column that has a value in one of the rows."""
+    """The rows of one op, and every column with a value in at least one row."""
 
     op: str
     columns: tuple[str, ...]
@@ -99,7 +99,7 @@ class CompiledTable:
 
 
 def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
-    """Returns a table per op, of the newest compiled code of each kernel, case, scheme, config and target."""
+    """Returns one table per op.  A row is the newest compiled code of a kernel, case, scheme, config and target."""
     current = newest(
         (item for item in located if item.record.compiled or item.record.kind == "static"),
         lambda item: (
@@ -147,7 +147,7 @@ class EngineRow:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """The runs of one kind, and every metric that has a value in one of the runs."""
+    """The runs of one kind, and every metric with a value in at least one run."""
 
     name: str
     columns: tuple[str, ...]
@@ -157,7 +157,7 @@ class EngineTable:
 def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
     """Returns one table for each set of metrics, from the newest record of each machine, run, options and kernels.
 
-    A run with one token per request has no ITL; it is still in the same table as the other runs.
+    A run with one token per request has no ITL.  It is in the same table as the other runs.
     """
     items = newest(
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
@@ -187,5 +187,5 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
 
 
 def _metrics(item: Located) -> frozenset[str]:
-    """The names of a run's metrics, except the metrics that a run with one token per request does not have."""
+    """The names of a run's metrics, except metrics that a run with one token per request cannot have."""
     return frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))

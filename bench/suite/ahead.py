@@ -1,8 +1,8 @@
-"""Compiles kernels of later entries while an earlier entry has the card: `python -m rooflab.bench.suite.ahead PLAN`.
+"""Compiles kernels of later entries while an earlier entry uses the card: `python -m rooflab.bench.suite.ahead PLAN`.
 
-The plan's entries name the kernels that they launch; each kernel with code of our own is compiled for each case, in
-processes on half of the cores.  The compilers' caches on disk pass the code on to the entries' processes.  Without a
-plan, the command compiles the lab's kernels and says how long this takes.  It needs no GPU.
+The plan's entries name the kernels that they launch.  Each kernel with code of our own is compiled for each case, in
+processes on half of the cores.  The entries' processes find the code in the compilers' caches on disk.  Without a plan,
+the command compiles the lab's kernels and says how long this takes.  It needs no GPU.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rooflab.roofline.numbers import counted
 
 ITSELF = "rooflab.bench.suite.ahead"
 LIMIT_S = 600.0
-"""The seconds for one entry; the check of every kernel of attention takes a third of this time on one core."""
+"""The most seconds for one entry; checking every kernel of attention takes a third of this time on one core."""
 LOWEST = 19
-"""The lowest priority of a process: it takes a core only when no other process wants the core."""
+"""The lowest priority of a process: the process gets a core only when no other process wants it."""
 compiled: set[str] = set()
 """The hashes of the kernels that this process compiled."""
 
 
 def compilers() -> Pool:
-    """The processes that compile, on half of the cores and at most four; the rest is for the entry with the card."""
+    """The processes that compile, on half of the cores and at most four; the entry on the card gets the others."""
     environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
     return Pool(
         ITSELF, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))
@@ -46,7 +46,7 @@ def compilers() -> Pool:
 
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Compiles the kernels that these entries launch; returns a row for each entry that names kernels."""
+    """Compiles the kernels that these entries launch.  Returns a row for each entry that names kernels."""
     requests = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
     pool = compilers()
     try:
@@ -58,7 +58,7 @@ def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """For one entry, the number of kernels that were new to this process, and the seconds of their compilation."""
+    """For one entry, the number of kernels that were new to this process, and the seconds that compiling them took."""
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
     began, before, more, failed = time.monotonic(), len(compiled), 0, dict[str, str]()
     for launches in request["launches"]:
@@ -91,7 +91,7 @@ def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, S
 
 
 def main() -> None:
-    """Prints a row for each entry: its kernels, and the seconds of their compilation.  Exit status 11 if one failed."""
+    """Prints a row for each entry: its kernels, and the seconds of their compilation.  Exit status 11 if one fails."""
     began = time.monotonic()
     entries = make_plan()
     if sys.argv[1:]:

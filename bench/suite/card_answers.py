@@ -14,7 +14,7 @@ from rooflab.roofline.device import identify
 
 
 def environment(context: Context) -> EntryOutcome:
-    """The machine and its software, written to the run's `environment.json`, and whether the device answers at all."""
+    """Writes the machine and its software to the run's `environment.json`, and checks whether the device answers."""
     now = Environment.now()
     if context.device == "cuda" and now.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")

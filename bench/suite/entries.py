@@ -1,4 +1,4 @@
-"""An entry of the plan, the values that a step gets, and the outcome of an entry.  Data only."""
+"""An entry of the plan, the values that a step gets, and the outcome of an entry.  This module has only data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rooflab.bench.base.system_time import time
 EntryStatus = Literal["DONE", "PARTIAL", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING"]
 BarStatus = Literal["MET", "MISSED", "UNMEASURED"]
 FINAL: tuple[EntryStatus, ...] = ("DONE", "FAILED", "UNSUPPORTED")
-"""The statuses of entries that a resumed run does not repeat; it continues a PARTIAL entry, which lacked time."""
+"""The statuses of entries that a resumed run does not repeat.  It continues a PARTIAL entry, which lacked time."""
 LIMIT_FACTOR, LIMIT_EXTRA_S = 3.0, 30.0
-"""An entry that runs longer than its cost times the factor plus the extra seconds hangs; its process is ended."""
+"""If an entry runs longer than its cost multiplied by the factor, plus the extra seconds, its process is ended."""
 LAST_S = 90.0
 """The seconds after the deadline in which an entry may finish its last step."""
 
@@ -26,48 +26,48 @@ class Entry:
     id: str
     """The name of the entry: `check:gemm`, `bar:gemm.bf16_large`."""
     title: str
-    """The purpose of the entry in one line; for a bar, its text."""
+    """The purpose of the entry in one line.  A bar is a target; its title is the target's text."""
     words: tuple[str, ...]
     """The arguments of Python: a script, or `-m` and a module, and their arguments.  `{out}` stands for the entry's
     folder, `{run}` for the folder of the run, `{seconds}` for the entry's time, `{seed}` for the run's seed."""
     cost_s: float = 30.0
-    """The estimated seconds on a GPU, including the start of the process."""
+    """The estimated seconds on a GPU, with the start of the process."""
     value: float = 50.0
     """The value of the entry; the plan runs the most valuable entries first."""
     dry: tuple[str, ...] = ()
-    """The arguments on a CPU, with small shapes; empty if no form is short enough."""
+    """The arguments on a CPU, with small shapes.  Empty if the entry has no variant that is short enough."""
     needs: tuple[str, ...] = ("first",)
-    """The entries that must be done before; if one of them is not done, this entry does not run."""
+    """The entries that must be done before.  If one of them is not done, this entry does not run."""
     after: tuple[str, ...] = ()
     """The entries that run before this entry, even if they fail."""
     ops: tuple[str, ...] = ()
-    """The ops that the entry is about; empty for an entry about the card or about a model."""
+    """The ops that the entry is about.  Empty for an entry about the card or about a model."""
     checks: tuple[str, ...] = ()
-    """Other ops whose kernels the entry runs, and which must be checked first."""
+    """Other ops whose kernels the entry runs.  They must be checked first."""
     launches: tuple[Mapping[str, Any], ...] = ()
     """The kernels that `ahead` compiles for the entry: `op` and `cases` or `suites`, `scheme` and `kernels`, by default
-    all; or `microkernels`, the microkernels of the ceilings."""
+    all.  Or `microkernels`, the microkernels of the ceilings."""
     whole: bool = False
     """Whether the entry may exceed its cost if the budget allows: later entries cannot run what it leaves out."""
     beside: bool = False
-    """Whether the entry runs beside the entries after it, on cores that they leave idle."""
+    """Whether the entry runs beside the entries after it, on cores that those entries leave idle."""
     searches: bool = False
-    """Whether the entry tries configs: a record of a wrong config says nothing about its kernel."""
+    """Whether the entry tries configs.  A record of a wrong config then says nothing about its kernel."""
     of_card: bool = False
-    """Whether the result holds for one card only, so that another card of the same kind needs a new run."""
+    """Whether the result holds for one card only.  Another card of the same kind then needs a new run."""
 
     @property
     def limit_s(self) -> float:
-        """The seconds after which the process of the entry is ended."""
+        """The seconds after which the entry's process is ended."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S + (LAST_S if self.whole else 0.0)
 
     @property
     def most_s(self) -> float:
-        """The seconds that the entry gets if the budget has them."""
+        """The seconds that the entry gets if the budget has as many."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S if self.whole else self.cost_s
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as JSON values, without fields that have their default value."""
+        """The entry as JSON values; fields with their default value are left out."""
         values = ((item, getattr(self, item.name)) for item in fields(self))
         return {item.name: value for item, value in values if value != item.default}
 
@@ -80,44 +80,44 @@ class Entry:
 
 @dataclass(frozen=True)
 class Context:
-    """The values that a step gets (`step.py`)."""
+    """The values that a step gets (see `step.py`)."""
 
     out: Path
-    """The entry's folder, for records."""
+    """The entry's folder, to which records are written."""
     device: str = "cuda"
     """The device of the step: `cuda`, or `cpu` in a dry run."""
     dry_run: bool = False
-    """Whether to run on a CPU with small shapes: the run takes every path, and its figures do not count."""
+    """Whether to run on a CPU with small shapes.  Such a run takes every code path, but its figures do not count."""
     seconds: float = 60.0
-    """The seconds that the step may take; it stays within this time and reports the parts that it left out."""
+    """The seconds that the step may take.  It stays within this time and reports what it left out."""
     seed: int = 0
     began: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def left_s(self) -> float:
-        """The seconds that are left of `seconds`."""
+        """The seconds of the step's time that are left."""
         return self.seconds - (time.monotonic() - self.began)
 
     @property
     def run(self) -> Path:
-        """The folder of the whole run."""
+        """The folder of the whole run, above the entry's folder."""
         return self.out.parent
 
 
 @dataclass(frozen=True)
 class EntryOutcome:
-    """The result of an entry, with its status."""
+    """The result and the status of an entry."""
 
     status: EntryStatus = "DONE"
     reason: str = ""
-    """The reason why the status is not DONE, or the parts that the entry left out."""
+    """Why the status is not DONE, or what the entry left out."""
     bar: BarStatus | None = None
-    """The answer of a bar; None for other entries."""
+    """Whether a bar, which is a target, was reached.  None for other entries."""
     needed: str = ""
     """The condition of a bar, such as `geomean >= 1.00`."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers and texts by name; the name contains the unit."""
+    """By name, numbers and texts.  The name contains the unit."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """The kernels that later entries must not use, with the reason."""
+    """The kernels that later entries must not use; each with the reason."""
     seconds: float = 0.0
     """The seconds that the entry took."""

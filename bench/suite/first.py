@@ -1,7 +1,7 @@
 """Each kernel's first check on a card, in a process of its own: `python -m rooflab.bench.suite.first gemm rmsnorm`.
 
-A wrong barrier hangs, and an illegal access poisons a process; neither may reach another entry.  Kernels that only call
-torch count as safe, and so does code that passed before on a card of this kind.
+A wrong barrier hangs, and an illegal access breaks the CUDA context of a process; neither may disturb another entry.
+Kernels that only call torch count as safe.  So does code that passed before on a card of this kind.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme
 
 FIRST_CHECK_S = 60.0
-"""The seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""
+"""The seconds after which a first check counts as hung.  It compiles one kernel and runs it on one small case."""
 AT_ONCE = 12
-"""The most first checks at the same time; each holds a CUDA context of half a GB, and none is timed."""
+"""The most first checks at the same time.  Each holds a CUDA context of half a GB; no check is timed."""
 RISK = ("triton", "cuda", "gluon")
-"""The backends, in the order of first checks: a kernel that hangs takes the card's time from kernels beside it, and
+"""The backends, in the order of first checks: a kernel that hangs takes the card's time from the kernels beside it, and
 kernels with barriers may hang."""
 
 
 def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
-    """Runs each kernel on one small case that it takes, in its own process with a time limit.
+    """Runs each kernel on one small case that the kernel takes, in its own process with a time limit.
 
     With `trust`, records of the same code in this folder, from a card of the same name, count too.  A check that cannot
-    be made is a failure of its kernel only.  A kernel for which no time was left is excluded.
+    be made counts as a failure of its kernel alone.  A kernel for which no time was left is excluded.
     """
     device, now = torch.device(context.device), Environment.now()
     passed, writer = Passed(now), RunWriter(context.out)

@@ -1,4 +1,4 @@
-"""Remembers which kernels' code has passed its first check on this kind of machine: a later run need not check it."""
+"""Remembers which kernels' code has passed its first check on this kind of machine: later runs need not check it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
 CODE = "kernel_code"
-"""The field of a first check's record with the result of `Passed.code`."""
+"""The field in a first check's record that holds the result of `Passed.code`."""
 SHARED = Path(inspect.getfile(Kernel)).parent
-"""The folder of the code that all kernels may import: the registry, `_cuda`, configs."""
+"""The folder of the code that all kernels may import: the registry, `_cuda`, and configs."""
 
 
 class Passed:
-    """Which kernels' code has passed a first run on this kind of machine: a file in the cache remembers each.
+    """The kernels' code that has passed its first check on this kind of machine; a file in the cache remembers it.
 
     The code is the kernel's folder, the files that all kernels share, and the versions of torch and Triton.
     """
@@ -34,17 +34,17 @@ class Passed:
         self._path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
 
     def code(self, kernel: Kernel) -> str:
-        """A hash of the kernel's present code and of its compilers."""
+        """A hash of the kernel's present code and its compilers."""
         return f"{_code_of(kernel)} torch {self._environment.torch} triton {self._environment.triton}"
 
     def holds(self, kernel: Kernel) -> bool:
-        """Whether this code of the kernel has passed."""
+        """Whether the present code of the kernel has passed."""
         return self._remembered().get(kernel.id) == self.code(kernel)
 
     def trust(self, folder: Path) -> None:
-        """Takes over results of first checks on a card of this name from records in `folder`.
+        """Takes results of first checks on a card of this name from the records in `folder`.
 
-        Code that a record there calls wrong is not taken over.
+        Code that a record in the folder calls wrong is not taken.
         """
         gpu = self._environment.gpu
         now = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
@@ -57,7 +57,7 @@ class Passed:
         self.keep({name: now[name] for name, statuses in statuses_of.items() if statuses == {"OK"}})
 
     def keep(self, codes: dict[str, str]) -> None:
-        """Stores code that has passed, by the kernel's id."""
+        """Stores code that has passed; `codes` has a kernel's id and the hash of its code."""
         write_whole(self._path, json.dumps(self._remembered() | codes, indent=1) + "\n")
 
     def _remembered(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Passed:
 
 
 def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device) -> frozenset[str]:
-    """Names of the kernels whose first check on this kind of GPU, planted inputs included, was right in `scheme`."""
+    """The names of kernels whose first check on this kind of GPU, also on adversarial inputs, was right in `scheme`."""
     if device.type != "cuda":
         return frozenset()
     passed, default = Passed(Environment.now(device.index or 0)), default_scheme(device)
@@ -78,8 +78,8 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """The first case that a kernel takes, smoke and edge cases before model cases, and its scheme: `default` if the
-    kernel takes it.  None if the kernel takes no case."""
+    """The first case that a kernel takes, and the scheme.  Smoke and edge cases come before model cases.  The scheme is
+    `default` if the kernel takes it.  Returns None if the kernel takes no case."""
     spec = registry.get_op(kernel.op)
     for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
         case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
@@ -89,7 +89,7 @@ def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
 
 
 def _code_of(kernel: Kernel) -> str:
-    """The SHA-256 of the files that the kernel may import or read; one of them holds its configs."""
+    """The SHA-256 of the files that the kernel may import or read.  One of these files holds its configs."""
     folder = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
     # The folder of a kernel from outside may hold unrelated files.
     beside = folder.glob("*" if folder.parent == SHARED else "*.py")

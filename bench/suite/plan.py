@@ -1,7 +1,7 @@
-"""The plan: every entry, in order of value.  Data only; this module runs nothing.
+"""The plan: every entry, in order of value.  This module has only data and runs nothing.
 
-The lab's own entries are here.  Files with more, such as `results/targets/plan.json`, are lists of entries as JSON, in
-which `{here}` stands for the file's folder.
+The lab's own entries are here.  Files with more entries, such as `results/targets/plan.json`, are lists of entries as
+JSON.  In such a file `{here}` stands for the file's folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.kernels import registry
 
 MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 SELF_TEST_ROUND_S = 60.0
-"""The seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
+"""The seconds for each of the two rounds of the A/B's self-test: one with identical code, one with slowed code."""
 BESIDE = {
     "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
     "memory-bound": (
@@ -28,7 +28,7 @@ BESIDE = {
     ),
     "sampling": ("sample", "speculative_verify"),
 }
-"""By family, ops that belong to it although their names do not contain its word."""
+"""By family, the ops that belong to it although their names do not contain the family's word."""
 LAB = ("-m", "rooflab.bench")
 MODEL = ("--dummy", "--device", "cuda", "--out", "{out}", "--json")
 SWAPS = ("paged_attention=gqa_packed", "rope_and_cache=naive", "fused_add_rmsnorm=fused", "sample=naive")
@@ -49,16 +49,16 @@ LATENCY: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
     ),
 )
 START_S = 8.0
-"""The seconds that a process needs to start and import, unless it starts while the previous process still works."""
+"""The seconds that a process needs to start and import, unless it starts while another process still works."""
 
 
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
-    """Returns the entries in order, most valuable first; prerequisites come before the entries that need them.
+    """Returns the entries in order, most valuable first.  Prerequisites come before the entries that need them.
 
-    `files` hold more entries.  `only` names ops, families (`attention` for every op with that word in its name, and
-    those of `BESIDE`), entries, or the word that begins an entry's id.  With `only`, entries about the card alone are
-    left out unless a chosen entry needs them.  `trust` goes to the first checks.  Raises `ValueError` if a name of
-    `only` matches nothing, a file is no list of entries, or two entries have one folder.
+    `files` hold more entries.  `only` has ops, families, entries, or the word that begins an entry's id.  A family such
+    as `attention` is every op with that word in its name, and the family's ops in `BESIDE`.  With `only`, entries about
+    the card alone are left out unless a chosen entry needs them.  `trust` goes to the first checks.  Raises
+    `ValueError` if a name in `only` matches nothing, a file is no list of entries, or two entries have one folder.
     """
     ops = list(registry.ops())
     every = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
@@ -108,12 +108,12 @@ def _word(entry_id: str) -> str:
 
 
 def is_of(op: str, family: str) -> bool:
-    """Whether `family` is the op's own name or a family that the op belongs to."""
+    """Whether `family` is the op's own name, or a family that the op belongs to."""
     return family == op or family in op.split("_") or op in BESIDE.get(family, ())
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
-    """All entries that must run before an entry, with the prerequisites of each."""
+    """All entries that must run before an entry, and all entries that must run before those."""
     before: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
         before |= {name} | _before(name, by_id)
@@ -121,7 +121,7 @@ def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
 
 
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
-    """Orders by value; the prerequisites of an entry have at least the entry's value."""
+    """Orders by value.  The prerequisites of an entry have at least the entry's value."""
     by_id = {entry.id: entry for entry in entries}
     worth = {entry.id: entry.value for entry in entries}
     for entry in entries:
@@ -166,7 +166,7 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
 
 
 def latency_entries() -> list[Entry]:
-    """Entries for a model with random weights: its steps op by op, and the effects of other kernels and settings."""
+    """The entries for a model with random weights: its steps op by op, and the effects of kernels and settings."""
     return [
         Entry(f"latency:{name}", title, (*LAB, *words, *MODEL), START_S + cost, 48.0, checks=tuple(FIRST_ON_CUDA))
         for name, title, words, cost in LATENCY
@@ -174,7 +174,7 @@ def latency_entries() -> list[Entry]:
 
 
 def op_entries(op: str) -> list[Entry]:
-    """Entries for the checks, times and configs of one op."""
+    """The entries for the checks, times and configs of one op."""
     kernels = list(registry.kernels(op).values())
     spec = registry.get_op(op)
     checks = len(kernels) * len(spec.schemes) * sum(len(spec.cases.get(suite, ())) for suite in ("smoke", "edge"))

@@ -1,4 +1,4 @@
-"""The loop over the plan: runs each command in its own process while the budget lasts, and keeps its result at once."""
+"""The loop over the plan: runs each command in its own process while the budget lasts, and saves each result."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from rooflab.bench.suite.step import FILE, read_outcome, step_words, write_json
 from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
-"""The least share of its cost that must be left for an entry to start: entries that measure can use less time."""
+"""An entry starts only if at least this share of its cost is left: entries that measure can use less time."""
 ATTEMPTS = 4
-"""The most times that an entry is started; each new attempt excludes the kernel that broke the previous process."""
+"""The most times that an entry is started.  Each new attempt excludes the kernel that broke the process before."""
 IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
-"""The modules that each process imports before it gets its command: torch and Triton take seconds."""
+"""The modules that each process imports before it gets its command; importing torch and Triton takes seconds."""
 WORKER = "rooflab.bench.suite.suite_worker"
 PROBE = ("-m", "rooflab.bench.suite.card_answers", "--probe")
 HOPPER = (9, 0)
-"""The compute capability for which kernels can be compiled ahead."""
+"""The only compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
-"""The cost and the limit of an entry in a dry run: it takes a few seconds, and many times that on a busy machine."""
+"""The cost and the limit of an entry in a dry run.  It takes a few seconds, and far longer on a busy machine."""
 HUNG_S = 60.0
-"""The seconds after which a kernel that runs alone hangs, and its entry is ended.  If an entry was ended for time while
-its kernel ran for less than this, the kernel is innocent: the entry was long."""
+"""The seconds after which a kernel that runs alone counts as hung, and its entry is ended.  If an entry was ended for
+time while its kernel had run for less than this, the kernel is innocent: the entry was too long."""
 WORDS: dict[int, str] = {ExitStatus.UNDECIDED: "PARTIAL"}
 WORDS |= dict.fromkeys((ExitStatus.DONE, ExitStatus.INCORRECT, ExitStatus.INVALID), "DONE")
-"""The status of an entry by the command's exit status, FAILED by default: a wrong kernel and an impossible reading are
-results."""
+"""By the command's exit status, the status of the entry, by default FAILED.  A wrong kernel and an impossible reading
+are results, so their status is DONE."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """The options of a run."""
+    """The options of a run of the suite."""
 
     out: Path
     budget_s: float
@@ -55,8 +55,8 @@ def run_suite(
 ) -> Progress:
     """Runs `plan` within the budget and returns the final state.
 
-    Raises `ValueError` if the folder holds another run without `resume`, or a run of another kind of machine, or if the
-    budget is not positive.
+    Raises `ValueError` if the folder holds another run and `resume` is not set, if it holds a run of another kind of
+    machine, and if the budget is not positive.
     """
     if not settings.budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {settings.budget_s}")
@@ -110,13 +110,13 @@ class _SuiteRun:
         self._summarize()
 
     def _summarize(self) -> None:
-        """Writes the summary, after each entry: a run may be killed at any time."""
+        """Writes the summary after each entry, because a run may be killed at any time."""
         settings, titles = self.settings, {entry.id: entry.title for entry in self.plan}
         options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
         state.write_summary(settings.out, self.progress, titles, options)
 
     def _same_machine(self) -> None:
-        """Refuses to resume on another kind of machine; on another card of that kind, the card's entries run again."""
+        """Refuses to resume on another kind of machine.  On another card of the same kind, the card's entries rerun."""
         now = state.environment_in(self.settings.out)
         if not self.before or not now:
             return
@@ -144,7 +144,7 @@ class _SuiteRun:
             self.note(f"{entry.id}: {outcome.reason}")
 
     def _exclude(self) -> None:
-        """Tells all processes which kernels must no longer run."""
+        """Tells all processes which kernels they must no longer run."""
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
@@ -163,7 +163,7 @@ class _SuiteRun:
         return EntryOutcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
 
     def _one(self, entry: Entry) -> EntryOutcome:
-        """Runs one entry.  If a kernel breaks the process, the kernel is excluded and a fresh process does the rest."""
+        """Runs one entry.  If a kernel breaks the process, the kernel is excluded and a new process does the rest."""
         if self.settings.dry_run and not entry.dry:
             return EntryOutcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
         if entry.beside:
@@ -186,7 +186,7 @@ class _SuiteRun:
         return replace(outcome, excluded=lost | dict(outcome.excluded), seconds=seconds)
 
     def _start_beside(self, entry: Entry) -> EntryOutcome:
-        """Starts an entry and does not wait: the entry ends by itself, or with the run."""
+        """Starts an entry and does not wait for it.  The entry ends by itself, or when the run ends."""
         gpu = identify((state.environment_in(self.settings.out).get("gpu") or {}).get("name", ""))
         if gpu is None or gpu.compute_capability != HOPPER:
             return EntryOutcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
@@ -196,9 +196,9 @@ class _SuiteRun:
         return EntryOutcome("DONE", "it runs beside the entries that follow")
 
     def _attempt(self, entry: Entry) -> tuple[EntryOutcome, str]:
-        """The outcome that one process gives for an entry, and the kernel that broke it, or "".
+        """Runs an entry in one process.  Returns the outcome, and the kernel that broke the process, or "".
 
-        After a process that was ended, it asks whether the device still answers.
+        After a process that had to be ended, it checks whether the device still answers.
         """
         settings, left = self.settings, self.ends - self.clock()
         own_limit = DRY_LIMIT_S if settings.dry_run else entry.limit_s
@@ -232,7 +232,7 @@ class _SuiteRun:
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
-        """The outcome that a step left, or else an outcome from a command's exit status and records."""
+        """The outcome that a step wrote, or else an outcome made from a command's exit status and records."""
         outcome = read_outcome(folder / FILE)
         wrong, statuses = state.wrong_in(folder)
         if outcome is None:
@@ -269,13 +269,13 @@ class _SuiteRun:
         return Child(*IMPORTS, WORKER, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Whether one kernel, alone, has run for longer than any kernel may; on a busy CPU, all may be slow."""
+        """Whether one kernel, alone, has run for longer than any kernel may.  On a busy CPU all kernels may be slow."""
         at = Running.read(self._note_path())
         most_s = DRY_LIMIT_S if self.settings.dry_run else HUNG_S
         return len(at.kernels) == 1 and time.time() - at.began > most_s
 
     def _next(self) -> Child:
-        """Returns a process for the next entry; on a GPU a fresh one, while the process after it already starts."""
+        """Returns a process for the next entry.  On a GPU it is a new one, and the process after it already starts."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -283,13 +283,13 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends an entry's process with the entry on a GPU; on a CPU, without CUDA context, it serves the next entry."""
+        """On a GPU ends a process together with its entry; on a CPU, without CUDA context, it serves the next entry."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
 
     def _probe(self) -> None:
-        """Stops the run if the device no longer answers: each later entry would wait until its limit."""
+        """Stops the run if the device no longer answers, because each later entry would wait until its limit."""
         if self.settings.dry_run:
             return
         probe, why = self._process(), ""
@@ -316,7 +316,7 @@ class _SuiteRun:
 
 
 def _during(at: Running, why: str) -> str:
-    """The reason why a process broke off, with the kernels that ran in it."""
+    """The reason why a process ended early, with the kernels that ran in it."""
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
 
 

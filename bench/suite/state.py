@@ -1,6 +1,6 @@
 """A run's folder: the folder of each entry with its result, and the summary of all results.
 
-The results are the whole state: an entry whose folder holds a final result is not run again.
+The results are the whole state of a run.  An entry whose folder holds a final result is not run again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rooflab.bench.suite.step import read_outcome, write_json
 
 RESULT, PLAN, ENVIRONMENT, SUMMARY = "result.json", "plan.json", "environment.json", "summary.json"
 NO_FAULT = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
-"""Statuses of records that show no fault of their kernel: after an impossible or noisy reading, or with too large a
-case, the kernel may still be right."""
+"""The statuses of records that show no fault of their kernel.  After an impossible or noisy reading, or with too large
+a case, the kernel may still be right."""
 
 
 def folder_of(run: Path, entry_id: str) -> Path:
@@ -30,19 +30,19 @@ def folder_of(run: Path, entry_id: str) -> Path:
 
 @dataclass
 class Progress:
-    """The state of a run: the result so far of each entry."""
+    """The state of a run: by entry, the result so far."""
 
     outcomes: dict[str, EntryOutcome] = field(default_factory=dict)
     stopped: str = ""
-    """The reason why the run ended before the end of the plan."""
+    """Why the run ended before the end of the plan."""
 
     def done(self, entry_id: str) -> bool:
-        """Whether a resumed run leaves the entry as it is; an entry that was ended for time is begun again."""
+        """Whether a resumed run does not repeat the entry.  An entry that was ended for time is begun again."""
         outcome = self.outcomes.get(entry_id)
         return outcome is not None and outcome.status in FINAL and not outcome.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
-        """The kernels that later entries must not use, with the reason."""
+        """The kernels that later entries must not use; each with the reason."""
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
 
@@ -58,7 +58,7 @@ def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
 
 
 def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
-    """The kernels that the records in a folder call wrong, with their first failure; and the number of each status."""
+    """The kernels that records in a folder call wrong, each with its first failure, and the number of each status."""
     wrong: dict[str, str] = {}
     statuses = Counter[str]()
     for file in sorted(folder.glob("*.jsonl")):
@@ -74,13 +74,13 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
 
 
 def environment_in(run: Path) -> dict[str, Any]:
-    """The machine of a run; empty if the run did not get so far."""
+    """The machine of a run.  Empty if the run ended before the machine was recorded."""
     path = run / ENVIRONMENT
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of the run in a folder, also of a killed run.  Raises `ValueError` if the folder holds no run."""
+    """The summary of the run in a folder; the run may have been killed.  Raises `ValueError` if there is no run."""
     path = run / SUMMARY
     if not path.is_file():
         raise ValueError(f"summary: expected a folder with a suite run, got {str(run)!r}")
@@ -88,7 +88,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Writes the summary of a run: counts, a row for each entry and a row for each bar."""
+    """Writes the summary of a run: counts, a row for each entry and a row for each bar (a target)."""
     rows = [_row(run, name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
     bars = [
         {
@@ -144,5 +144,5 @@ def figures_text(figures: Mapping[str, Any]) -> str:
 
 
 def what(row: Mapping[str, Any]) -> str:
-    """The result of a row: the reason why it is not done, and its figures."""
+    """The result of a row: why its entry is not done, and the figures."""
     return "; ".join(filter(None, (" ".join(row["reason"].split()), figures_text(row["figures"]))))

@@ -1,7 +1,7 @@
-"""One of our steps as a command: `end` runs its function, and leaves the outcome in its folder.
+"""A step of the suite as a command: `end` runs the step's function and writes the outcome to the step's folder.
 
-The runner asks of an entry only a command that ends with a status; an entry leaves all other results in
-`outcome.json`.  A step that lacked time ends with 12, and a step that a broken CUDA context ended, with 14.
+The runner expects of an entry only a command that ends with a status.  An entry writes all other results to
+`outcome.json`.  A step that lacked time ends with 12.  A step that a broken CUDA context ended ends with 14.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 
 def context_of(options: argparse.Namespace) -> Context:
-    """The context that the options describe."""
+    """The context that the command's options describe."""
     options.out.mkdir(parents=True, exist_ok=True)
     device = "cpu" if options.dry_run else "cuda"
     return Context(options.out, device, options.dry_run, options.seconds, options.seed)
 
 
 def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoReturn:
-    """Runs a step, leaves its outcome, and ends with its status."""
+    """Runs a step, writes its outcome, and ends the process with the step's status."""
     try:
         outcome = function(context)
     except ContextBroken as broken:
@@ -53,7 +53,7 @@ def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoRetu
 
 
 def read_outcome(path: Path) -> EntryOutcome | None:
-    """The outcome in a file; None where there is no file.  Raises `ValueError` if the file holds none."""
+    """The outcome in a file.  None if there is no file.  Raises `ValueError` if the file has no outcome."""
     try:
         return EntryOutcome(**json.loads(path.read_text())) if path.is_file() else None
     except (TypeError, ValueError) as error:
@@ -61,10 +61,10 @@ def read_outcome(path: Path) -> EntryOutcome | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as JSON, the file whole or not at all; numbers that JSON cannot hold become texts."""
+    """Writes a value as JSON, atomically.  Numbers that JSON cannot hold become texts."""
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def step_words(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
-    """The whole arguments of a step: `words`, and the options that every step gets."""
+    """All arguments of a step: `words`, and the options that every step gets."""
     return (*words, *TOLD, *(["--dry-run"] if dry else []))

@@ -1,7 +1,7 @@
-"""The process of an entry: it starts before it is needed, and then gets a command of Python.
+"""The process of an entry: it starts before it is needed, and then gets a command line of Python.
 
-Its imports take seconds, so they are made while another entry runs.  On a GPU it serves one command and ends, so that a
-poisoned context ends with it.
+Its imports take seconds, so it starts while another entry runs.  On a GPU the process serves one command and ends, so
+that a broken CUDA context ends with the process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Runs a command in this process; returns its exit status.  An exception that the command leaves ends it."""
+    """Runs a command in this process; returns its exit status.  An exception of the command ends the process."""
     os.environ.update(request["environment"])
     before, path = sys.argv, list(sys.path)
     first, *words = request["words"]

@@ -42,7 +42,7 @@ def config_name(config: Any) -> str:
 
 
 class DeviceTimes:
-    """Times configs of one kernel interleaved, on each of the given cases; the inputs of a case are made once."""
+    """Times the configs of one kernel interleaved, on each of the given cases.  The inputs of a case are made once."""
 
     def __init__(
         self, kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme, device: torch.device, seed: int
@@ -54,7 +54,7 @@ class DeviceTimes:
         self._inputs = [Rotation.copies(spec, case, scheme, device, seed) for case in cases]
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-        """For each config, its median seconds on each case, or the reason for its failure."""
+        """By config, its median seconds on each case, or the reason for its failure."""
         times: dict[Any, Seconds | str] = {**dict.fromkeys(configs, ()), **self._compile(configs)}
         for inputs in self._inputs:
             ready = {}
@@ -84,9 +84,9 @@ class DeviceTimes:
         return times
 
     def _compile(self, configs: Sequence[Any]) -> dict[Any, str]:
-        """Compiles a group's new configs on all cores into Triton's cache; returns the errors of failed configs.
+        """Compiles a group's new configs on all cores into Triton's cache.  Returns the errors of configs that failed.
 
-        One process would compile the configs in sequence, about 1 s each; a later launch finds them in the cache.
+        One process would compile the configs in sequence, about 1 s each.  A later launch finds them in the cache.
         """
         new = [config for config in configs if config not in self._compiled]
         self._compiled.update(new)
@@ -100,14 +100,14 @@ class DeviceTimes:
 
 
 def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-    """Made-up, reproducible times for a dry run: 0.5 to 1.5 ms, drawn by the config."""
+    """Invented but reproducible times for a dry run: 0.5 to 1.5 ms; each depends only on the config."""
     return {config: (random.Random(config_name(config)).uniform(0.5e-3, 1.5e-3),) for config in configs}
 
 
 SEARCH_SHARE = 0.6
-"""Share of the time for the search; the recorded checks and measurements get the rest."""
+"""The share of the time for the search.  The recorded checks and measurements get the rest."""
 FINAL_S, LEAST_FINAL_S = 0.5, 0.02
-"""Most and least seconds of samples for one contender on one case of the recorded measurement."""
+"""The most and the least seconds of samples for one contender on one case of the recorded measurement."""
 
 
 @dataclass(frozen=True)
@@ -118,23 +118,23 @@ class BucketResult:
     bucket: str
     cases: int
     configs: int
-    """Configs that the kernel offers."""
+    """The number of configs that the kernel offers."""
     illegal: int
     bounded: int
-    """Configs that were never compiled, because their own bound is above the best time."""
+    """The number of configs that were never compiled, because their own bound is above the best time."""
     dropped: int
-    """Configs that were dropped after their first samples."""
+    """The number of configs that were dropped after their first samples."""
     failed: int
     left: int
-    """Configs that were not tried in the given time."""
+    """The number of configs that were not tried in the given time."""
     best: Mapping[str, Any] | None = None
-    """The fastest correct config; None if the launcher's own choice is the fastest."""
+    """The fastest correct config.  None if the config that the launcher chooses by itself is the fastest."""
     faster: float | None = None
-    """Time of the launcher's own choice over the best config's time, geometric mean; None if nothing was timed."""
+    """The time of the launcher's own choice divided by the best config's, geometric mean.  None without times."""
     reason: str = ""
-    """Why there is no result."""
+    """Why the kernel has no result in the bucket."""
     status: Status = "OK"
-    """In a dry run: the result of the check of `best`."""
+    """The result of the check of `best` in a dry run."""
 
     @property
     def summary(self) -> str:
@@ -152,9 +152,9 @@ class TuningRun:
 
     spec: OpSpec
     kernels: Sequence[Kernel]
-    """The kernels whose configs are searched."""
+    """The kernels whose configs the run searches."""
     beside: Sequence[Kernel]
-    """The other kernels, timed together with `kernels`, so that the choice is among all kernels."""
+    """The other kernels.  They are timed together with `kernels`, so that the choice is among all kernels."""
     scheme: Scheme
     device: torch.device
     writer: RunWriter
@@ -163,20 +163,20 @@ class TuningRun:
     results: list[BucketResult] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     stopped: str = ""
-    """How far the run came, if the budget ended before all buckets were tuned."""
+    """The point that the run reached, if the budget ended before all buckets were tuned."""
 
     @property
     def files(self) -> list[str]:
-        """The name of the file with the records; empty without a record."""
+        """The name of the file with the records.  Empty if there is no record."""
         return [self.writer.path.name] if self.records else []
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each kernel and bucket."""
+        """Returns one row for each kernel and bucket."""
         return [asdict(result) | {"result": result.summary} for result in self.results]
 
     def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:
-        """Searches and measures the configs for the cases of one bucket in about `seconds`."""
+        """Searches and measures configs for the cases of one bucket of rows, in about `seconds`."""
         cases = sorted(cases, key=self._work)
         searched = []
         for kernel in self.kernels:
@@ -199,8 +199,8 @@ class TuningRun:
     def _search(
         self, kernel: Kernel, bucket: str, cases: Sequence[Case], ends: float
     ) -> tuple[Any, SearchResult, dict[str, Any]]:
-        """The launcher's own choice for the largest case, the result of a search on the largest and smallest, and the
-        numbers of configs."""
+        """The launcher's own choice for the largest case; the result of a search on the largest and the smallest case;
+        and the numbers of configs."""
         probes, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
         start = kernel.config_for(cases[-1], self.scheme, self.device)
         legal = [
@@ -223,8 +223,8 @@ class TuningRun:
     def _by_arithmetic(
         self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]
     ) -> tuple[Seconds, float]:
-        """The least seconds of a config on each case, at the card's highest clock, and its occupancy on the first, by
-        which configs with equal bounds are sorted; 0 where they are unknown."""
+        """The least seconds of a config on each case at the card's highest clock, and the config's occupancy on the
+        first case, which orders configs with equal bounds.  What is unknown is 0."""
         card, footprint = _card(self.device), kernel.tunable.footprint
         if card is None:
             return tuple(0.0 for _ in probes), 0.0
@@ -235,7 +235,7 @@ class TuningRun:
         return least, occupancy(card, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
-        """Records of every kernel with its launcher's own choice, and of each finalist under its kernel's name."""
+        """The records of every kernel with its launcher's own choice, and of each finalist under its kernel's name."""
         by_name = {kernel.name: kernel for kernel in self.kernels}
         candidates = [
             replace(by_name[name].with_config(config), name=f"{name}#{number}")
@@ -258,7 +258,7 @@ class TuningRun:
         return records
 
     def _dry_result(self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any]) -> BucketResult:
-        """The config with the least made-up time, checked on one small case."""
+        """The config with the least invented time, checked on one small case."""
         small = self.spec.get_cases("smoke")[0]
         config = next(iter(result.finalists(start)), start)
         settings = Settings(device=str(self.device), seed=self.seed, roof=False)
@@ -272,7 +272,7 @@ class TuningRun:
     ) -> BucketResult:
         """The fastest contender of a kernel over all cases, by the recorded times.
 
-        The launcher may choose another config for each case; its time on a case is that of its choice for the case.
+        The launcher may choose another config for each case; the choice's time is then the time on this case.
         """
         if start in result.failures:
             return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")
@@ -300,5 +300,5 @@ class TuningRun:
 
 @cache
 def _card(device: torch.device) -> Device | None:
-    """A GPU's data sheet; None for a CPU, and for a card without a data sheet in the table."""
+    """The data sheet of a GPU.  None for a CPU, and for a card that is not in the table."""
     return identify(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Writes `kernels/<op>/choices.json` from records: each bucket's fastest kernel that passed its check, and config."""
+"""Writes `kernels/<op>/choices.json` from records: for each bucket of rows, the fastest kernel and its config."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KERNELS = Path(registry.__file__).parent
 
 
 def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Path]:
-    """Writes `folder/<op>/choices.json` for each op with a timed kernel; keeps the entries of other devices.
+    """Writes `folder/<op>/choices.json` for each op with a timed kernel.  Keeps the entries of other devices.
 
-    Only kernels that were checked on a GPU count: on a CPU the engine times its kernels itself.  Raises `ValueError` on
-    records that name no commit, or of an uncommitted tree.
+    Only kernels that passed their check on a GPU count; on a CPU the engine times its kernels itself.  Raises
+    `ValueError` on records that name no commit, or are of an uncommitted tree.
     """
     counted = [record for record in records if _counts(record)]
     if any(record.dirty or record.commit is None for record in counted):
@@ -62,14 +62,14 @@ def _kernel(record: Record) -> Kernel | None:
 
 @dataclass(frozen=True)
 class _Contender:
-    """A kernel, with its launcher's own choices or with one fixed config, on the cases of a bucket."""
+    """A kernel, with its launcher's own choices or with one fixed config, on the cases of a bucket of rows."""
 
     kernel: str
     config: str = ""
-    """JSON of the fixed config; empty if the launcher's heuristic chose."""
+    """The fixed config as JSON.  Empty if the launcher's heuristic chose the config."""
     run_id: str = ""
     latencies: dict[str, float] = field(default_factory=dict, compare=False)
-    """Log of the latency by case."""
+    """By case, the log of the latency."""
 
     @property
     def mean(self) -> float:
@@ -77,10 +77,10 @@ class _Contender:
 
 
 def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """For each bucket, the kernel, record and config with the least geometric mean of latency over the bucket's cases.
+    """By bucket of rows: the kernel, record and config with the least geometric mean of latency over its cases.
 
     A bucket without cases uses the cases with the nearest number of rows.  If kernels pack the weight in different
-    ways, kernels with the same packing serve all buckets, because the engine keeps only one form of a weight.
+    layouts, all buckets use kernels of one packing, because the engine keeps a weight only once.
     """
     by_rows: dict[int, list[Record]] = {}
     for record in records:
@@ -99,7 +99,7 @@ def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
-    """Each kernel's best contender among those timed on all cases; if no contender was, among all contenders."""
+    """Each kernel's best contender of those timed on all cases.  If there are no such contenders, all count."""
     contenders: dict[tuple[str, str], _Contender] = {}
     for record in records:
         assert record.kernel and record.case_id and record.latency_median_ms, "held by _counts"
@@ -116,7 +116,7 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 
 
 def _configs(record: Record) -> list[str]:
-    """The configs that a record counts for: its own, and "" (launcher's choice) if the heuristic gives the same one."""
+    """The configs that a record counts for: its own, and "" (launcher's choice) if the heuristic chooses the same."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
@@ -126,7 +126,7 @@ def _configs(record: Record) -> list[str]:
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """The kernels with the weight packing that is fastest over all buckets; all kernels if the op packs no weight."""
+    """The kernels with the weight packing that is fastest over all buckets.  If the op packs no weight, all kernels."""
     names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return names

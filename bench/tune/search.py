@@ -1,6 +1,6 @@
 """Searches a kernel's configs: drops configs that cannot win, and times small groups with the best config so far.
 
-This module uses no device: the caller gives the least time and the measured time of each config.
+This module uses no device.  The caller gives the least time and the measured time of each config.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from rooflab.kernels.tuning import Footprint
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 FAR = 1.3
-"""The search drops a config whose first samples take this many times as long as the best config's samples."""
+"""A config is dropped if its first samples take this many times as long as the best config's samples."""
 GROUP = 8
-"""Configs timed with the best one: enough to share its samples and use all cores, few enough to replace it often."""
+"""The number of configs in a group with the best one: enough to use all cores, few enough to replace the best often."""
 FINALISTS = 3
-"""Configs that go on to the recorded measurement, besides the launcher's own choice."""
+"""The number of configs that go on to the recorded measurement, with the launcher's own choice."""
 
 Seconds = tuple[float, ...]
-"""One value for each case of the search."""
+"""The seconds of a config, one value for each case of the search."""
 Times = Callable[[Sequence[Any]], Mapping[Any, Seconds | str]]
-"""Times configs interleaved; gives a text for a config that failed."""
+"""Times configs interleaved.  The result for a config that failed is a text."""
 
 
 @dataclass
 class SearchResult:
-    """The result of a search."""
+    """What a search has found, with the numbers of configs."""
 
     scores: dict[Any, float] = field(default_factory=dict)
-    """For every config not dropped: its time over the launcher's own choice's time, geometric mean over the cases."""
+    """By config that was not dropped: its time over that of the launcher's own choice, geometric mean over cases."""
     failures: dict[Any, str] = field(default_factory=dict)
     bounded: int = 0
-    """Configs that were not compiled, because their own bound is above the best time: they cannot win."""
+    """The number of configs that were not compiled: their own bound is above the best time, so they cannot win."""
     dropped: int = 0
-    """Configs that were dropped after their first samples."""
+    """The number of configs that were dropped after their first samples."""
     left: int = 0
-    """Configs that were not tried before the deadline."""
+    """The number of configs that were not tried before the deadline."""
 
     def finalists(self, start: Any) -> list[Any]:
-        """The fastest configs without `start`, the launcher's own choice."""
+        """The fastest configs, without `start`, the launcher's own choice."""
         faster = sorted((config for config in self.scores if config != start), key=lambda config: self.scores[config])
         return faster[:FINALISTS]
 
@@ -55,12 +55,12 @@ def search(
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
-    """Looks for a config faster than `start`, the launcher's own choice, until `deadline`.
+    """Looks for a config that is faster than `start`, the launcher's own choice, until `deadline`.
 
-    The search first tries the configs that differ from the best so far in the fewest fields, so it moves in small
-    steps from a good config; ties keep the order of `candidates`.  `least` gives the least time that a config needs.
-    Each group is timed interleaved with the best config so far and scored relative to it, so a card that slows down
-    during the search slows both.
+    The search first tries the configs that differ from the best so far in the fewest fields, so it moves in small steps
+    from a good config.  Ties keep the order of `candidates`.  `least` gives the least time that a config needs.  Each
+    group is timed interleaved with the best config so far and scored relative to it.  So a card that slows down during
+    the search slows both.
     """
     result = SearchResult()
     first = times([start])[start]
@@ -101,12 +101,12 @@ def search(
 
 
 def _distance(first: Any, other: Any) -> int:
-    """The number of fields that differ."""
+    """The number of fields in which two configs differ."""
     return sum(getattr(first, item.name) != getattr(other, item.name) for item in fields(first))
 
 
 def _mean(seconds: Seconds) -> float:
-    """The geometric mean of the seconds, each at least 1 ps."""
+    """The geometric mean of `seconds`, each taken as at least 1 ps."""
     return geometric_mean(max(value, 1e-12) for value in seconds)
 
 
@@ -114,8 +114,8 @@ def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: in
     """The least seconds of a launch: the larger of the op's bound and the busiest SM's time for its padded tiles.
 
     The GPU gives CTAs to SMs one by one, so some SM runs ceil(`ctas` / `sms`) CTAs at its full rate, whatever its
-    occupancy.  Only the bytes read count for the op's bound: written bytes may still be in L2 when the clock stops
-    (`noise.above_limits`).
+    occupancy.  The op's bound counts only the bytes that are read, because written bytes may still be in L2 when the
+    clock stops (`noise.above_limits`).
     """
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:

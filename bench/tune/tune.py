@@ -1,8 +1,8 @@
 """`rooflab tune`: searches a kernel's configs on this device, and measures the best configs like all other kernels.
 
-The search never compiles configs that cannot run (`is_legal`) or whose own bound is above the best time, and it drops
-configs whose first samples are far slower (`search.py`).  `measure_op` checks and times the few that are left,
-together with the launcher's own choice and the op's other kernels; the records of these configs hold their `config`.
+The search never compiles configs that cannot run (`is_legal`) or whose own bound is above the best time.  It drops
+configs whose first samples are far slower (`search.py`).  `measure_op` checks and times the few that are left, together
+with the launcher's own choice and the op's other kernels.  The records of these configs hold their `config`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rooflab.kernels.tuning import bucket_of, rows_of
 from rooflab.reference.spec import Case
 
 SUITES = {"cuda": "llama3_8b", "cpu": "smollm2_135m"}
-"""The suite whose cases are tuned if the user names no case."""
+"""By device, the suite whose cases are tuned if the user names no case."""
 COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "dropped", "failed", "left", "result")
 
 
@@ -41,9 +41,8 @@ def tune_op(
 ) -> TuningRun:
     """Searches the configs of `kernels` (by default all tunable kernels of `op`) in about `budget_s` seconds.
 
-    A dry run times nothing: it makes up times, checks its winner on one small case, and writes no record.
-    `clean` requires a committed tree.  Raises `ValueError` on a kernel that takes no config or cannot be timed on this
-    device.
+    A dry run times nothing: it invents times, checks the winner on one small case, and writes no record.  `clean`
+    requires a committed tree.  Raises `ValueError` on a kernel that takes no config or cannot be timed on this device.
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")

@@ -1,8 +1,8 @@
 """The `.approx` and `.full` instructions of PTX on float32: the float64 result, rounded to float32.
 
-The hardware computes these instructions from tables, so the bits of its results differ.  Each function below gives the
-error bound that PTX ISA 8.7 states for its instruction.  With `ftz`, denormal operands and results become zeros of the
-same sign.  Operands and results are float32, unless the name says f64.
+The hardware computes these instructions from tables, so its results have other bits.  Each function below gives the
+error bound that PTX ISA 8.7 states for the instruction.  With `ftz`, denormal operands and results become zeros of the
+same sign.  Operands and results are float32, unless the function's name says f64.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ _F64_NAN = np.uint64(0x7FFFFFFF00000000)
 
 
 def ex2(a: Value, ftz: bool = False) -> Value:
-    """2**a.  The hardware is at most 2 ulp from the correctly rounded result."""
+    """`2**a`.  The hardware's result is at most 2 ulp from the correctly rounded result."""
     return _through(np.exp2, a, ftz)
 
 
 def lg2(a: Value, ftz: bool = False) -> Value:
-    """log2(a); NaN if a is negative.  The hardware's error: 2**-22, absolute for a in (0.5, 2), else relative."""
+    """`log2(a)`; NaN if `a` is negative.  The hardware's error: 2**-22, absolute for `a` in (0.5, 2), else relative."""
     return _through(np.log2, a, ftz)
 
 
 def sin(a: Value, ftz: bool = False) -> Value:
-    """sin(a), a in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
+    """`sin(a)`, `a` in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
     return _through(np.sin, a, ftz)
 
 
 def cos(a: Value, ftz: bool = False) -> Value:
-    """cos(a), a in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
+    """`cos(a)`, `a` in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
     return _through(np.cos, a, ftz)
 
 
 def tanh(a: Value) -> Value:
-    """tanh(a).  The hardware's relative error: 2**-11."""
+    """`tanh(a)`.  The hardware's relative error is 2**-11."""
     return _through(np.tanh, a, False)
 
 
 def rsqrt(a: Value, ftz: bool = False) -> Value:
-    """1 / sqrt(a); -0 gives minus infinity.  The hardware's relative error: 2**-22.9."""
+    """`1 / sqrt(a)`; -0 gives minus infinity.  The hardware's relative error is 2**-22.9."""
     return _through(lambda x: 1 / np.sqrt(x), a, ftz)
 
 
 def rcp(a: Value, ftz: bool = False) -> Value:
-    """1 / a.  The hardware is at most 1 ulp off."""
+    """`1 / a`.  The hardware's error is at most 1 ulp."""
     return flush(_ONE / flush(a)) if ftz else _ONE / a
 
 
 def sqrt(a: Value, ftz: bool = False) -> Value:
-    """The square root.  The hardware's relative error: 2**-23."""
+    """The square root of `a`.  The hardware's relative error is 2**-23."""
     return np.sqrt(flush(a) if ftz else a)
 
 
 def div(a: Value, b: Value, ftz: bool = False) -> Value:
-    """`div.approx`: a / b.  The hardware is at most 2 ulp off where b's magnitude is in [2**-126, 2**126].
+    """`div.approx`: `a / b`.  The hardware's error is at most 2 ulp where the magnitude of `b` is in [2**-126, 2**126].
 
-    As on the hardware, a larger b gives a zero with the quotient's sign, or NaN if a is infinite.
+    As on the hardware, a larger `b` gives a zero with the quotient's sign, or NaN if `a` is infinite.
     """
     if ftz:
         a, b = flush(a), flush(b)
@@ -78,12 +78,12 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
 
 
 def div_full(a: Value, b: Value, ftz: bool = False) -> Value:
-    """`div.full`: a / b.  The hardware is at most 2 ulp off."""
+    """`div.full`: `a / b`.  The hardware's error is at most 2 ulp."""
     return flush(flush(a) / flush(b)) if ftz else a / b
 
 
 def rcp_ftz_f64(a: Value) -> Value:
-    """`rcp.approx.ftz.f64`: 1 / a, from the upper 32 bits of a float64 to the upper 32 bits of the result.
+    """`rcp.approx.ftz.f64`: `1 / a`, from the upper 32 bits of a float64 to the upper 32 bits of the result.
 
     PTX states no error for this instruction; code that uses the instruction refines the result.
     """
@@ -91,12 +91,12 @@ def rcp_ftz_f64(a: Value) -> Value:
 
 
 def rsqrt_ftz_f64(a: Value) -> Value:
-    """`rsqrt.approx.ftz.f64`: 1 / sqrt(a), from the upper 32 bits of a float64 to the upper 32 bits of the result."""
+    """`rsqrt.approx.ftz.f64`: `1 / sqrt(a)`, from the upper 32 bits of a float64 to the upper 32 bits of the result."""
     return _upper_words(lambda x: 1 / np.sqrt(x), a)
 
 
 def rsqrt_f64(a: Value) -> Value:
-    """`rsqrt.approx.f64`: 1 / sqrt(a) in float64, rounded twice.  PTX states no error for this instruction."""
+    """`rsqrt.approx.f64`: `1 / sqrt(a)` in float64, rounded twice.  PTX states no error for this instruction."""
     return 1 / np.sqrt(a)
 
 

@@ -1,7 +1,7 @@
 """Bit fields, counts and permutations of PTX: bfe, bfi, bfind, brev, clz, popc, fns, bmsk, szext, lop3, prmt.
 
-PTX ISA 8.7, sections "Integer Arithmetic Instructions", "lop3" and "prmt".  Words are 32 or 64 bits wide, as their
-NumPy type says; positions, lengths and counts are uint32, and so are all operands of lop3 and prmt.
+PTX ISA 8.7, sections "Integer Arithmetic Instructions", "lop3" and "prmt".  Words have 32 or 64 bits, as their NumPy
+type says.  Positions, lengths, counts, and all operands of lop3 and prmt are uint32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAIRS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a | b,
     lambda a, b: a | np.uint32(0xFFFFFFFF),
 )
-"""Logic functions of two words; bit 2 a + b of a function's index is the function's result for the bits a and b."""
+"""Logic functions of two words; bit 2 a + b of a function's index is the result for the bits `a` and `b`."""
 _SOURCES = {
     "f4e": ("3210", "4321", "5432", "6543"),
     "b4e": ("5670", "6701", "7012", "0123"),
@@ -44,15 +44,15 @@ _SOURCES = {
     "ecr": ("0000", "1110", "2210", "3210"),
     "rc16": ("1010", "3232", "1010", "3232"),
 }
-"""The bytes that each mode takes for selectors 0 to 3, the highest byte first."""
+"""By mode, the four bytes that selectors 0 to 3 choose; each text begins with the highest byte."""
 _SELECTORS = {mode: np.array([int(text, 16) for text in texts], np.uint32) for mode, texts in _SOURCES.items()}
 _NIBBLE, _SIGN = np.uint32(7), np.uint32(8)
 
 
 def bfe(a: Value, position: Value, length: Value) -> Value:
-    """`bfe`: the field of `length` bits from bit `position` on, extended by zeros, or by its sign if a is signed.
+    """`bfe`: the `length` bits of `a` from bit `position` on, extended by zeros, or by their sign if `a` is signed.
 
-    Only the low 8 bits of position and length count.  A field that extends past the highest bit takes its sign from
+    Only the low 8 bits of `position` and `length` count.  A field that extends past the highest bit takes its sign from
     that bit; an empty field is 0.
     """
     word = UNSIGNED[a.itemsize]
@@ -67,9 +67,9 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
 
 
 def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
-    """`bfi`: b, where the low bits of a replace `length` bits from bit `position` on; unsigned.
+    """`bfi`: `b` with `length` of its bits, from bit `position` on, replaced by the low bits of `a`; unsigned.
 
-    Only the low 8 bits of position and length count; bits past the highest one are dropped.
+    Only the low 8 bits of `position` and `length` count; bits past the highest bit are dropped.
     """
     word = UNSIGNED[a.itemsize]
     start, count = (position & _BYTE).astype(word), (length & _BYTE).astype(word)
@@ -78,7 +78,7 @@ def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
 
 
 def _ones(count: Value) -> Value:
-    """Words whose lowest `count` bits are set; all bits are set if `count` is the width or more."""
+    """Words whose lowest `count` bits are set; all bits are set if `count` is the word's width or more."""
     one = count.dtype.type(1)
     return (one << count) - one
 
@@ -109,17 +109,17 @@ def _bit_length(a: Value) -> Value:
 
 
 def _float_length(a: Value) -> Value:
-    """The bit length of a uint32, from the exponent of the equal float64."""
+    """The bit length of a uint32, taken from the exponent of the float64 with the same value."""
     return np.frexp(a.astype(np.float64))[1].astype(np.uint32)
 
 
 def popc(a: Value) -> Value:
-    """`popc`: uint32 count of ones."""
+    """`popc`: uint32 count of the bits that are set."""
     return np.bitwise_count(unsigned(a)).astype(np.uint32)
 
 
 def brev(a: Value) -> Value:
-    """`brev`: the bits in reverse order; unsigned."""
+    """`brev`: the bits of `a` in reverse order; unsigned."""
     a = unsigned(a).byteswap()
     for distance, mask in _SWAPS:
         keep = a.dtype.type(mask & ((1 << (8 * a.itemsize)) - 1))
@@ -128,9 +128,9 @@ def brev(a: Value) -> Value:
 
 
 def fns(mask: Value, base: Value, offset: Value) -> Value:
-    """`fns.b32`: uint32 position of the |offset|-th set bit of `mask` from bit `base` on, upward or downward.
+    """`fns.b32`: uint32 position of the |`offset`|-th set bit of `mask`, counted from bit `base` on.
 
-    `offset` is int32; 0 asks for bit `base` itself.  The result is 0xffffffff if there is no such bit.
+    `offset` is int32: positive counts upward, negative downward, 0 asks for bit `base`.  0xffffffff: no such bit.
     """
     mask, base, offset = unsigned(mask), unsigned(base), offset.view(np.int32)
     upward, at_base = offset > 0, offset == 0
@@ -147,10 +147,10 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
 
 
 def bmsk(position: Value, width: Value, clamp: bool) -> Value:
-    """`bmsk.b32`: uint32 with `width` ones from bit `position` on.
+    """`bmsk.b32`: a uint32 in which `width` bits are set, from bit `position` on.
 
-    Without `clamp` (`.wrap`) both are taken modulo 32.  With `clamp` a position of 32 or more gives 0, and a width of
-    32 or more gives all bits from the position up.
+    Without `clamp` (`.wrap`) `position` and `width` are taken modulo 32.  With `clamp` a position of 32 or more gives
+    0, and a width of 32 or more sets all bits from `position` up.
     """
     if not clamp:
         position, width = position & np.uint32(31), width & np.uint32(31)
@@ -158,9 +158,9 @@ def bmsk(position: Value, width: Value, clamp: bool) -> Value:
 
 
 def szext(a: Value, bits: Value, clamp: bool) -> Value:
-    """`szext`: the low `bits` bits of a 32-bit integer, extended by zeros, or by their sign if a is int32.
+    """`szext`: the low `bits` bits of a 32-bit integer, extended by zeros, or by their sign if `a` is int32.
 
-    0 bits give 0.  If `bits` is 32 or more, it is taken modulo 32 (`.wrap`), or the result is a (`clamp`).
+    If `bits` is 0, the result is 0.  If `bits` is 32 or more, it is taken modulo 32; with `clamp` the result is `a`.
     """
     if not clamp:
         bits = bits & np.uint32(31)
@@ -173,7 +173,7 @@ def szext(a: Value, bits: Value, clamp: bool) -> Value:
 
 @cache
 def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
-    """`lop3.b32` of one table, as a function of a, b and c with at most five logic operations.
+    """`lop3.b32` for one `table`: a function of words a, b and c with at most five logic operations.
 
     Bit 4 a + 2 b + c of `table` is the result for the bits a, b and c.  Raises `ValueError` on a table not of 8 bits.
     """
@@ -192,11 +192,11 @@ def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
 
 
 def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
-    """`prmt.b32`: selects four of the eight bytes of a (bytes 0 to 3) and b (bytes 4 to 7).
+    """`prmt.b32`: selects four of the eight bytes of `a` (bytes 0 to 3) and `b` (bytes 4 to 7).
 
-    Without a mode each nibble of `selector` names the byte for its place; if the nibble's highest bit is set, that
-    byte's sign fills all eight bits.  With a mode, the two lowest bits of `selector` name one of the mode's choices.
-    Raises `ValueError` on a mode that PTX lacks.
+    Without a mode each nibble of `selector` chooses one byte; if the nibble's highest bit is set, the sign of the
+    chosen byte fills the result's byte.  With a mode, the two lowest bits of `selector` choose one of the mode's
+    selections.  Raises `ValueError` on a mode that PTX lacks.
     """
     if mode:
         if mode not in _SELECTORS:
@@ -216,7 +216,7 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
 
 @cache
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
-    """(from b, bytes upward, mask) of plain bytes that move together, and (from b, byte, place) of sign bytes."""
+    """The moves of plain bytes (from `b`, bytes upward, mask), and the sign bytes (from `b`, byte, place)."""
     plain: dict[tuple[bool, int], int] = {}
     signs = []
     for place in range(4):
@@ -231,7 +231,7 @@ def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool,
 
 
 def _permuted(a: Value, b: Value, selector: int) -> Value:
-    """`prmt` with one selector for all lanes: bytes that move by the same distance move together."""
+    """`prmt` with one selector for all lanes: bytes that move by the same distance are moved together."""
     moves, signs = _moves(selector)
     made = None
     for from_b, distance, mask in moves:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 Value = Any
-"""An array of shape (n,) or a NumPy scalar; NumPy has no common type with arithmetic for both."""
+"""An array of shape (n,) or a NumPy scalar.  NumPy has no common type of both that supports arithmetic."""
 
 COMBINE: dict[str, np.ufunc] = {
     "add": np.add,
@@ -25,11 +25,11 @@ COMBINE: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-"""NumPy's function for an atomic operation or a reduction; min and max of a number and a NaN give the number."""
+"""By operation of an atomic or a reduction, NumPy's function.  The min or max of a number and a NaN is the number."""
 UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-"""The unsigned type by its size in bytes."""
+"""By size in bytes, the unsigned integer type."""
 SIGNED = {size: np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
-"""The signed type by its size in bytes."""
+"""By size in bytes, the signed integer type."""
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 """The rounding modes of float arithmetic."""
 F32_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
@@ -58,35 +58,35 @@ def is_signed(x: Value) -> bool:
 
 
 def pick(where: Value, first: Value, second: Value) -> Value:
-    """`first` in the lanes where `where` is true, `second` in the other lanes; a scalar if all three are."""
+    """`first` where `where` is true, `second` in the other lanes; a scalar if all arguments are scalars."""
     chosen: Value = np.where(where, first, second)
     return chosen[()]
 
 
 def some(mask: Value) -> bool:
-    """Whether a bool_ value is true in any lane."""
+    """Whether the bool_ value `mask` is true in any lane."""
     # This takes 0.4 us for 128 lanes, a third of the time of `any`.
     return bool(np.count_nonzero(mask))
 
 
 def full(x: Value) -> bool:
-    """Whether no element is zero."""
+    """Whether no element of `x` is zero."""
     # This takes 0.3 us for 128 lanes, an eighth of the time of `all` on numbers.
     return bool(np.count_nonzero(x) == x.size)
 
 
 def parts(x: Value, dtype: Any) -> Value:
-    """The narrower words of each element, the lowest first: shape (n, k), or (k,) of a scalar."""
+    """Splits each element into words of `dtype`, the lowest word first: shape (n, k), or (k,) for a scalar."""
     return np.asarray(x)[..., None].view(dtype)
 
 
 def whole(x: Value, dtype: Any) -> Value:
-    """Joins the narrower words along the last axis into elements: the inverse of `parts`."""
+    """Joins words along the last axis into elements of the wider type `dtype`: the inverse of `parts`."""
     return np.ascontiguousarray(x).view(dtype)[..., 0][()]
 
 
 def pack_pair(high: Value, low: Value) -> Value:
-    """Two words of one size, packed into an unsigned word of twice that size; `low` is element 0."""
+    """Packs two words of one size into an unsigned word of twice that size; `low` is element 0."""
     wide = UNSIGNED[2 * low.itemsize]
     return (unsigned(high).astype(wide) << (8 * low.itemsize)) | unsigned(low).astype(wide)
 
@@ -108,7 +108,7 @@ def check_rounding(rounding: str) -> None:
 
 
 def flush(x: Value) -> Value:
-    """Applies `.ftz`: float32 denormals become zeros of the same sign.  A float64 is returned unchanged."""
+    """Applies `.ftz`: float32 denormals become zeros of the same sign; a float64 stays as it is."""
     if x.itemsize != 4:
         return x
     bits = x.view(np.uint32)
@@ -119,7 +119,7 @@ def flush(x: Value) -> Value:
 
 
 def saturate(x: Value) -> Value:
-    """Applies `.sat`: float32 or float64 clamped to [0, 1]; NaN and -0 become +0."""
+    """Applies `.sat`: clamps a float32 or float64 to [0, 1]; NaN and -0 become +0."""
     zero = _ZERO[x.itemsize]
     # NumPy may return either +0 or -0; its sum with +0 is +0.
     return np.fmin(np.fmax(x, zero), _ONE[x.itemsize]) + zero
@@ -132,7 +132,7 @@ def rectify(x: Value) -> Value:
 
 
 def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
-    """A float rounded once to a NumPy float type of fewer bits; overflow follows IEEE 754 for the mode.
+    """Rounds a float once to the NumPy type `dtype` of fewer bits; overflow follows IEEE 754 for the rounding mode.
 
     Raises `ValueError` on an unknown mode.
     """
@@ -149,9 +149,9 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
 
 
 def narrow_odd(x: Value) -> Value:
-    """A float64 rounded to float32 so that one more rounding, to at most 22 bits, gives the correct result.
+    """Rounds a float64 to float32 by rounding to odd.  One more rounding, to at most 22 bits, is then correct.
 
-    An inexact value takes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
+    An inexact value becomes the neighbour whose last bit is odd (Boldo and Melquiond 2008, "Emulation of a FMA and
     correctly rounded sums: proved algorithms using rounding to odd").
     """
     nearest = x.astype(np.float32)
@@ -165,9 +165,9 @@ def narrow_odd(x: Value) -> Value:
 
 
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """The float64 sum, rounded to odd, so that one more rounding, to at most 51 bits, gives the correct result.
+    """The float64 sum, by rounding to odd.  One more rounding, to at most 51 bits, then gives the correct result.
 
-    The sign of an exact zero depends on `rounding`: the sign is minus for `rm` if the operands' signs differ.
+    If the sum is an exact zero of operands with different signs, the zero is negative for `rm`, and else positive.
     """
     total = a + b
     other = total - a
@@ -183,7 +183,7 @@ def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
 
 
 def canonical(x: Value) -> Value:
-    """A float32 or float64 in which each NaN is replaced by PTX's canonical NaN."""
+    """`x`, a float32 or float64, with each NaN replaced by PTX's canonical NaN."""
     strange = x != x
     if not some(strange):
         return x
@@ -191,7 +191,7 @@ def canonical(x: Value) -> Value:
 
 
 def with_sign(x: Value, sign: Value) -> Value:
-    """A float with the sign bit of `sign`, an unsigned integer of the same size."""
+    """The float `x` with the sign bit of `sign`, an unsigned integer of the same size."""
     dtype = UNSIGNED[x.itemsize]
     mask = dtype.type(1 << (8 * x.itemsize - 1))
     return ((x.view(dtype) & ~mask) | (sign & mask)).view(x.dtype)

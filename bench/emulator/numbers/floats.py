@@ -1,8 +1,8 @@
 """Float32 and float64 instructions of PTX: add, sub, mul, fma, div, rcp, sqrt; min, max, abs, neg, copysign, testp.
 
-PTX ISA 8.7, section "Floating Point Instructions".  Operands are of one float type, which is also the type of the
-result.  A NaN result has the bits that NumPy gives it, because PTX does not specify them.  `.ftz` applies to float32
-alone.  Every function with a `rounding` raises `ValueError` on a mode that PTX lacks.
+PTX ISA 8.7, section "Floating Point Instructions".  All operands and the result have the same float type.  A NaN result
+has the bits that NumPy gives, because PTX does not specify the bits.  `.ftz` applies to float32 alone.  Every function
+with an argument `rounding` raises `ValueError` on a mode that PTX lacks.
 
 The `exact_` functions use rational arithmetic, one lane after another.  A lane costs about 10 us, so these functions
 serve only the rare lanes and modes that vector arithmetic gets wrong.
@@ -43,7 +43,7 @@ _SPLIT = np.float64(2**27 + 1)
 
 
 def round_fraction(value: Fraction, rounding: str) -> float:
-    """A nonzero rational number as a float64, rounded once; overflow follows IEEE 754 for the mode."""
+    """Rounds a nonzero rational number once, to a float64; overflow follows IEEE 754 for the mode."""
     sign, size = (-1 if value < 0 else 1), abs(value)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     if size < Fraction(2) ** exponent:
@@ -59,14 +59,14 @@ def round_fraction(value: Fraction, rounding: str) -> float:
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Whether a value that lies between two neighbours goes to the neighbour farther from zero."""
+    """Whether rounding takes a value between two neighbours to the neighbour farther from zero."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
 
 
 def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
-    """a * b + c, rounded once."""
+    """`a * b + c`, rounded once."""
     if not (math.isfinite(a) and math.isfinite(b)):
         return a * b + c
     if not math.isfinite(c):
@@ -81,21 +81,21 @@ def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
 
 
 def exact_multiply(a: float, b: float, rounding: str) -> float:
-    """a * b, rounded once."""
+    """`a * b`, rounded once."""
     if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
         return a * b
     return round_fraction(Fraction(a) * Fraction(b), rounding)
 
 
 def exact_divide(a: float, b: float, rounding: str) -> float:
-    """a / b, rounded once."""
+    """`a / b`, rounded once."""
     if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
         return float(np.float64(a) / np.float64(b))
     return round_fraction(Fraction(a) / Fraction(b), rounding)
 
 
 def exact_square_root(a: float, rounding: str) -> float:
-    """The square root of a, rounded once; NaN if a is negative."""
+    """The square root of `a`, rounded once; NaN if `a` is negative."""
     if not a > 0 or math.isinf(a):
         return float(np.sqrt(np.float64(a)))
     # Scaled so that the integer root has at least 64 bits; a last bit of one marks an inexact root.
@@ -115,41 +115,41 @@ def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value)
 
 
 def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """Computes a + b."""
+    """Computes `a + b`."""
     exact = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
     return _rounded(np.add, exact, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
 
 
 def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """Computes a - b."""
+    """Computes `a - b`."""
     return add(a, -b, rounding, ftz, sat)
 
 
 def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """Computes a * b."""
+    """Computes `a * b`."""
     return _rounded(np.multiply, exact_multiply, np.multiply, (a, b), rounding, ftz, sat)
 
 
 def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """a * b + c, rounded once; `mad` of floats does the same."""
+    """`a * b + c`, rounded once.  PTX's `mad` of floats gives the same result."""
     nearest = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
     wide = lambda x, y, z: odd_sum(x * y, z, rounding)
     return _rounded(nearest, exact_fma, wide, (a, b, c), rounding, ftz, sat)
 
 
 def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
-    """a / b, correctly rounded."""
+    """`a / b`, correctly rounded."""
     # A quotient of two 24-bit numbers is a float32 or a tie, or differs from both by more than a float64's last bit.
     return _rounded(np.divide, exact_divide, np.divide, (a, b), rounding, ftz, sat)
 
 
 def rcp(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
-    """1 / a, correctly rounded."""
+    """`1 / a`, correctly rounded."""
     return div(a.dtype.type(1), a, rounding, ftz)
 
 
 def sqrt(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
-    """The square root, correctly rounded; NaN if a is negative."""
+    """The square root of `a`, correctly rounded; NaN if `a` is negative."""
     return _rounded(np.sqrt, exact_square_root, np.sqrt, (a,), rounding, ftz, False)
 
 
@@ -162,7 +162,7 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Calls `nearest` for rn; in other modes `exact` for float64, and for float32 `wide`, which computes in float64."""
+    """Calls `nearest` for rn.  For other modes calls `exact` for float64, and `wide`, in float64, for float32."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -179,7 +179,7 @@ def _rounded(
 
 
 def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
-    """`fma.rn.f32`: correctly rounded.
+    """`fma.rn.f32`: `a * b + c`, correctly rounded.
 
     The product is exact in float64.  The sum is first rounded to float64.  This changes the result only if the rounded
     sum is a tie of float32; such sums are computed again, rounded to odd.
@@ -196,10 +196,10 @@ def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
 
 
 def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
-    """`fma.rn.f64`: correctly rounded.
+    """`fma.rn.f64`: `a * b + c`, correctly rounded.
 
     Lanes that cannot overflow or underflow use error-free transformations and one rounding to odd (Boldo and Melquiond
-    2008); the other lanes use rational arithmetic.
+    2008).  The other lanes use rational arithmetic.
     """
     product, below = _product_and_error(a, b)
     high, low = _sum_and_error(c, below)
@@ -231,7 +231,7 @@ def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """Returns `result` with its lanes `where` computed again by `function`, which takes floats, rounded to nearest."""
+    """Computes the lanes of `result` where `where` is true again, by `function` of floats, rounded to nearest."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
@@ -245,8 +245,8 @@ def fmin(
 ) -> Value:
     """`min`: if one operand is NaN, the other operand is the result; -0 is less than +0.
 
-    With `nan` the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes; `xorsign_abs`
-    also compares magnitudes, and the result's sign is the exclusive or of the operands' signs.
+    With `nan` the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes.  `xorsign_abs`
+    also compares magnitudes; the sign of its result is the exclusive or of the operands' signs.
     """
     return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
 
@@ -254,7 +254,7 @@ def fmin(
 def fmax(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """Runs `max`, by the rules and with the modifiers of `fmin`."""
+    """Runs `max`.  The rules and the modifiers are those of `fmin`."""
     return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
 
 
@@ -285,24 +285,24 @@ def _extreme(
 
 
 def fabs(a: Value, ftz: bool = False) -> Value:
-    """Runs `abs`."""
+    """Runs `abs`: the magnitude of `a`."""
     return np.abs(flush(a) if ftz else a)
 
 
 def fneg(a: Value, ftz: bool = False) -> Value:
-    """Runs `neg`."""
+    """Runs `neg`: `a` with the opposite sign."""
     return -(flush(a) if ftz else a)
 
 
 def copysign(a: Value, b: Value) -> Value:
-    """Runs `copysign`: b with the sign of a, in PTX's order of operands."""
+    """Runs `copysign`: `b` with the sign of `a`, in PTX's order of operands."""
     return with_sign(b, unsigned(a))
 
 
 def testp(a: Value, property: str) -> Value:
-    """Runs `testp`: bool_ whether a is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
+    """Runs `testp`: bool_ whether `a` is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
 
-    Zeros are normal.  Raises `ValueError` on any other property.
+    Zeros count as normal.  Raises `ValueError` on any other property.
     """
     if property not in _PROPERTIES:
         raise ValueError(f"property: expected one of {', '.join(_PROPERTIES)}, got {property!r}")

@@ -1,13 +1,13 @@
 """The small float formats of PTX (f16, bf16, e4m3, e5m2, tf32), and `cvt` and `cvt.pack` between all types.
 
-PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  Codes are uint16 (f16, bf16) or
-uint8 (e4m3, e5m2); tf32 has float32's exponent and 10 bits of mantissa, and is kept as a float32.  e4m3 has no
-infinity: its codes 0x7f and 0xff are NaN and its largest number is 448.  A NaN is encoded as its format's canonical
-NaN: 0x7fff, 0x7fff, 0x7f, 0x7f and 0x7fffffff.
+PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  A code, the bits of a number, is a
+uint16 (f16, bf16) or a uint8 (e4m3, e5m2).  tf32 has float32's exponent and 10 bits of mantissa; a tf32 is kept as a
+float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is 448.  A NaN is encoded as the
+format's canonical NaN: 0x7fff, 0x7fff, 0x7f, 0x7f and 0x7fffffff.
 
 `cvt` names types as PTX does.  An integer has the NumPy type of its sign and width; f32 and f64 are floats; f16 and
-bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a source is wider than its
-type, `cvt` converts the low bits of the source.
+bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a value is wider than its
+PTX type, `cvt` converts the low bits of the value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HALF, _LOWER, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
 INTEGERS = {
     f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
 }
-"""The NumPy type of each integer type of PTX."""
+"""By integer type of PTX, the NumPy type."""
 FLOATS: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 SMALL = ("f16", "bf16", "tf32")
 """The float types that are kept as raw bits."""
@@ -64,13 +64,13 @@ class Format:
     """The number of bits of the mantissa, without the leading bit."""
     bias: int
     largest: np.float32
-    """The largest finite number."""
+    """The largest finite number of the format."""
     nan: int
-    """The code of the canonical NaN."""
+    """The code of the format's canonical NaN."""
     overflow: int
-    """The code, without its sign, of values that are too large if `.satfinite` is absent."""
+    """The code of a value that is too large, without its sign, if `.satfinite` is absent."""
     roundings: tuple[str, ...]
-    """The rounding modes for the encoding of float32."""
+    """The rounding modes that PTX has for encoding float32."""
 
 
 FORMATS = {
@@ -80,11 +80,11 @@ FORMATS = {
     "e4m3": Format("e4m3", 8, 3, 7, np.float32(448), 0x7F, 0x7F, ("rn",)),
     "e5m2": Format("e5m2", 8, 2, 15, np.float32(57344), 0x7F, 0x7C, ("rn",)),
 }
-"""The formats by their names in PTX."""
+"""By name in PTX, the format."""
 
 
 def get_format(name: str) -> Format:
-    """The format of a name.  Raises `ValueError` on an unknown name."""
+    """The format with this name.  Raises `ValueError` on an unknown name."""
     if name not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
@@ -108,7 +108,7 @@ _TABLES = {name: _table(FORMATS[name]) for name in ("e4m3", "e5m2")}
 
 
 def decode(codes: Value, name: str) -> Value:
-    """The exact float32 values of codes.  A tf32 may be a float32 or its bits.
+    """The exact float32 values of `codes`.  Codes of tf32 may be float32 numbers or their bits.
 
     Raises `ValueError` on an unknown format.
     """
@@ -125,9 +125,9 @@ def decode(codes: Value, name: str) -> Value:
 def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
     """The codes of float32 or float64 values, rounded once.
 
-    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become that number;
-    without it they become infinity, or NaN in e4m3.  `relu` makes negative values +0.  A tf32 result is a float32.
-    Raises `ValueError` on a format or mode that PTX lacks.
+    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become that number.
+    Without `saturate` such values become infinity, or NaN in e4m3.  `relu` makes negative values +0.  A tf32 result is
+    a float32.  Raises `ValueError` on a format or mode that PTX lacks.
     """
     form = get_format(name)
     if rounding not in form.roundings:
@@ -154,7 +154,7 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Float32 bits rounded at the last `count` bits, which the caller then drops."""
+    """Rounds the bits of a float32 so that the caller can drop the last `count` bits."""
     half = 1 << (count - 1)
     if rounding == "rn":
         return bits + np.uint32(half - 1) + ((bits >> count) & _ONE)
@@ -178,7 +178,7 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
-    """Codes of 8 bits, looked up by the upper half of a float32.
+    """Encodes to codes of 8 bits by a table, whose index is the upper half of a float32.
 
     If the lower half is not 0, the last bit of the upper half becomes 1: this is rounding to odd.  The upper half has 8
     bits of significand, at least two more than an 8-bit format has, so the second rounding gives the correct result.
@@ -189,7 +189,7 @@ def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
 
 @cache
 def _byte_table(name: str, saturate: bool) -> np.ndarray:
-    """The code of every float32 whose lower half is zero, by its upper half: uint8 of shape (65536,)."""
+    """The codes of all float32 whose lower half is zero; the upper half is the index: uint8 of shape (65536,)."""
     form = FORMATS[name]
     bits = np.arange(1 << 16, dtype=np.uint32) << _HALF
     x = np.abs(bits.view(np.float32))
@@ -217,12 +217,12 @@ def cvt(
     relu: bool = False,
     satfinite: bool = False,
 ) -> Value:
-    """Converts x, of type `source`, to a value of type `to`.
+    """Converts `x`, of type `source`, to a value of type `to`.
 
-    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for a whole number; without
-    it a float result is rounded to nearest, an integer result toward zero.  A float saturates to the range of the
-    integer type.  NaN becomes 0; if `source` is f64 or the integer has 64 bits, NaN becomes the integer with only the
-    highest bit set.  Raises `ValueError` on a type or mode that PTX lacks.
+    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for a whole number.  Without
+    `rounding` a float is rounded to nearest, and an integer toward zero.  A float saturates to the range of the integer
+    type.  NaN becomes 0; if `source` is f64 or the integer has 64 bits, NaN becomes the integer with only the highest
+    bit set.  Raises `ValueError` on a type or mode that PTX lacks.
     """
     if source in INTEGERS:
         value = _integer(x, INTEGERS[source])
@@ -238,9 +238,9 @@ def cvt(
 def cvt_pair(
     high: Value, low: Value, to: str, rounding: str = "rn", relu: bool = False, satfinite: bool = False
 ) -> Value:
-    """`cvt.f16x2.f32`, `cvt.bf16x2.f32`, `cvt.e4m3x2.f32`, `cvt.e5m2x2.f32`: packs two float32 into a pair.
+    """`cvt.f16x2.f32`, `cvt.bf16x2.f32`, `cvt.e4m3x2.f32`, `cvt.e5m2x2.f32`: converts two float32 to a packed pair.
 
-    PTX's first source is the high half.  `to` is the type with or without its x2; fp8 always saturates.
+    PTX's first source is the high half.  The type `to` may end with x2 or not.  fp8 always saturates.
     """
     kind = to.removesuffix("x2")
     saturated = satfinite or kind in ("e4m3", "e5m2")
@@ -260,21 +260,21 @@ def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
 
 
 def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
-    """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: a pair of f16 (uint32) as a pair of fp8 (uint16)."""
+    """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: converts a pair of f16 (uint32) to a pair of fp8 (uint16)."""
     codes = encode(decode(parts(unsigned(x), np.uint16), "f16"), to.removesuffix("x2"), "rn", True, relu)
     return whole(codes, np.uint16)
 
 
 def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
-    """`cvt.rn.f16x2.e4m3x2` and e5m2x2: a pair of fp8 (uint16) as a pair of f16 (uint32); exact."""
+    """`cvt.rn.f16x2.e4m3x2` and `...e5m2x2`: converts a pair of fp8 (uint16) to a pair of f16 (uint32); exact."""
     values = decode(parts(unsigned(x), np.uint8), source.removesuffix("x2"))
     return whole(encode(values, "f16", "rn", False, relu), np.uint32)
 
 
 def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
-    """`cvt.pack.sat`: saturates two s32 to a narrow integer and packs them, a above b, in the low bits of a uint32.
+    """`cvt.pack.sat`: saturates two s32 to a narrow integer and packs them in the low bits of a uint32, `a` above `b`.
 
-    The bits above them are the low bits of c.  `to` is u16 or s16, or with c any of u8, s8, u4, s4, u2, s2; any other
+    The other bits are the low bits of `c`.  `to` is u16 or s16, or with `c` any of u8, s8, u4, s4, u2, s2; any other
     `to` raises `ValueError`.
     """
     if to not in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
@@ -288,7 +288,7 @@ def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
 
 
 def _integer(x: Value, dtype: np.dtype) -> Value:
-    """The low bits of an integer as a type of at most its width."""
+    """The low bits of an integer, as `dtype`, which is not wider than the integer."""
     if x.dtype == dtype:
         return x
     if x.itemsize != dtype.itemsize:
@@ -348,7 +348,7 @@ def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
 
 
 def _words(x: Value) -> tuple[Value, Value]:
-    """A 64-bit integer as the sum of two float64, both exact."""
+    """Splits a 64-bit integer into two exact float64 values; the sum of the two is the integer."""
     return (x >> 32).astype(_F64) * 2.0**32, (x & x.dtype.type(_LOW_WORD)).astype(_F64)
 
 

@@ -1,10 +1,10 @@
 """Arithmetic of f16 and bf16, single and packed: add, sub, mul, fma, min, max, abs, neg, ex2, tanh.
 
-PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw: uint16, or uint32 for a packed
-pair (`.f16x2`, `.bf16x2`), whose halves are computed separately; all operands of a call have one size, which selects
-the case.  `kind` is "f16" or "bf16" in both cases; any other `kind` raises `ValueError`.  Each result is rounded once,
-to nearest.  `.ftz` makes denormal operands and results zeros of the same sign; `.sat` clamps to [0, 1] and makes NaN
-+0; `.relu` makes negative values +0.  A NaN result is 0x7fff.
+PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw: a uint16 is one number, and a
+uint32 is a packed pair (`.f16x2`, `.bf16x2`), whose halves are computed separately.  All operands of a call have one
+size.  `kind` is "f16" or "bf16", for pairs too; any other `kind` raises `ValueError`.  Each result is rounded once, to
+nearest.  `.ftz` makes denormal operands and results zeros of the same sign; `.sat` clamps to [0, 1] and makes NaN +0;
+`.relu` makes negative values +0.  A NaN result is 0x7fff.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
 
 
 def add(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """Computes a + b."""
+    """Computes `a + b`."""
     # A float32 has at least 2 p + 2 bits for the p bits of either format: first rounding to float32 changes no result.
     return _each(lambda x, y: x + y, kind, ftz, sat, a, b)
 
 
 def sub(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """Computes a - b."""
+    """Computes `a - b`."""
     return _each(lambda x, y: x - y, kind, ftz, sat, a, b)
 
 
 def mul(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
-    """Computes a * b."""
+    """Computes `a * b`."""
     # Products are exact in float32, except products of bf16 below 2**-135, a quarter of bf16's smallest number.
     return _each(lambda x, y: x * y, kind, ftz, sat, a, b)
 
 
 def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = False, relu: bool = False) -> Value:
-    """Computes a * b + c."""
+    """Computes `a * b + c`."""
 
     def fused(x: Value, y: Value, z: Value) -> Value:
         product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
@@ -60,7 +60,7 @@ def fmax(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xo
 
 
 def ex2(a: Value, kind: str, ftz: bool = False) -> Value:
-    """`ex2.approx`: 2**a rounded once.
+    """`ex2.approx`: `2**a`, rounded once.
 
     The hardware's bits differ: its relative error is at most 2**-9.9 for f16 and 2**-7 for bf16 (PTX ISA 8.7, "ex2").
     """
@@ -68,7 +68,7 @@ def ex2(a: Value, kind: str, ftz: bool = False) -> Value:
 
 
 def tanh(a: Value, kind: str) -> Value:
-    """`tanh.approx`, rounded once.
+    """`tanh.approx`: `tanh(a)`, rounded once.
 
     The hardware's bits differ: its absolute error is at most 2**-10.987 for f16 and 2**-8 for bf16 (PTX ISA 8.7,
     "tanh").

@@ -1,15 +1,15 @@
 """The order between the CTAs of a grid, kept as sets of epochs, because few CTAs ever synchronise with another CTA.
 
-An epoch is what a CTA did between two of its releases or, where its warps are distinguished, what a warp did between
-two steps of its clock.  Epochs are numbered over the grid as they begin; 0 means no epoch.  A set of epochs is
-an integer with one bit per epoch, and a vector clock is the set of epochs that an actor knows.
+An epoch is what a CTA did between two of its releases.  If the CTA's warps are distinguished, an epoch is what one warp
+did between two steps of its clock.  Epochs are numbered over the grid as they begin; 0 means no epoch.  A set of epochs
+is an integer with one bit per epoch.  An actor's vector clock is the set of epochs that the actor knows.
 
 CTAs learn of each other through atomics (and strong loads and stores) on one global address (PTX ISA 8.7, section
-"Memory Consistency Model"): a release pattern is a .release, or a fence before the access; an acquire pattern is an
+"Memory Consistency Model").  A release pattern is a .release, or a fence before the access; an acquire pattern is an
 .acquire, or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
-.cluster scope (`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases what it
-has done, and what its CTA's other warps had done when it last met them; they learn from it in the same way.  `attach`
-gives the clocks that record these meetings; CTAs of a cluster share clocks.  Without clocks a CTA counts as one actor.
+.cluster scope (`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases its
+actions, and the actions of its CTA's other warps up to their last meeting.  The others learn from it in the same way.
+`attach` gives the clocks that record the meetings; CTAs of a cluster share clocks.  Without clocks a CTA is one actor.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ import numpy.typing as npt
 from rooflab.bench.emulator.races.vector_clocks import GENERIC, VectorClocks
 
 _CLOCK_SHIFT = 32
-"""The number of bits of a stamp that lie below its clock."""
+"""The number of bits of a stamp below the bits of its clock."""
 _CLOSED = -1
-"""The value in place of a clock where the next access begins an epoch."""
+"""The value that stands for a clock where the actor's next access begins an epoch."""
 
 
 class _Log:
-    """The sets of epochs that the warps of a CTA had, each with the warp and its clock."""
+    """The sets of epochs that the warps of a CTA knew, each with the warp and its clock at that time."""
 
     def __init__(self, warps: int) -> None:
         self._clocks: list[list[int]] = [[] for _ in range(warps)]
         self._sets: list[list[int]] = [[] for _ in range(warps)]
 
     def add(self, warp: int, clock: int, epochs: int) -> None:
-        """Notes that `warp` has `epochs` from `clock` on; a warp's clock only grows."""
+        """Notes that `warp` knows `epochs` from the clock `clock` on; a warp's clock only grows."""
         sets = self._sets[warp]
         sets.append(epochs | (sets[-1] if sets else 0))
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """The union of the sets that each warp had at clocks below its limit."""
+        """The union of the sets that each warp knew at clocks below the warp's limit."""
         seen = 0
         for clocks, sets, limit in zip(self._clocks, self._sets, limits, strict=True):
             count = bisect_left(clocks, limit)
@@ -54,11 +54,11 @@ class _Log:
 
 
 _Logs = dict[int, _Log]
-"""The logs by CTA, or by the leader of its cluster."""
+"""By CTA, or by the leader of a cluster, the log."""
 
 
 class CtaOrder:
-    """Epochs of `ctas` CTAs of `warps` warps; `warps` is 1 where warps are not distinguished.
+    """Epochs of `ctas` CTAs of `warps` warps; `warps` is 1 if warps are not distinguished.
 
     An actor is a warp of the grid, number `cta * warps + warp`.  Raises `ValueError` on fewer than one CTA or warp.
     """
@@ -80,15 +80,15 @@ class CtaOrder:
         """By epoch, the CTA that the epoch belongs to."""
         self._since: npt.NDArray[np.int64] = np.full(count, _CLOSED, np.int64)
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
-        """By CTA: its vector clocks, its slot in them and its first warp in the slot."""
+        """By CTA: the CTA's vector clocks, its slot in the clocks, and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
-        """For each CTA that shares clocks with other CTAs: the CTA whose log it uses."""
+        """By CTA that shares clocks with other CTAs: the CTA whose log serves all of them."""
         self._epochs_of: dict[int, int] = {}
-        """By CTA, the set of its epochs."""
+        """By CTA, the set of the CTA's epochs."""
         self._clusters: dict[int, int] = {}
-        """By leader, the set of the epochs of its cluster."""
+        """By leader, the set of the epochs of the leader's cluster."""
         self._known: _Logs = {}
-        """The epochs that the warps of each CTA know."""
+        """By CTA, the log of the epochs that the CTA's warps know."""
         self._fenced: _Logs = {}
         self._observed: _Logs = {}
         self._fenced_near: _Logs = {}
@@ -96,7 +96,7 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Takes the clocks of the warps of `cta` from `slot`, beginning with warp `first`, from now on.
+        """From now on takes the clocks of the warps of `cta` from `slot` of `clocks`, beginning with warp `first`.
 
         CTAs of a cluster share a slot, and all of them name the same CTA of the cluster as their `leader`.
         """
@@ -105,7 +105,7 @@ class CtaOrder:
             self._leaders[cta] = leader
 
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """The current epochs of `actors` (n,); an actor begins an epoch if it has none or its clock has advanced."""
+        """The current epochs of `actors` (n,).  An actor begins an epoch if it has none or its clock has advanced."""
         if self._clocks:
             # A warp's lanes are adjacent: finding the few runs of equal actors costs less than finding distinct values.
             for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
@@ -118,7 +118,7 @@ class CtaOrder:
         return self.current.take(actors)
 
     def fence(self, actor: int, near: bool = False) -> None:
-        """Notes a fence: acquires what was observed; later atomics release what came before it.  See `synchronise`."""
+        """Notes a fence: it acquires what was observed; later atomics release earlier actions.  See `synchronise`."""
         seen = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
         if seen:
             self._note(self._known, actor, seen)
@@ -134,7 +134,7 @@ class CtaOrder:
         stores: bool = True,
         near: bool = False,
     ) -> None:
-        """Notes an atomic, a strong store or, without `stores`, a strong load on `address`; `near`: of .cluster scope.
+        """Notes an atomic, a strong store, or without `stores` a strong load, on `address`; `near`: of .cluster scope.
 
         Call this in addition to `GlobalRaces.atomic` or `poll`.
         """
@@ -158,7 +158,7 @@ class CtaOrder:
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
         """The members of `epochs` that belong to other CTAs and are not ordered before the actor's next access.
 
-        With `beyond` only the epochs of other clusters.
+        With `beyond` only epochs of other clusters are returned.
         """
         cta = actor // self.warps
         others = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))

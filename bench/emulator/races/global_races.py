@@ -1,8 +1,8 @@
 """Races on global memory between the CTAs of a grid, found in whatever order the emulator runs the CTAs.
 
-A race: two CTAs touch one granule, at least one of them writes it, not both use atomics, and nothing orders them
-(`CtaOrder`).  Accesses within one CTA are not compared.  Callers report a store that sets a flag (.relaxed, .release,
-.volatile) as an atomic, and a load that polls a flag as `poll`: such operations do not race with each other.
+Two CTAs race if both touch one granule, at least one writes it, one of the accesses is no atomic, and nothing orders
+the accesses (`CtaOrder`).  Accesses within one CTA are not compared.  Callers report a store that sets a flag
+(.relaxed, .release, .volatile) as an atomic, and a load that polls a flag as `poll`: these do not race with each other.
 
 The epochs that touched a granule form a set; each distinct set is kept once and has a number.
 """
@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 class EpochSets:
-    """Sets of epochs by number, each kept once; set 0 is empty."""
+    """Sets of epochs.  Each distinct set is kept once and has a number; set 0 is empty."""
 
     def __init__(self) -> None:
         self.members: list[int] = [0]
@@ -32,7 +32,7 @@ class EpochSets:
         self._single: Numbers = np.zeros(1024, np.int32)
 
     def of_epochs(self, epochs: Numbers) -> Numbers:
-        """The sets with one epoch each: (n,)."""
+        """For each of `epochs` (n,), the number of the set that has only this epoch: (n,)."""
         if int(epochs.max()) >= self._single.size:
             self._single = np.concatenate([self._single, np.zeros(int(epochs.max()) + 1, np.int32)])
         sets = self._single.take(epochs)
@@ -43,7 +43,7 @@ class EpochSets:
         return sets
 
     def joined(self, number: int, epoch: int) -> int:
-        """The number of the set `number` with `epoch` added."""
+        """The number of the set that has the epochs of the set `number`, and `epoch`."""
         joined = self._joined.get((number, epoch))
         if joined is None:
             joined = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
@@ -57,14 +57,14 @@ class EpochSets:
 
 
 class Touched:
-    """For each granule: the epochs that touched it in one way since its last write, and the last instruction."""
+    """For each granule: the epochs of one kind of access since the last write, and the last instruction."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self.untouched = True
 
     def join(self, cells: Ints, epochs: Numbers, instruction: int, sets: EpochSets) -> None:
-        """Adds each lane's epoch (n,) to the sets of its `cells` (n, k)."""
+        """Adds the epoch of each lane (n,) to the sets of the lane's `cells` (n, k)."""
         mine = sets.of_epochs(epochs)[:, None]
         self._touch()
         before = self.sets.take(cells)
@@ -85,7 +85,7 @@ class Touched:
                 self.sets[epoch_cells] = joined[inverse].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Numbers, instruction: int) -> None:
-        """Replaces the sets of `cells` (n, k) by each lane's set (n,)."""
+        """Replaces the sets of `cells` (n, k) by the set number of each lane (n,)."""
         self._touch()
         self.sets[cells] = numbers[:, None]
         self.instructions[cells] = instruction
@@ -96,7 +96,7 @@ class Touched:
             self.sets[cells] = 0
 
     def _touch(self) -> None:
-        """Makes the tables at the first touch: most grids need only two of the five kinds."""
+        """Makes the tables at the first access: most grids need only two of the five kinds of tables."""
         if self.untouched:
             self.untouched = False
             self.sets: Numbers = np.zeros(self._count, np.int32)
@@ -106,8 +106,8 @@ class Touched:
 class GlobalRaces(CtaOrder):
     """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
 
-    `granule_bytes` is a power of two, at most 16.  The actors are the same as in `CtaOrder`: CTAs, or `warps`.  At most
-    `limit` different races are kept.  Raises `ValueError` on another granule, and on fewer than one CTA or warp.
+    `granule_bytes` is a power of two, at most 16.  The actors are the same as in `CtaOrder`: CTAs, or their `warps`.
+    At most `limit` different races are kept.  Raises `ValueError` on other granules, and on fewer than one CTA or warp.
     """
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
@@ -122,7 +122,7 @@ class GlobalRaces(CtaOrder):
 
     @property
     def found(self) -> list[Race]:
-        """The races so far."""
+        """The races that were found so far."""
         return self.findings.races
 
     def restart(self) -> None:
@@ -133,7 +133,7 @@ class GlobalRaces(CtaOrder):
         self._sets = EpochSets()
 
     def add(self, base: int, size: int) -> None:
-        """Registers `size` bytes at `base`, joined with allocations that they overlap.  Restarts the grid.
+        """Registers `size` bytes at `base`, joined with registered allocations that overlap.  Restarts the grid.
 
         Raises `ValueError` on a size below one.
         """
@@ -153,7 +153,7 @@ class GlobalRaces(CtaOrder):
     def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Notes that lanes of `actors` (n,) read `width` bytes, a multiple of the granule, at `addresses` (n,).
 
-        All addresses have to lie in allocations.
+        All addresses must lie in registered allocations.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
@@ -169,10 +169,10 @@ class GlobalRaces(CtaOrder):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Notes that lanes write, with the arguments of `read`.
+        """Notes that lanes write; the first arguments are those of `read`.
 
-        `values` are the stored registers; `old` returns the earlier values, and is called only at a race.  With both,
-        a race is marked where the write does not change the value.
+        `values` are the stored registers.  `old` returns the earlier values, and is called only at a race.  With both
+        arguments, a race is marked if the write does not change the value.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for kind, touched in (
@@ -192,9 +192,9 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Notes an atomic operation of lanes, with the arguments of `read`.  It orders nothing; `synchronise` does.
+        """Notes an atomic operation of lanes; takes the arguments of `read`.  It orders nothing; `synchronise` does.
 
-        For other clusters, an operation of .cluster scope (`near`) is not atomic.
+        An operation of .cluster scope (`near`) is not atomic for CTAs of other clusters.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-write", self._writes, actors, epochs, cells, instruction)
@@ -207,7 +207,7 @@ class GlobalRaces(CtaOrder):
         self._atomics.join(cells, epochs, instruction, self._sets)
 
     def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Notes that lanes poll: they read, and do not race with atomics.  Takes the arguments of `atomic`."""
+        """Notes that lanes poll: their reads do not race with atomics.  Takes the arguments of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         others = self._atomics if near else self._near
@@ -215,7 +215,7 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """Granules of each access, counted over all allocations, (n, k); at least the granule that holds the access."""
+        """Granules of each access, counted over all allocations: (n, k).  A narrow access has the granule around it."""
         count = width >> self._shift or 1
         span = self._spans.get(count)
         if span is None:
@@ -236,9 +236,9 @@ class GlobalRaces(CtaOrder):
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
     ) -> None:
-        """Reports CTAs that touched `cells` and are not ordered before the CTA that touches them now.
+        """Reports CTAs that touched `cells` before and are not ordered before the CTAs that touch `cells` now.
 
-        With `beyond` only CTAs of other clusters.
+        With `beyond` only CTAs of other clusters are reported.
         """
         if touched.untouched:
             return

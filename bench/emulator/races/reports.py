@@ -1,4 +1,4 @@
-"""The races that a detector found: one `Race` for each pair of instructions, counted, and described in a sentence."""
+"""The races that a detector found: one `Race` for each pair of instructions, with a count and a sentence."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "read-write": ("read", "wrote")}
-"""By kind of race, the verbs of the first and the second access; "lanes" and "end" concern one instruction."""
+"""By kind of race, the verbs of the first and the second access.  "lanes" and "end" are about one instruction."""
 
 
 @dataclass(slots=True)
 class Race:
-    """Two accesses to one place, at least one of them a write, that nothing orders."""
+    """Two accesses to one address: at least one is a write, and nothing orders the accesses."""
 
     space: str
     """The state space of the race: `shared` or `global`."""
     kind: str
-    """A key of `VERBS`, with the first access first; `lanes`: one warp's lanes wrote different values, or `rounding`:
-    values that differ by rounding alone; or `end`: an asynchronous operation that nothing waited for before its CTA
-    ended."""
+    """A key of `VERBS`, with the first access first.  `lanes`: the lanes of one warp wrote different values.
+    `rounding`: these values differ by rounding alone.  `end`: nothing waited for an asynchronous operation before its
+    CTA ended."""
     first: int
-    """The number of the instruction that came first in this run; in another run it may come second."""
+    """The number of the instruction that came first in this run.  In another run it may come second."""
     second: int
     first_actor: str
     """The actor of the first access: `warp 2`, `a TMA load`, `CTA 7`."""
     second_actor: str
     address: int
-    """The byte address of the first granule: within the CTA's shared memory, or absolute in global memory."""
+    """The byte address of the first granule: within the CTA's shared memory, or the address in global memory."""
     slot: int
-    """The slot of the CTA in shared memory, or, once its launch is over, the CTA's number; -1 in global memory."""
+    """The CTA's slot in shared memory, or the CTA's number once the launch is over; -1 in global memory."""
     proxy: bool = False
-    """True where only a proxy fence is missing: the accesses are ordered, but go through different proxies."""
+    """Whether only a proxy fence is missing: the accesses are ordered, but go through different proxies."""
     same_value: bool = False
-    """True where the write did not change the value, so that no result can differ."""
+    """Whether the write did not change the value, so that no result can differ."""
     count: int = 1
     """The number of granules or lanes for which the race was found."""
 
@@ -44,7 +44,7 @@ class Race:
 
 
 class Findings:
-    """Races, one for each kind and pair of instructions, at most `limit` of them.
+    """Keeps races: one for each kind and pair of instructions, and at most `limit` of them.
 
     Harmless races do not count towards the limit: compilers make many of them, and they must not displace a fault.
     """
@@ -52,12 +52,12 @@ class Findings:
     def __init__(self, limit: int = 100) -> None:
         self.races: list[Race] = []
         self.dropped = 0
-        """The number of reports beyond `limit`."""
+        """The number of races that were not kept, because of `limit`."""
         self._limit, self._harmful = limit, 0
         self._by_key: dict[tuple[str, int, int, bool, bool], Race] = {}
 
     def add(self, race: Race) -> None:
-        """Keeps `race`, or adds its count to an equal race."""
+        """Keeps `race`; if an equal race is kept already, only adds the count of `race` to it."""
         key = (race.kind, race.first, race.second, race.proxy, race.same_value)
         earlier = self._by_key.get(key)
         if earlier is not None:

@@ -1,9 +1,9 @@
 """Stamps of every granule of shared memory, and which stamps are not ordered before an instruction's accesses.
 
-A granule has the stamp of its last write and of every reader's last read.
+A granule has the stamp of its last write, and the stamp of the last read of each reader.
 
-Each block of 1 KiB also has the latest stamp of each reader.  A reader's clock only grows.  So where a block's latest
-read is ordered before a write, all reads of the block are, and the granules need no check.
+Each 1 KiB of memory, called a block here, also has the latest stamp of each reader.  A reader's clock only grows.  So
+if a block's latest read is ordered before a write, all reads of the block are, and its granules need no check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rooflab.bench.emulator.races.vector_clocks import (
 )
 
 BLOCK_SHIFT = 10
-"""The binary logarithm of the bytes of a block."""
+"""The binary logarithm of the bytes of a block of memory."""
 GRANULES = (1, 2, 4, 8, 16)
 """Possible sizes of a granule in bytes; no lane accesses more bytes at once than the largest size."""
 
@@ -34,33 +34,33 @@ Ints = npt.NDArray[np.int64]
 Value = npt.NDArray[np.generic] | np.generic
 """A value per lane (n,), or one value for all lanes; of any type of up to 8 bytes, or complex128 for 16 bytes."""
 Values = Value | Sequence[Value]
-"""The values of a store: a whole unit per lane, or a register for each element of the store's vector."""
+"""The values of a store: one whole value per lane, or a register for each element of the store's vector."""
 Bools = npt.NDArray[np.bool_]
 _LANES = np.arange(1024, dtype=np.int32)
 
 
 class Cells(NamedTuple):
-    """The granules and blocks of n accesses of k granules each."""
+    """The granules and memory blocks of n accesses of k granules each."""
 
     granules: Ints
     """The granules of each access: (n, k)."""
     blocks: Ints
-    """The block in which each access lies: (n,)."""
+    """The memory block (1 KiB) in which each access lies: (n,)."""
 
 
 class Late(NamedTuple):
     """The m stamps that are not ordered before the n checked accesses."""
 
     access: Ints
-    """The number of the access, below n, for each stamp: (m,)."""
+    """For each stamp, the index of the access with which it has no order: (m,), below n."""
     granules: Ints
-    """The granule of each stamp: (m,)."""
+    """For each stamp, the granule on which it lies: (m,)."""
     stamps: Stamps
-    """The stamps: (m,)."""
+    """The stamps that are not ordered before these accesses: (m,)."""
 
 
 class LastOf:
-    """The last stamp of each of `actors` on each of `granules`; an actor's later stamp replaces its earlier stamp."""
+    """The stamp of the last access of each of `actors` to each of `granules`."""
 
     def __init__(self, actors: int, granules: int, shift: int) -> None:
         self._actors, self._granules = actors, granules
@@ -81,7 +81,7 @@ class LastOf:
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """The stamps that are not below `known` (n or 1, actors); None, the fast case, if there are none."""
+        """The stamps that are not below `known` (n or 1, actors).  Returns None, the fast case, if there are none."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -94,7 +94,7 @@ class LastOf:
 
 
 class Shadow:
-    """Stamps of `size` bytes in granules of 2 ** `shift` bytes: writes, reads, and atomics after the first atomic."""
+    """Stamps of `size` bytes in granules of 2 ** `shift` bytes: writes, reads, and from the first atomic, atomics."""
 
     def __init__(self, size: int, shift: int, readers: int, warps: int) -> None:
         self.shift = shift
@@ -104,7 +104,7 @@ class Shadow:
         self.reads = LastOf(readers, self._count, shift)
         self.atomics: LastOf | None = None
         self.winners: npt.NDArray[np.int32] = np.zeros(self._count, np.int32)
-        """Scratch space: the access of one instruction that wrote a granule last."""
+        """Scratch space: for each granule, the last access of one instruction that wrote it."""
         self._spans: dict[int, Ints] = {}
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
@@ -124,7 +124,7 @@ class Shadow:
 
 
 class Lanes:
-    """Accesses by lanes, or with `copies` by their warps' cp.async streams, through the generic proxy."""
+    """Accesses by lanes through the generic proxy, or with `copies` accesses by their warps' cp.async streams."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Lanes:
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """Last writes that are not ordered before the lanes; for uses of an mbarrier a fence of its init is enough."""
+        """Last writes that are not ordered before the lanes; for an mbarrier, a fence of its init is enough."""
         known = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
         late = stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
@@ -156,24 +156,24 @@ class Lanes:
         return _late(late, self.cells, stamps) if late.any() else None
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
-        """The stamps of a table of `actors` that are not ordered before the lanes; None where there is no table."""
+        """The stamps in `table` that are not ordered before the lanes.  Returns None if there is no table."""
         if table is None:
             return None
         known = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
         return table.late(self.cells, known.take(self._rows, axis=0))
 
     def actors_of(self, late: Late) -> Ints:
-        """The actor whose access met each stamp of `late`: (m,)."""
+        """The actor of the access that met each stamp of `late`: (m,)."""
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Whether only a proxy fence is missing, (m,): never, because the generic proxy needs no such fence."""
+        """Whether only a proxy fence is missing, (m,).  Always false: the generic proxy needs no such fence."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Pairs of accesses to one granule in the instruction: an access, and the last access; None without pairs.
+        """Pairs of accesses in one instruction to one granule: an access, and the last access.  None without pairs.
 
-        Widths are equal and addresses aligned, so accesses overlap completely or not at all: first granules decide.
+        Widths are equal and addresses aligned, so accesses overlap completely or not at all: the first granules decide.
         """
         first = self.cells.granules[:, 0]
         lanes = _LANES[: first.size] if first.size <= _LANES.size else np.arange(first.size, dtype=np.int32)
@@ -186,7 +186,7 @@ class Lanes:
         return losers, winners[losers].astype(np.int64)
 
     def last_of_warp(self) -> Ints:
-        """For each access, the last access of its warp at its address: (n,)."""
+        """For each access, the last access that its warp makes to the same address: (n,)."""
         return last_of(self.cells.granules[:, 0] << ACTOR_BITS | self.actors)
 
 
@@ -199,19 +199,19 @@ class Operation:
         self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
     def late_writes(self, plane: int = ASYNC) -> Late | None:
-        """The last writes that are not ordered before the operation in a plane."""
+        """The last writes that are not ordered before the operation in `plane`."""
         stamps = self._shadow.writes.take(self.cells.granules)
         late = stamps >= self._transfer.known[plane].take(stamps & ACTOR)
         return _late(late, self.cells, stamps) if late.any() else None
 
     def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
-        """The stamps of a table of `actors` that are not ordered before the operation; None where there is no table."""
+        """The stamps in `table` that are not ordered before the operation.  Returns None if there is no table."""
         if table is None:
             return None
         return table.late(self.cells, self._transfer.known[plane, None, :actors])
 
     def actors_of(self, late: Late) -> Ints:
-        """The operation, for each stamp of `late`: (m,)."""
+        """The actor of the operation, once for each stamp of `late`: (m,)."""
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
@@ -229,7 +229,7 @@ def last_of(keys: Ints) -> Ints:
 
 
 def equal(values: Values, others: Values, accesses: int) -> Bools:
-    """Whether all registers hold the same bits, (accesses,); NaNs with the same bits are equal."""
+    """Whether all registers of an access hold the same bits, (accesses,).  NaNs with the same bits are equal."""
     same = np.ones(accesses, np.bool_)
     for value, other in zip(_registers(values), _registers(others), strict=True):
         same &= (_words(value) == _words(other)).all(axis=1)
@@ -237,14 +237,14 @@ def equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 ROUNDING = 2.0**-18
-"""The most by which two fp32 sums of some tens of terms may differ, relative to the largest sum that the instruction
-writes, if their terms were rounded in another order or not at all (a fused multiply-add)."""
+"""Two fp32 sums of the same tens of terms may differ by this share of the largest sum that the instruction writes, if
+their terms were rounded in another order, or not at all (a fused multiply-add)."""
 HALF_ROUNDING = 2.0**-8
-"""The same limit for fp16: four roundings; the limit for bf16 is eight times as large."""
+"""The same limit for fp16, which allows four roundings.  The limit for bf16 is eight times as large."""
 
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
-    """Whether all registers are fp32, bf16 or fp16 numbers that differ by rounding alone: (accesses,)."""
+    """Whether all registers of an access are fp32, bf16 or fp16 numbers that differ by rounding alone: (accesses,)."""
     near = np.ones(accesses, np.bool_)
     for value, other in zip(_registers(values), _registers(others), strict=True):
         alike = np.zeros(accesses, np.bool_)
@@ -255,8 +255,8 @@ def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Both values as numbers, a vector's registers in columns, and the most that rounding may make them differ.
-    16 bits may be of either type; small values are taken for integers."""
+    """Both values as numbers, a vector's registers in columns, and the largest difference that rounding may cause.  16
+    bits may be fp16 or bf16; small values are taken for integers."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), ROUNDING
     elif value.itemsize == 2:
@@ -286,7 +286,7 @@ def _registers(values: Values) -> Sequence[Value]:
 
 
 def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
-    """The bits of a value as words: (n or 1, words)."""
+    """The bits of a value as unsigned words: (n or 1, words)."""
     column = _columns(value)
     words: npt.NDArray[np.unsignedinteger] = column.view(f"u{min(column.itemsize, 8)}")
     return words

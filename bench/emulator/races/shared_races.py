@@ -1,13 +1,13 @@
 """Races on shared memory, found by vector clocks in whatever order the emulator runs the warps.
 
-The lanes of a warp run in lockstep here: the actions of one warp are ordered, and a race between lanes of one warp is
-reported only where one instruction writes different values to one address.  The last lane's value stays, and warps are
-compared by the values that stay: since Triton 3.8 all warps that hold one row store its sum, which a fused multiply-add
-rounds differently in each lane.  Order is known per warp, not per thread: a barrier that half of a warp reaches counts
-for the warp.
+The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  A race between lanes of one warp is
+reported only if one instruction writes different values to one address.  The last lane's value stays in memory, and
+warps are compared by the values that stay.  Since Triton 3.8 all warps that hold one row store the row's sum, and a
+fused multiply-add rounds this sum differently in each lane.  Order is known per warp, not per thread: a barrier that
+half of a warp reaches counts for the whole warp.
 
 All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
-1024 bytes and the addresses are multiples of it, as PTX requires of every access; this file does not check it.
+1024 bytes, and addresses are multiples of `width`, as PTX requires of every access.  This file does not check this.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ MBARRIER_BYTES = 8
 class SharedRaces(VectorClocks):
     """Clocks and shadow memory of `slots` CTAs (or of a cluster, `ctas`) of `warps` warps with `size` bytes each.
 
-    `granule_bytes` (a power of two up to 16) is the kernel's narrowest access, `async_slots` the number of TMA loads
-    of a CTA that are distinguished, `limit` the number of different races that are kept.  Raises `ValueError` on a size
-    that is no multiple of 1024, another granule, or too many actors per slot.
+    `granule_bytes` (a power of two up to 16) is the kernel's narrowest access.  `async_slots` is the number of TMA
+    loads of a CTA that are distinguished.  At most `limit` different races are kept.  Raises `ValueError` on a size
+    that is no multiple of 1024, on another granule, and on too many actors per slot.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class SharedRaces(VectorClocks):
 
     @property
     def found(self) -> list[Race]:
-        """The races so far."""
+        """The races that were found so far."""
         return self.findings.races
 
     def read(
         self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int, of_mbarrier: bool = False
     ) -> None:
-        """Notes that lanes read: `slots` (n,) or one for all, `warps` (n,), `addresses` (n,) or one for all."""
+        """Notes that lanes read: `warps` (n,); `slots` and `addresses` are (n,), or one value for all lanes."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(of_mbarrier), "write-read", instruction)
         self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
@@ -96,10 +96,10 @@ class SharedRaces(VectorClocks):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Notes that lanes write; the first arguments are the same as in `read`.
+        """Notes that lanes write; the first arguments are those of `read`.
 
-        With `values`, lanes of one instruction that write one address are compared.  `old` returns the earlier values,
-        and is called only at a race: with `old`, a race is marked where the write does not change the value.
+        With `values`, what lanes of one instruction write to one address is compared.  `old` returns the earlier
+        values, and is called only at a race.  With `old`, a race is marked if the write does not change the value.
         """
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(access, instruction, values, old)
@@ -108,9 +108,9 @@ class SharedRaces(VectorClocks):
             self._collide(access, instruction, values)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes an atomic operation of lanes, which races with reads and writes, but not with other atomics.
+        """Notes an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
 
-        This orders nothing; report a lock that a kernel builds with atomics by `signal`, `complete` and `wait`.
+        It orders nothing.  For a lock that a kernel builds with atomics, call `signal`, `complete` and `wait`.
         """
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
@@ -118,7 +118,7 @@ class SharedRaces(VectorClocks):
         self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes cp.async of lanes to `addresses`: the warp itself learns of these writes only by `wait_copies`."""
+        """Notes cp.async of lanes to `addresses`.  The lanes' warp learns of these writes only by `wait_copies`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
         self._meet_all(access, instruction)
         self._shadow.writes[access.cells.granules] = access.stamps[:, None]
@@ -126,9 +126,9 @@ class SharedRaces(VectorClocks):
         self._collide(access, instruction, None)
 
     def async_read(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """Notes that a transfer of kind WGMMA or BULK reads `addresses` (n,) of `width` bytes through the async proxy.
+        """Notes that a transfer of kind WGMMA or BULK reads `width` bytes at `addresses` (n,) through the async proxy.
 
-        It is cheapest to give a tile as whole blocks of 1024 bytes.
+        A tile costs least as whole blocks of 1024 bytes.
         """
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-read", instruction)
@@ -139,8 +139,8 @@ class SharedRaces(VectorClocks):
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
         """Notes that a transfer of kind LOAD writes `addresses` (n,).
 
-        Earlier writes need a proxy fence before it.  For earlier reads any ordering is enough: CUTLASS relies on this.
-        The same holds for mbarriers at that place: Triton 3.7 makes some that it never uses, and loads over those.
+        An earlier write needs a proxy fence before the transfer.  For an earlier read any ordering is enough (CUTLASS
+        relies on this), and also for an mbarrier: Triton 3.7 makes unused mbarriers, and overwrites them by loads.
         """
         access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
@@ -150,18 +150,18 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """Ends the CTA in `slot`; another CTA gets its shared memory, so its asynchronous operations must be over."""
+        """Ends the CTA in `slot`.  Its asynchronous operations must be over, because another CTA gets its memory."""
         for stamp in self.never_awaited(slot):
             instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
             self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Notes mbarrier.init by a lane: a write, which must be ordered after all earlier uses of the 8 bytes."""
+        """Notes mbarrier.init by a lane: a write that must be ordered after all earlier uses of the 8 bytes."""
         self._inits.add(instruction)
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
-        """Notes arrive, expect_tx or a wait by `warps` (n,); each must come after the init, in any order among them."""
+        """Notes arrive, expect_tx or a wait by `warps` (n,).  All must come after the init, in any order among them."""
         self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
 
     def mbarrier_use_async(
@@ -169,16 +169,16 @@ class SharedRaces(VectorClocks):
     ) -> None:
         """Notes complete_tx by a transfer.
 
-        The init must be ordered before the transfer's issue; with `needs_fence`, `fence_mbarrier_init` or
-        `fence_proxy_async` must order it.  Triton 3.7 emits no fence where a CTA is its own cluster.
+        The init must be ordered before the transfer's issue; with `needs_fence` by `fence_mbarrier_init` or
+        `fence_proxy_async`.  Triton 3.7 emits no fence for a cluster of one CTA.
         """
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
-        """Notes mbarrier.inval by a lane: a write that must be ordered after all uses and TMA loads that arrive.
+        """Notes mbarrier.inval by a lane.  It is a write, which must follow all uses and all TMA loads that arrive.
 
-        The detector knows these loads if `signal_async` got the flat address as its key.
+        The detector knows these loads if the caller gave `signal_async` the flat address as the key.
         """
         self.mbarrier_init(slot, warp, address, instruction)
         within = address % self.size
@@ -203,7 +203,7 @@ class SharedRaces(VectorClocks):
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
     ) -> None:
-        """Reports the stamps in `late`; `same` (n,) says which of the n accesses do not change the value."""
+        """Reports the stamps in `late`; `same` (n,) says for each access whether it leaves the value unchanged."""
         if late is None:
             return
         actors, ordered = access.actors_of(late), access.but_for_proxy(late)
@@ -232,7 +232,7 @@ class SharedRaces(VectorClocks):
             )
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
-        """Reports lanes that wrote one place in one instruction: of two warps, or of one warp with different values."""
+        """Reports lanes that wrote one address in one instruction: of two warps, or of one with different values."""
         pairs = access.collisions()
         if pairs is None:
             return

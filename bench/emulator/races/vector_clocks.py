@@ -1,18 +1,18 @@
 """Vector clocks: what each warp in flight knows of the other warps and of asynchronous operations.
 
-An access is stamped with its actor and the actor's clock; it is ordered before every access whose actor knows that
-clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes.  GENERIC is plain
-happens-before.  ASYNC is what is ordered before operations of the async proxy (TMA, wgmma): they see a generic write
-only after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into
-ASYNC.  INIT is the plane for mbarriers that they use: there fence.mbarrier_init is enough.
+An access is stamped with its actor and the actor's clock.  It is ordered before every access whose actor knows that
+clock.  This is the idea of FastTrack (Flanagan and Freund, 2009).  There are three planes of order.  GENERIC is plain
+happens-before.  ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a generic write only
+after a fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence"), which copies GENERIC into ASYNC.  INIT
+is the order of mbarriers before operations that use them; there fence.mbarrier_init is enough.
 
-A clock stands in the upper 32 bits of an int64, an instruction's number in bits 12 to 31, the actor in the lower 12.
+A clock has the upper 32 bits of an int64, an instruction's number bits 12 to 31, the actor the lower 12 bits.
 Knowledge of an actor is kept as the least stamp that is not known, so that `stamp < known` needs no shifting.
 
-A slot is a CTA, or a cluster, whose CTAs reach each other's memory.  The actors of a slot with W warps: W warps; W
-wgmma streams and W bulk streams (reads issued by a warp, which complete in the order of issue, so one clock serves them
-all); W cp.async streams (writes, in order too); then a pool for TMA loads, which complete in any order and take a
-number in turn.  A load without a wait is forgotten when its number is used again and a warp waits for the later load.
+A slot is a CTA, or a cluster, whose CTAs reach each other's memory.  A slot with W warps has these actors.  W warps.  W
+wgmma streams and W bulk streams: reads issued by a warp.  They complete in the order of issue, so one clock serves a
+stream.  W cp.async streams: writes, also in order.  A pool for TMA loads: loads complete in any order and take a number
+in turn.  A load that no warp waits for is forgotten when its number is used again and a warp waits for the later load.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ONE = 1 << 32
 LOWER = ONE - 1
 ACTOR_BITS = 12
 MOST_ACTORS = 1 << ACTOR_BITS
-"""A cluster of 16 CTAs of 32 warps has 3072 actors, if each CTA has 64 numbers for TMA loads."""
+"""The most actors of a slot.  A cluster of 16 CTAs of 32 warps has 3072, with 64 actors per CTA for TMA loads."""
 ACTOR = MOST_ACTORS - 1
-"""Mask of the bits of a stamp that name its actor."""
+"""The mask of the bits of a stamp that hold the actor."""
 GENERIC, ASYNC, INIT = 0, 1, 2
 """The numbers of the three planes of order."""
 WGMMA, BULK, COPY = "wgmma", "bulk", "cp.async"
@@ -39,7 +39,7 @@ LOAD = "load"
 _STREAMS = (WGMMA, BULK, COPY)
 
 Index = int | npt.NDArray[np.integer]
-"""One slot or warp, or an array of them without repetition."""
+"""One slot or warp, or an array of slots or warps without repetition."""
 Stamps = npt.NDArray[np.int64]
 _Stamp = TypeVar("_Stamp", int, npt.NDArray[np.int64])
 
@@ -51,16 +51,16 @@ class AsyncOperation:
     slot: int
     actor: int
     stamp: int
-    """The clock and the actor; an access adds its instruction."""
+    """The clock and the actor; each access adds its instruction's number."""
     known: Stamps
-    """By plane, the knowledge that is ordered before the operation: (3, actors)."""
+    """By plane, what is known to be ordered before the operation: (3, actors)."""
 
 
 class VectorClocks:
-    """The clocks of `slots` CTAs of `warps` warps, each with `pool` numbers for TMA loads.
+    """The clocks of `slots` slots.  Each slot has `warps` warps, and `pool` actors for its TMA loads.
 
-    With `ctas` the only slot is a cluster of the CTAs with these numbers, which share its warps.  Raises `ValueError`
-    where a slot would have more than 4096 actors.
+    A slot is a CTA.  With `ctas` there is one slot: the cluster of the CTAs with the numbers `ctas`, and `warps` counts
+    the warps of all these CTAs.  Raises `ValueError` if a slot would have more than 4096 actors.
     """
 
     def __init__(self, slots: int, warps: int, pool: int = 64, ctas: Sequence[int] = ()) -> None:
@@ -73,7 +73,7 @@ class VectorClocks:
                 f"got {slots}, {warps}, {pool}"
             )
         self.readers = 3 * warps
-        """The number below which actors can read: warps, wgmma and bulk streams."""
+        """The actors below this number can read: warps, wgmma streams and bulk streams."""
         self.copies = warps * (1 + _STREAMS.index(COPY))
         """The first actor of the cp.async streams; they follow in the order of the warps."""
         self._pool = self.copies + warps
@@ -89,7 +89,7 @@ class VectorClocks:
             self.restart(slot)
 
     def restart(self, slot: int) -> None:
-        """Gives `slot` to another CTA: everything done there before is ordered before it."""
+        """Gives `slot` to another CTA: all earlier actions in `slot` are ordered before it."""
         self.current[slot] += ONE
         self.known[:, slot] = self.current[slot] & ~LOWER
         warps = np.arange(self.warps)
@@ -98,7 +98,7 @@ class VectorClocks:
     def barrier(self, slots: Index, warps: Index, key: Hashable = None) -> None:
         """Runs bar.sync: the warps learn all that any of them knows, separately in each of `slots`.
 
-        With a `key` there is one slot: the warps also learn what bar.arrive signalled to `key` since its last barrier.
+        A `key` needs a single slot: the warps also learn what bar.arrive signalled to `key` since its last barrier.
         """
         s, w = _outer(slots, warps)
         if key is not None and (arrived := self._objects[int(s[0, 0])].pop(key, None)) is not None:
@@ -109,7 +109,7 @@ class VectorClocks:
         self._advance(s, w)
 
     def fence_proxy_async(self, slots: Index, warps: Index) -> None:
-        """Runs fence.proxy.async: orders all that the warps know and did before their later async-proxy operations."""
+        """Runs fence.proxy.async: orders what the warps know and did before their later async-proxy operations."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
         self.fence_mbarrier_init(slots, warps)
@@ -121,13 +121,13 @@ class VectorClocks:
         self._advance(s, w)
 
     def signal(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Notes that the warps arrive at `key` (an mbarrier's address, a named barrier): a release of all they know."""
+        """Notes that the warps arrive at `key` (an mbarrier's address, a named barrier): they release all they know."""
         w = _flat(warps)
         self._object(slot, key).join(self.known[:, slot, w].max(axis=1))
         self._advance(slot, w)
 
     def signal_inits(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Notes a relaxed arrival: it releases only the inits of mbarriers that a `fence_mbarrier_init` has covered."""
+        """Notes a relaxed arrival.  It releases only the mbarrier inits that a `fence_mbarrier_init` has covered."""
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
@@ -142,7 +142,7 @@ class VectorClocks:
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed[:, None])
 
     def begin_async(self, slot: int, warps: Index, kind: str) -> AsyncOperation:
-        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`: it knows only what all of them know.
+        """Begins an operation of `kind` LOAD, WGMMA or BULK issued by `warps`.  It knows only what all of `warps` know.
 
         Raises `ValueError` on another kind.
         """
@@ -162,7 +162,7 @@ class VectorClocks:
         return AsyncOperation(slot, actor, stamp, known)
 
     def acquire_async(self, slot: int, warps: Index, transfer: AsyncOperation) -> None:
-        """Notes that the warps have waited (wait_group) for `transfer`, and so for earlier operations of a stream."""
+        """Notes that the warps have waited (wait_group) for `transfer`, and so for earlier operations of its stream."""
         cells = self.known[:, slot, _flat(warps), transfer.actor]
         self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(cells, _next_tick(transfer.stamp))
 
@@ -176,29 +176,29 @@ class VectorClocks:
         self.current[s, self.copies + w] += ONE
 
     def wait_copies(self, slots: Index, warps: Index, pending: int = 0) -> None:
-        """Notes cp.async.wait_group: all committed groups but the last `pending` are done.
+        """Notes cp.async.wait_group: all committed groups except the last `pending` groups are done.
 
-        Only the generic plane changes: cp.async writes through the generic proxy.  For cp.async.wait_all commit
-        first.
+        Only the generic plane changes, because cp.async writes through the generic proxy.  For cp.async.wait_all, call
+        `commit_copies` first.
         """
         s, w = _outer(slots, warps)
         done = (self.current[s, self.copies + w] & ~LOWER) - pending * ONE
         self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done)
 
     def signal_copies(self, slot: int, warps: Index, key: Hashable) -> None:
-        """Notes cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key`; they count as committed."""
+        """Notes cp.async.mbarrier.arrive: all cp.async of the warps so far arrive at `key`, and count as committed."""
         w = _flat(warps)
         streams = self.copies + w
         self._object(slot, key).join_one(GENERIC, streams, _next_tick(self.current[slot, streams]))
         self.current[slot, streams] += ONE
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
-        """Actors of TMA loads that have arrived at `key` and that `warp` does not know to be complete."""
+        """The actors of TMA loads that have arrived at `key`, but that `warp` does not know to be complete."""
         signalled = self._object(slot, key).pending[GENERIC, self._pool :]
         return [self._pool + int(i) for i in np.flatnonzero(signalled > self.known[GENERIC, slot, warp, self._pool :])]
 
     def never_awaited(self, slot: int) -> list[int]:
-        """Stamps of the last accesses of asynchronous actors that no warp of `slot` knows to be complete."""
+        """The stamps of the last accesses of asynchronous actors that no warp of `slot` knows to be complete."""
         latest = self.latest[slot]
         return [int(stamp) for stamp in latest[latest >= self.known[GENERIC, slot].max(axis=0)]]
 
@@ -225,7 +225,7 @@ class VectorClocks:
 
 
 class _SyncObject:
-    """Releases to a barrier: `pending` grows; `completed` is its value when the last phase ended."""
+    """The releases to one barrier: `pending` grows; `completed` is the value of `pending` when the last phase ended."""
 
     def __init__(self, actors: int) -> None:
         self.pending: Stamps = np.zeros((3, actors), np.int64)
@@ -257,8 +257,8 @@ def _next_tick(stamp: _Stamp) -> _Stamp:
 class MapOrder:
     """The writes and fences of tensor maps that a kernel makes itself, in the order that `clocks` know.
 
-    TMA reads maps through a proxy of their own.  PTX ISA 8.7, section "membar/fence": after a map is written in global
-    memory, and before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire of the map's
+    TMA reads maps through a proxy of its own.  PTX ISA 8.7, section "membar/fence", on a map that was written in global
+    memory: before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire of the map's
     address, or must meet another warp that has done so.
     """
 
@@ -273,7 +273,7 @@ class MapOrder:
         self._fences[slot, address] = []
 
     def fence(self, slot: int, warp: int, address: int) -> None:
-        """Notes fence.proxy.tensormap with .acquire; it has no effect where the write is not ordered before it."""
+        """Notes fence.proxy.tensormap with .acquire.  It has no effect if the map's write is not ordered before it."""
         write = self._writes.get((slot, address))
         if write is not None and self._knows(slot, warp, write[0], write[1]):
             self._fences[slot, address].append((warp, self._now(slot, warp)))

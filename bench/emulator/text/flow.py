@@ -1,8 +1,8 @@
-"""The control flow of a kernel: its basic blocks, and the registers whose earlier values each block needs.
+"""The control flow of a kernel: its basic blocks, and the registers whose earlier values each basic block needs.
 
-A block ends at a branch, and before and after an instruction that may have to wait.  The grain says which lanes run as
-one piece: whole warpgroups, whole warps, or parts of warps.  An instruction that needs more lanes than a piece has
-(`shfl` a warp, `wgmma` four warps) begins a block, so that pieces can wait for one another.
+A basic block ends at a branch, and before and after an instruction that may have to wait.  Lanes run in pieces; the
+grain says what a piece is: a whole warpgroup, a whole warp, or a part of a warp.  An instruction that needs more lanes
+than a piece has (`shfl` a warp, `wgmma` four warps) begins a basic block, so that pieces can wait for one another.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ WARP = frozenset("shfl vote match redux elect ldmatrix stmatrix mma activemask s
 
 
 BRANCHES = frozenset(("bra", "brx", "ret", "exit", "trap", "brkpt"))
-"""The families of instructions that end a block."""
+"""The families of instructions that end a basic block."""
 
 
 @dataclass(frozen=True)
 class BasicBlock:
-    """The instructions from number `start` up to `end`, without number `end`."""
+    """The instructions from number `start` to number `end`, which does not belong to the basic block."""
 
     start: int
     end: int
     following: tuple[int, ...]
-    """Numbers of the instructions that may run next; the number after the last instruction means the kernel's end."""
+    """The numbers of the instructions that may run next.  The number after the last instruction is the kernel's end."""
 
 
 def family(instruction: Instruction) -> str:
-    """The first part of the instruction's opcode."""
+    """The family of an instruction: the first part of its opcode."""
     return instruction.opcode.split(".", 1)[0]
 
 
 def lanes_together(instruction: Instruction) -> int:
-    """The lanes that must be in one piece to execute an instruction: 128, 32 or 1."""
+    """The number of lanes that must be in one piece to execute an instruction: 128, 32 or 1."""
     name = family(instruction)
     if name in WARPGROUP:
         return 128
@@ -47,14 +47,14 @@ def lanes_together(instruction: Instruction) -> int:
 
 
 def waits(instruction: Instruction) -> bool:
-    """Whether an instruction may have to wait for other warps; such an instruction is a block of its own."""
+    """Whether an instruction may have to wait for other warps.  It is then a basic block of its own."""
     if instruction.opcode.startswith(("bar.warp", "barrier.cluster.arrive")):
         return False
     return instruction.opcode.startswith(("bar.", "barrier.", "mbarrier.try_wait", "nanosleep"))
 
 
 class Flow:
-    """The blocks of a kernel in every grain, with the registers that are live at each."""
+    """The basic blocks of a kernel in every grain, with the registers that are live at the start of each."""
 
     def __init__(self, kernel: PtxKernel):
         self.kernel = kernel
@@ -79,11 +79,11 @@ class Flow:
         return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in table)
 
     def targets(self, number: int) -> tuple[int, ...]:
-        """Numbers of the instructions that a branch may jump to; a guarded branch may also fall through."""
+        """The numbers of the instructions that a branch may jump to.  A guarded branch may also fall through."""
         return self._targets[number]
 
     def starts(self, grain: int) -> frozenset[int]:
-        """The numbers of the instructions where blocks begin for pieces of `grain` lanes (128, 32 or 1)."""
+        """The numbers of the instructions where basic blocks begin for pieces of `grain` lanes (128, 32 or 1)."""
         if grain not in self._starts:
             self._starts[grain] = self._find_starts(grain)
         return self._starts[grain]
@@ -101,7 +101,7 @@ class Flow:
         return frozenset(start for start in starts if start < self.size)
 
     def block(self, start: int, grain: int) -> BasicBlock:
-        """The block that begins at `start` in one grain."""
+        """The basic block that begins at instruction `start`, for pieces of `grain` lanes."""
         starts = self.starts(grain)
         number = start
         while number < self.size:
@@ -116,7 +116,7 @@ class Flow:
 
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
-        """By start of each block of the finest grain: the registers whose earlier values are read there or later."""
+        """By start of a basic block of the finest grain: the registers whose earlier values are read there or later."""
         order = sorted(self.starts(1))
         blocks = {start: self.block(start, 1) for start in order}
         gen: dict[int, set[int]] = {}

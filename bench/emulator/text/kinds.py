@@ -1,4 +1,4 @@
-"""The NumPy type of each register: the type that most of its uses need, so that few uses need another view.
+"""The NumPy type of each register: the type that most uses of the register need, so that few uses need another view.
 
 The declared type of a PTX register says only its width: Triton keeps floats in `.b32` registers.
 """
@@ -23,21 +23,21 @@ DTYPES = {
     "u16x2": "u4", "s16x2": "u4",
     "b64": "u8", "u64": "u8", "s64": "i8", "f64": "f8",
 }  # fmt: skip
-"""The NumPy type by PTX type."""
+"""By PTX type, the NumPy type."""
 FLOAT = {"f32": "f4", "f64": "f8"}
 COPIES = ("mov", "selp", "shfl", "slct")
 """The families of instructions that copy operands of any type to their result."""
 
 
 def dtype_of(kind: str) -> str:
-    """NumPy's code of a PTX type.  Raises `PtxError` on an unknown type."""
+    """NumPy's code of the PTX type `kind`.  Raises `PtxError` on an unknown type."""
     if kind not in DTYPES:
         raise PtxError(f"PTX: expected a type that is known, got .{kind}")
     return DTYPES[kind]
 
 
 def storage(kernel: PtxKernel) -> list[str]:
-    """The NumPy type code of each register, in the order of the registers."""
+    """NumPy's type code of each register, in the order of the registers."""
     votes = [0] * len(kernel.registers)
     links: list[tuple[int, int]] = []
     for instruction in kernel.instructions:

@@ -1,7 +1,7 @@
 """Parses PTX into kernels: makes scopes and labels unique, puts called functions in place, keeps source lines.
 
-Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips nothing.  The
-parser reads a function again for each call.
+The grammar is PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips nothing.
+The parser reads a function again for each call of the function.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _FAMILY = re.compile(r"(.*?)(\d+)$")
 HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
 """Functions of the driver: the emulator treats a call of such a function as an instruction."""
 REGISTERS = 65536
-"""The number of registers of a multiprocessor."""
+"""The number of registers of an SM."""
 MOST_REGISTERS = 256
-"""The most registers of a thread (255), rounded up to the unit of allocation (8)."""
+"""The most registers of a thread, 255, rounded up to the unit of allocation, 8."""
 TARGETS = ("sm_90", "sm_90a")
-"""The targets that the emulator accepts.  They have the instructions of older targets, not Blackwell's instructions."""
+"""The targets that the emulator accepts.  They have all instructions of older targets, and none of Blackwell's own."""
 
 
 class Scope:
@@ -45,12 +45,12 @@ class Scope:
         self.number = number
         self.names: dict[str, syntax.Register] = {}
         self.families: dict[str, tuple[str, int]] = {}
-        """Type and count by prefix.  A kernel declares thousands of registers; a register is made at its first use."""
+        """By prefix of register names: type and count.  A kernel declares thousands; each is made at its first use."""
         self.variables: dict[str, str] = {}
 
 
 class Body:
-    """Collects instructions, registers, labels and variables."""
+    """Collects the instructions, registers, labels and variables of a function's body."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Body:
         self._count = 0
         self._place: syntax.Place | None = None
         self._inlined: dict[tuple[str, ...], tuple[str, ...]] = {}
-        """By the place of a call in an inlined function, the outermost call around it: file, line and column."""
+        """By the place of a call inside an inlined function: file, line and column of the outermost call around it."""
         self._ends: list[str] = []
-        """Labels after the calls whose functions the parser is reading, the innermost last."""
+        """For each called function that the parser is reading, the label after the call; the innermost call is last."""
         self._calls: list[str] = []
         self._parameters = {parameter.name for parameter in parameters}
 
@@ -150,7 +150,7 @@ class Body:
         self.tables[key] = tuple(names)
 
     def _label_key(self, name: str) -> str:
-        """The name with all open scopes, innermost first: `find_label` looks it up later, when all labels are known."""
+        """The label's name with all open scopes, the innermost first; `find_label` looks it up later."""
         return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> syntax.Register:
@@ -260,7 +260,7 @@ class Body:
 
 
 def find_label(labels: dict[str, int], name: str) -> str:
-    """The key in `labels` of a branch's target.  Raises `PtxError` if there is no such label."""
+    """The key in `labels` of a branch's target `name`.  Raises `PtxError` if there is no such label."""
     if name in labels:
         return name
     target, *scopes = name.split("|")
@@ -272,7 +272,7 @@ def find_label(labels: dict[str, int], name: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> syntax.Module:
-    """The module of a PTX text; each kernel is parsed only when a caller asks for it.
+    """Parses a PTX text into a module.  Each kernel is parsed only when a caller asks for the kernel.
 
     Raises `PtxError` on a text that is not PTX, and on a target other than Hopper.
     """
@@ -330,7 +330,7 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """The registers that a thread may have if `.minnctapersm` CTAs share a multiprocessor."""
+    """The registers that a thread may have if as many CTAs as `.minnctapersm` says share an SM."""
     ctas = _single(directives, "minnctapersm")
     if not ctas or block is None:
         return None

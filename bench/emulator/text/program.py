@@ -1,4 +1,4 @@
-"""A kernel that is ready to run: its blocks, the blocks' functions, and facts about its accesses from its text."""
+"""A kernel that is ready to run: its basic blocks, the functions of the basic blocks, and facts about its accesses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 _WIDEST = 16
 _OTHER_PIECES = 4
-"""Bytes of a piece of a copy whose size is known only at the launch."""
+"""The bytes of one access of a copy whose size is known only at the launch."""
 _MBARRIER = 8
 SEQUENTIAL = (
     "wgmma",
@@ -34,13 +34,13 @@ SEQUENTIAL = (
     "barrier.cta.red",
     "bar.cta.red",
 )
-"""A CTA with one of these instructions runs alone, not in one vector with other CTAs."""
+"""The instructions that make a CTA run alone, not in one vector with other CTAs."""
 BlockFunction = Callable[[Any, list[Any]], int]
-"""Runs a block for a context and its registers; returns the next instruction's number, or why the context stops."""
+"""Runs a basic block for a context and its registers; returns the next instruction's number, or why the run stops."""
 
 
 def granule(kernel: PtxKernel, space: str) -> int:
-    """Bytes of the narrowest access to a space: 1 to 16, a power of two.
+    """The bytes of the narrowest access to a state space: 1 to 16, a power of two.
 
     Bulk copies, ldmatrix and wgmma access 16 bytes or more; a tensor's edge may cut a box between any two elements.
     """
@@ -67,7 +67,7 @@ def _width(instruction: Instruction, space: str) -> int:
 
 
 class Program:
-    """A kernel of a text in PTX `version`; `generator` makes the function of a block."""
+    """A kernel from a text in PTX `version`.  `generator` makes the functions of basic blocks."""
 
     def __init__(
         self, version: str, kernel: PtxKernel, generator: Callable[[Flow], Callable[[BasicBlock], BlockFunction]]
@@ -82,14 +82,14 @@ class Program:
         """For each instruction, the number of lanes that execute it as one piece."""
 
     def function(self, place: int, grain: int) -> BlockFunction:
-        """The function of the block at `place`."""
+        """The function of the basic block that begins at instruction `place`."""
         key = (place, grain)
         if key not in self._functions:
             self._functions[key] = self._generate(self.block(place, grain))
         return self._functions[key]
 
     def block(self, place: int, grain: int) -> BasicBlock:
-        """The block at `place`."""
+        """The basic block that begins at instruction `place`."""
         key = (place, grain)
         if key not in self._blocks:
             self._blocks[key] = self.flow.block(place, grain)
@@ -97,7 +97,7 @@ class Program:
 
     @cached_property
     def strong(self) -> dict[int, str]:
-        """By number, the order (relaxed, acquire, release) of loads and stores that do not race with each other."""
+        """By number, the order (relaxed, acquire, release) of strong loads and stores: two of these do not race."""
         orders = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
@@ -108,7 +108,7 @@ class Program:
 
     @cached_property
     def orders_ctas(self) -> bool:
-        """Whether a fence, an atomic, a load or a store can order one CTA's actions before another's."""
+        """Whether an instruction of the kernel can order one CTA's actions before another CTA's actions."""
         return any(
             parts[0] == "membar" or (parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERS & {*parts})
             for parts in (instruction.parts for instruction in self.kernel.instructions)
@@ -117,20 +117,20 @@ class Program:
 
     @cached_property
     def granules(self) -> dict[str, int]:
-        """Bytes of the narrowest access to shared and to global memory."""
+        """By state space, shared and global, the bytes of the narrowest access."""
         return {space: granule(self.kernel, space) for space in ("shared", "global")}
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
-        """wgmmas that lack a fence, each with the earlier access of its registers; None: the kernel's beginning."""
+        """Each wgmma that lacks a fence, with the earlier access of its registers; None: the kernel's beginning."""
         return unfenced(self.flow)
 
     @cached_property
     def rewritten(self) -> list[tuple[Instruction, Instruction]]:
-        """Writes of registers that an earlier wgmma may still have to read, each with this wgmma."""
+        """Each write of a register that an earlier wgmma may still have to read, with this wgmma."""
         return rewritten(self.flow)
 
     @cached_property
     def sequential(self) -> bool:
-        """Whether a CTA (or a cluster) must run alone."""
+        """Whether a CTA (or a cluster) must run alone, because of an instruction in `SEQUENTIAL`."""
         return any(instruction.opcode.startswith(SEQUENTIAL) for instruction in self.kernel.instructions)

@@ -1,6 +1,6 @@
 """Cuts a PTX text into functions and statements, and reads their operands and declarations.
 
-The statements of a body are braces that open and close scopes, labels, directives and instructions.
+A statement of a body is a brace that opens or closes a scope, a label, a directive or an instruction.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rooflab.bench.emulator.text import syntax
 _COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 """A comment or a string; a `//` in a string does not begin a comment."""
 _INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
-"""LLVM's comment after a `.loc` names the inlined calls; the outermost call comes last."""
+"""Finds the outermost inlined call, which LLVM names last in the comment after a `.loc`."""
 _ASM = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 _ASM_LINE = re.compile(r"\.loc\b[^\n]*")
-"""LLVM 23 (Triton 3.8) counts lines of inline assembly up from the line of the call: only the call's line is real."""
+"""LLVM 23 (Triton 3.8) counts lines of inline assembly up from the call's line.  Only the call's own line is real."""
 _SPACE = re.compile(r"\s+")
 _LABEL = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
 _LINE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
@@ -27,7 +27,7 @@ _STATEMENT = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")*?;')
 _ENTRY = re.compile(r"\.(?:entry|func)\b")
 _NAME = re.compile(r"[\w$.%]+")
 Resolve = Callable[[str], syntax.Operand]
-"""Gives the meaning of a name in the current scope."""
+"""Returns the operand that a name means in the current scope."""
 _NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
 _FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
 _DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
@@ -49,14 +49,14 @@ _MANY = re.compile(r"([\w$%]+)<(\d+)>$")
 
 
 class Statement(NamedTuple):
-    """A statement without its semicolon; `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
+    """A statement without its semicolon.  `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
 
     kind: str
     text: str
 
 
 class Function(NamedTuple):
-    """A `.entry` or `.func`: its head, and its body without the braces."""
+    """A `.entry` or `.func`: the text before its body, and its body without the braces."""
 
     is_entry: bool
     name: str
@@ -67,7 +67,7 @@ class Function(NamedTuple):
 
 
 def strip_comments(text: str) -> str:
-    """The text without comments; line ends stay, because a line end also ends a `.loc`.
+    """The text without comments.  Line ends stay, because a line end also ends a `.loc`.
 
     If the comment after a `.loc` names inlined calls, the outermost call stays, as `.loc 2 43 17 called name line`.
     """
@@ -102,7 +102,7 @@ def statements(body: str) -> Iterator[Statement]:
 
 
 def split_module(text: str) -> tuple[list[str], list[Function]]:
-    """The module's own directives and declarations, and its functions.  `text` has no comments."""
+    """The module's own directives and declarations, and the module's functions.  `text` has no comments."""
     outer: list[str] = []
     functions: list[Function] = []
     place = 0
@@ -170,7 +170,7 @@ def split(text: str) -> list[str]:
 
 
 def number(text: str) -> int:
-    """An integer constant.  Raises `PtxError` on anything else."""
+    """Reads an integer constant.  Raises `PtxError` on any other text."""
     if not _NUMBER.match(text):
         raise syntax.PtxError(f"PTX: expected an integer constant, got {text!r}")
     digits = text.rstrip("U")
@@ -181,7 +181,7 @@ def number(text: str) -> int:
 
 
 def parse_operand(text: str, resolve: Resolve) -> syntax.Operand:
-    """An operand, with its names resolved.  Raises `PtxError` on a text that is not an operand."""
+    """Reads an operand and resolves its names.  Raises `PtxError` on a text that is not an operand."""
     if text.startswith("["):
         return _address(text[1:-1].strip(), resolve)
     if text.startswith(("{", "(")):
@@ -229,12 +229,12 @@ def _address(text: str, resolve: Resolve) -> syntax.Address:
 
 
 def special_register(text: str) -> syntax.Special | None:
-    """The special register called `text`; None if PTX has no such special register."""
+    """The special register called `text`.  Returns None if PTX has no special register of this name."""
     return syntax.Special(text[1:]) if SPECIALS.match(text) else None
 
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
-    """The type of a `.reg` declaration, and its names; a name that stands for many registers (`%r<10>`) has a count."""
+    """The type and the names in a `.reg` declaration.  A name for many registers (`%r<10>`) comes with their count."""
     declaration = _REGISTERS.match(text)
     if declaration is None:
         return None
@@ -248,7 +248,7 @@ def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | 
 
 
 def declared_variable(text: str) -> syntax.Variable | None:
-    """The variable that a statement declares, if any.  Raises `PtxError` on a type that is not known."""
+    """The variable that a statement declares, or None.  Raises `PtxError` on an unknown type."""
     declaration = _VARIABLE.match(text)
     if declaration is None:
         return None
@@ -274,7 +274,7 @@ def declared_variable(text: str) -> syntax.Variable | None:
 def _initial(
     text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
 ) -> bytes:
-    """The bytes of an initialiser that begins at `start`; its addresses become zeros, and join `references`."""
+    """The bytes of an initialiser from `start` on; each address in it becomes zeros, and is added to `references`."""
     values = split(text[1:-1]) if text.startswith("{") else [text]
     data = b""
     for value in values:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Triple = tuple[int, int, int]
-"""The sizes along x, y and z."""
+"""The sizes along the dimensions x, y and z."""
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}
-"""The bytes of a value by its type."""
+"""By type, the bytes of a value."""
 NO_RESULT = frozenset(
     "st bra brx ret exit trap bar barrier fence membar red wgmma_wait cp prefetch prefetchu setmaxnreg nanosleep call"
     " stmatrix discard applypriority tensormap griddepcontrol pmevent brkpt isspacep_none stackrestore".split()
@@ -22,12 +22,12 @@ class PtxError(ValueError):
 
 
 class Place(NamedTuple):
-    """Where an instruction comes from: `.loc` and its `inlined_at`."""
+    """The source line of an instruction: `.loc` and its `inlined_at`."""
 
     file: str
     line: int
     caller: tuple[str, int] | None = None
-    """File and line of the outermost call, if `line` is in an inlined function."""
+    """If `line` is in an inlined function: file and line of the outermost call."""
 
     def __str__(self) -> str:
         name = self.file.rsplit("/", 1)[-1]
@@ -37,13 +37,13 @@ class Place(NamedTuple):
 
 
 def quoted(text: str, place: Place | None) -> str:
-    """A statement for an error: its text on one line, and its place where the PTX names one."""
+    """A statement for an error message: its text on one line, and its source line if the PTX names one."""
     return f"{' '.join(text.split())!r}" + (f" at {place}" if place else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A virtual register of a kernel: its place in the register file, its name and its declared type (`b32`)."""
+    """A virtual register of a kernel: its index in the register file, its name and its declared type (`b32`)."""
 
     index: int
     name: str
@@ -51,7 +51,7 @@ class Register:
 
 
 class Immediate(NamedTuple):
-    """A constant: an integer, or the bits of a float as it was written (`0f...` has 32, `0d...` has 64)."""
+    """A constant: an integer, or the bits of a float as the text gives them (`0f...` has 32, `0d...` has 64)."""
 
     value: int
     float_bits: int = 0
@@ -86,7 +86,7 @@ class OperandGroup(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """The operand `_`: a result that is not used."""
+    """The operand `_`, for a result that is not used."""
 
 
 class Label(NamedTuple):
@@ -125,7 +125,7 @@ class Instruction:
     """An instruction of a kernel."""
 
     number: int
-    """Index of the instruction in its kernel."""
+    """The index of the instruction in its kernel."""
     opcode: str
     """The opcode with its modifiers: `ld.global.v4.b32`."""
     operands: tuple[Operand, ...]
@@ -148,17 +148,17 @@ class Reference(NamedTuple):
     """An address in the initial bytes of a variable."""
 
     at: int
-    """Index of the address's first byte in the variable."""
+    """The index of the address's first byte in the variable."""
     size: int
     symbol: str
     offset: int
     mask: int
-    """The bits of the address that the variable holds, shifted down to bit 0 (`0xFF00(table)`)."""
+    """The bits of the address that the variable holds, shifted down to bit 0 (for `0xFF00(table)`)."""
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A declared variable: of a module, a kernel, or a call's parameter."""
+    """A declared variable: of a module, of a kernel, or for a call's parameter."""
 
     name: str
     space: str
@@ -182,22 +182,22 @@ class Parameter:
 
 @dataclass
 class PtxKernel:
-    """An entry, with every function that it calls inlined."""
+    """An entry of a module, with every function that it calls inlined."""
 
     name: str
     parameters: list[Parameter]
     registers: list[Register]
     instructions: list[Instruction]
     labels: dict[str, int]
-    """By name, the number of the instruction after the label; the kernel's instruction count for a label at the end."""
+    """By name, the number of the instruction after the label.  For a label at the end, the count of instructions."""
     tables: dict[str, tuple[str, ...]]
-    """By name of a `.branchtargets` table: the labels that a `brx.idx` may go to."""
+    """By name of a `.branchtargets` table: the labels that a `brx.idx` may jump to."""
     variables: dict[str, Variable]
-    """The variables of the kernel and of its module."""
+    """By name, the variables of the kernel and of its module."""
     block: Triple | None = None
-    """The threads of every CTA, from `.reqntid`."""
+    """The numbers of threads of every CTA, from `.reqntid`."""
     most_threads: int | None = None
-    """The most threads that a CTA may have: the product of `.maxntid`."""
+    """The most threads that a CTA may have: the product of the numbers in `.maxntid`."""
     cluster: Triple | None = None
     max_registers: int | None = None
 
@@ -208,10 +208,10 @@ class Module:
 
     version: str
     entries: dict[str, Callable[[], PtxKernel]] = field(default_factory=dict)
-    """By name, a function that parses the kernel."""
+    """By name of a kernel, a function that parses the kernel."""
 
     def kernel(self, name: str) -> PtxKernel:
-        """The entry called `name`.  Raises `PtxError` if the module has no such entry."""
+        """The kernel called `name`.  Raises `PtxError` if the module has no such kernel."""
         if name not in self.entries:
             raise PtxError(f"kernel: expected one of {', '.join(self.entries) or 'none'} in the PTX, got {name!r}")
         return self.entries[name]()
@@ -223,7 +223,7 @@ def definitions(instruction: Instruction) -> list[Register]:
 
 
 def uses(instruction: Instruction) -> list[Register]:
-    """The registers that an instruction reads, its predicate included; a wgmma reads and writes its accumulators."""
+    """The registers that an instruction reads, its predicate included.  A wgmma also reads its accumulators."""
     registers = [] if instruction.predicate is None else [instruction.predicate]
     # Results are told from operands by position, because one register may be both.
     for operand in instruction.operands[1 if any(True for _ in _results(instruction)) else 0 :]:

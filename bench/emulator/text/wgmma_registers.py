@@ -1,10 +1,10 @@
-"""Registers of wgmma in the text of a kernel: which hold accumulators, which accesses lack a fence or a wait.
+"""Finds the registers of wgmma in a kernel's text: accumulators, and accesses that lack a fence or a wait.
 
-PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma, and between any other access of a register
-and the wgmma that uses it, as an accumulator or as A.  `wgmma.mma_async`: an access of a register of a pending
-operation is undefined.  A wgmma may read A late, and a loop puts the next step's A into the same registers: only
-`wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text alone, so this module checks
-them in the text, on every path through the kernel.
+PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma.  It also needs a fence between any other
+access of a register and a wgmma that uses the register, as an accumulator or as A.  `wgmma.mma_async`: an access of a
+register of a pending wgmma is undefined.  A wgmma may read A late, and a loop puts the next step's A into the same
+registers: only `wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text alone, so this
+module checks them in the text, on every path through the kernel.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rooflab.bench.emulator.text.flow import Flow
 from rooflab.bench.emulator.text.syntax import Instruction, OperandGroup, PtxKernel, definitions, registers_of, uses
 
 _Facts = TypeVar("_Facts", bound=dict[Any, Any])
-"""Facts that hold at a place of a kernel."""
+"""Facts that hold at one point of a kernel."""
 BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
-"""Events of a register since the last fence; `BEGINNING` concerns all registers."""
+"""What can happen to a register since the last fence; `BEGINNING` concerns all registers."""
 _State = dict[tuple[int, int], int]
 """By event and register, the number of the last instruction that caused the event."""
 _Ages = dict[int, tuple[int, int]]
-"""By register: the number of groups committed since a wgmma that reads it, its group included; the wgmma's number."""
+"""By register: the groups committed since a wgmma that reads it, with this wgmma's group; and this wgmma's number."""
 
 
 def accumulators(kernel: PtxKernel) -> frozenset[int]:
-    """Registers that a wgmma writes, and copies of them."""
+    """The registers that a wgmma writes, and the registers with copies of them."""
     registers: set[int] = set()
     copies: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
@@ -47,7 +47,7 @@ def accumulators(kernel: PtxKernel) -> frozenset[int]:
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     """Each wgmma that lacks a `wgmma.fence` on some path to it, with the earlier access of one of its registers.
 
-    The access is a write, or a read after a wgmma that used the register; no fence follows the access.  A chain of
+    The access is a write, or a read after a wgmma that used the register.  No fence follows the access.  A chain of
     wgmmas of one shape needs no fence.  None means the kernel's beginning: the first wgmma always needs a fence.
     """
     kernel = flow.kernel
@@ -66,10 +66,10 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
 def _follow(
     flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
 ) -> list[tuple[Instruction, int]]:
-    """Carries the facts `entry` along every path from a kernel's beginning, until no block learns a new fact.
+    """Carries the facts `entry` along every path from a kernel's beginning, until no basic block learns a new fact.
 
-    `step` updates the facts in place for an instruction; the result pairs the instruction with each number that `step`
-    returns.  `new` gives the facts that a block does not know yet.
+    `step` updates the facts in place for an instruction.  The result pairs the instruction with each number that `step`
+    returns.  `new` gives the facts that a basic block does not know yet.
     """
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entering: dict[int, _Facts] = {start: type(entry)() for start in blocks}
@@ -91,7 +91,7 @@ def _follow(
 
 
 def _registers(instruction: Instruction) -> list[int]:
-    """The registers of a wgmma's accumulators and of its A."""
+    """The registers of a wgmma's accumulators and of its operand A."""
     if not instruction.opcode.startswith("wgmma.mma_async"):
         return []
     groups = [operand for operand in instruction.operands[:2] if isinstance(operand, OperandGroup)]
@@ -99,7 +99,7 @@ def _registers(instruction: Instruction) -> list[int]:
 
 
 def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
-    """Updates `state` for an instruction; for a wgmma, returns the earlier accesses that lack a fence after them."""
+    """Updates `state` for an instruction.  For a wgmma returns the earlier accesses without a fence after them."""
     early: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
         # A compiler may move reads to after the fence: they count again only after the next wgmma.
@@ -129,7 +129,7 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
 
 
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
-    """Each write of a register that an earlier wgmma may still have to read as A, with this wgmma."""
+    """Each write of a register that an earlier wgmma may still have to read as A, with this earlier wgmma."""
     kernel = flow.kernel
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
@@ -149,7 +149,7 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Updates `ages` for an instruction; returns the wgmmas whose A the instruction overwrites too early."""
+    """Updates `ages` for an instruction; returns each wgmma whose A the instruction overwrites too early."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()

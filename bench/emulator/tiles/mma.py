@@ -10,19 +10,19 @@ register holds `per` elements of a row:
 An m8 shape has no second half.  By this rule a fragment is a matrix with its axes in another order.
 
 "Register Fragments for wgmma.mma_async.m64nNk...": a warpgroup's four warps hold 16 rows each.  A is laid out as in
-mma.sync.  Of D, lane 4 * g + t of warp w holds row 16 * w + 8 * half + g, column 8 * block + 2 * t + e: in register 4 *
-block + 2 * half + e, or, if D is packed f16, in half e of register 2 * block + half.
+mma.sync.  Of D, lane 4 * g + t of warp w holds row 16 * w + 8 * half + g, column 8 * block + 2 * t + e.  This element
+is in register 4 * block + 2 * half + e, or, if D is packed f16, in half e of register 2 * block + half.
 
 Products are exact in float32 (24 bits hold a product of two f16, bf16, tf32, e4m3 or e5m2).  NumPy's matrix product
 sums them in float32 in its own order, because the ISA leaves the order open; C is added last.
 
 `truncated_wgmma` models the short sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that fp8
 GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and cut.  MMA-Sim (arXiv
-2511.10909) found this model, which agrees bit for bit with an H100: the K products of one instruction and the
-accumulator are cut, towards zero, to a common grid of 2**-F times the power of two of the largest exponent, and added
-exactly; the sum is cut to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a product is the sum of its
-factors' exponents, before the product is normalised.  For the 16-bit types and tf32 that paper gives F = 25 and a
-result of 23 bits.  This code has not been compared with a GPU.
+2511.10909) found this model, which agrees bit for bit with an H100.  The K products of one instruction and the
+accumulator are cut, towards zero, to multiples of 2**-F times the power of two of the largest exponent.  Then they are
+added exactly, and the sum is cut to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a product is the
+sum of its factors' exponents, before the product is normalised.  For the 16-bit types and tf32 MMA-Sim's paper gives F
+= 25 and a result of 23 bits.  This code has not been compared with a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WARP = 32
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
 """The element types of A and B, with the bytes of one element."""
 RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.float64}
-"""The NumPy type of raw elements, by the bytes of an element."""
+"""By bytes of an element, the NumPy type of raw elements."""
 _SHAPE = re.compile(r"m(8|16)n8k(\d+)")
 _HALVES, _BYTES, _INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
 _PARTNERS = {
@@ -64,7 +64,7 @@ WARPGROUP = 128
 ROWS = 64
 FP8_FRACTION_BITS = 13
 FRACTION_BITS = 25
-"""F of the model above, for f16, bf16 and tf32."""
+"""The F of `truncated_wgmma`'s model for f16, bf16 and tf32."""
 _LOWEST = {"e4m3": -6, "e5m2": -14, "f16": -14, "bf16": -126, "tf32": -126, "f32": -126}
 _NONE = -(1 << 14)
 _MANTISSA_BITS = 23
@@ -73,8 +73,8 @@ _MANTISSA_BITS = 23
 def numbers(bits: np.ndarray, element: str) -> np.ndarray:
     """The exact values, in float32, of raw elements (any shape; unsigned of a width in `BYTES`, or float64 for f64).
 
-    f64 stays float64.  tf32 loses its low 13 bits, as in the tensor core.  Integers of 8 bits become float32
-    too: a sum of 32 products stays below 2**24.  Raises `KeyError` on a type that is not in `BYTES`.
+    f64 stays float64.  tf32 loses its low 13 bits, as in the tensor core.  8-bit integers become float32 too, because a
+    sum of 32 of their products stays below 2**24.  Raises `KeyError` on a type that is not in `BYTES`.
     """
     if BYTES[element] == 8:
         return bits
@@ -84,9 +84,9 @@ def numbers(bits: np.ndarray, element: str) -> np.ndarray:
 
 
 def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> np.ndarray:
-    """Registers, each (lanes,) or one value for all lanes, as one array (registers, lanes) with their bits as `dtype`.
+    """Makes one array (registers, lanes) of `dtype` from the bits of registers, each (lanes,) or one value for all.
 
-    Raises `ValueError` if `lanes` is not whole warps or a register has another length.
+    Raises `ValueError` if `lanes` is not a multiple of 32, or a register has another length.
     """
     if lanes <= 0 or lanes % WARP:
         raise ValueError(f"lanes: expected whole warps of 32, got {lanes}")
@@ -107,7 +107,7 @@ def lanes_of(*groups: Sequence[Value]) -> int:
 
 
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
-    """A of each warp (warps, m, K), float32 (float64 for f64), from its registers, each (lanes,).
+    """The matrix A of each warp (warps, m, K), float32 (float64 for f64), from its registers, each (lanes,).
 
     K follows from the number of registers: registers * 32 * (4 // bytes) // m.  `m` is 16, or 8 in the m8 shapes.
     """
@@ -118,26 +118,26 @@ def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) 
 
 
 def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray:
-    """The transpose of B of each warp (warps, 8, K), float32 (float64 for f64), from its registers, each (lanes,)."""
+    """The transpose of the B of each warp: (warps, 8, K), float32 (float64 for f64), from registers, each (lanes,)."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     parts = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
     return _elements(parts.reshape(lanes // WARP, 8, -1), element)
 
 
 def _elements(words: np.ndarray, element: str) -> np.ndarray:
-    """Values of the elements packed in `words` (contiguous: the words of a row stand together)."""
+    """The values of the elements packed in `words` (contiguous: the words of a row lie together)."""
     return numbers(np.ascontiguousarray(words).view(RAW[BYTES[element]]), element)
 
 
 def spread(matrices: np.ndarray) -> np.ndarray:
-    """Accumulators (warps, m, 8) as registers (m // 4, lanes) that hold one element each; the dtype stays."""
+    """Accumulators (warps, m, 8) as registers (m // 4, lanes), each of one element; the dtype does not change."""
     warps, m, _ = matrices.shape
     parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
     return parts.reshape(m // 4, warps * WARP)
 
 
 def spread_pairs(matrices: np.ndarray) -> np.ndarray:
-    """Accumulators (warps, m, 8) as registers of two elements (m // 8, lanes, 2), the lower half first."""
+    """Accumulators (warps, m, 8) as registers of two elements (m // 8, lanes, 2), the register's lower half first."""
     warps, m, _ = matrices.shape
     parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
     return parts.reshape(m // 8, warps * WARP, 2)
@@ -165,9 +165,9 @@ def mma(
     """The registers of D, each (lanes,), from the registers of A, B, C, each (lanes,) or one value for all lanes.
 
     `shape` is m16n8k4 to m16n8k32 or m8n8k4 (f64) and m8n8k16 (s8, u8); types are named as in PTX.  A and B are uint32
-    (float64 for f64); C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around, or with
-    `saturate` (.satfinite) stops at its limits.  `lanes` matters only if no register is an array.  Raises `ValueError`
-    on a combination that PTX does not have, or on a wrong number of registers.
+    (float64 for f64); C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around; with `saturate`
+    (.satfinite) it stops at its limits.  `lanes` matters only if no register is an array.  Raises `ValueError` on a
+    combination that PTX does not have, or on a wrong number of registers.
     """
     m, counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != counts:
@@ -186,12 +186,12 @@ def mma(
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
-    """Whether PTX multiplies operands of these types into this result type; wgmma has the same types, without f64."""
+    """Whether PTX has products of these operand types with this result type.  wgmma has the same types, without f64."""
     return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
 
 
 def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndarray:
-    """`product` (whole numbers in float32) plus `old` (int32), in int32: it wraps around, or stops at the limits."""
+    """`product` (integers in float32) plus `old` (int32) as int32; it wraps around, or with `saturate` is clamped."""
     if not saturate:
         wrapped: np.ndarray = product.astype(np.int32) + old
         return wrapped
@@ -238,12 +238,12 @@ def wgmma(
     scale_b: int = 1,
     saturate: bool = False,
 ) -> np.ndarray:
-    """A times the transpose of `b`, plus `d` unless it is None (scale-d is false).
+    """`a` times the transpose of `b`, plus `d`; `d` is None if scale-d is false.
 
     `a` is (..., 64, K) and `b` (..., N, K), float32, as `read_operand` and `a_from_registers` give them.  The result is
     (..., 64, N): float32 for f32; float32 rounded to values of f16 for f16; int32 for s32, which wraps around or, with
-    `saturate`, stops at its limits.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in float32; D
-    is added last, once per instruction.  Raises `ValueError` on any other type or scale.
+    `saturate`, stops at its limits.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in float32;
+    `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale.
     """
     if {scale_a, scale_b} - {1, -1}:
         raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
@@ -263,10 +263,10 @@ def wgmma(
 
 
 def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
-    """A of each warpgroup (warpgroups, 64, K), float32, from its four registers (128 * warpgroups,) uint32.
+    """The matrix A of each warpgroup (warpgroups, 64, K), float32, from its four registers (128 * warpgroups,) uint32.
 
-    `lanes` matters only if no register is an array.  Raises `ValueError` if the lanes are not whole warpgroups, or the
-    registers are not four.
+    `lanes` matters only if no register is an array.  Raises `ValueError` if the lanes are not whole warpgroups, or if
+    there are not four registers.
     """
     lanes = lanes_of(registers) or lanes
     if len(registers) != 4 or lanes % WARPGROUP:
@@ -276,7 +276,7 @@ def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -
 
 
 def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
-    """Accumulators (64, N) or (warpgroups, 64, N) as registers (number, 128 * warpgroups); each row is a register.
+    """Accumulators (64, N) or (warpgroups, 64, N) as registers (number, 128 * warpgroups); each row is one register.
 
     f32 and s32: N // 2 registers of the dtype of `d`.  f16: N // 4 registers of uint32, from values that f16 can hold.
     """
@@ -292,7 +292,7 @@ def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
 def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarray:
     """Accumulators (warpgroups, 64, N) from registers (number, 128 * warpgroups): the inverse of `matrix_to_registers`.
 
-    f32 and s32 keep their dtype, f16 (uint32) becomes float32.
+    Registers of f32 and s32 keep their dtype; f16 (uint32) becomes float32.
     """
     number, lanes = registers.shape
     if d_type != "f16":
@@ -305,10 +305,10 @@ def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarra
 def truncated_wgmma(
     d: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_type: str, b_type: str, d_type: str = "f32"
 ) -> np.ndarray:
-    """A times the transpose of `b`, plus `d` unless it is None, in one instruction of Hopper, by the model above.
+    """`a` times the transpose of `b`, plus `d` unless it is None, in one instruction of Hopper, by this file's model.
 
     `a` is (M, K), `b` (N, K), `d` (M, N), and the result (M, N), all float32; a `d_type` of f16 rounds the result to
-    f16.  Where the plain sum is not finite, the result is that sum.  Raises `KeyError` on a type without a model.
+    f16.  If the plain sum is not finite, the result is the plain sum.  Raises `KeyError` on a type without a model.
     """
     bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
     old = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
@@ -327,13 +327,13 @@ def truncated_wgmma(
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:
-    """Exponents (int32) of values in a type, for significands in [1, 2); zero has the lowest exponent."""
+    """The exponents (int32) of values of type `element`, for significands in [1, 2).  Zero has the lowest exponent."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST[element])
     return np.where(values == 0, _NONE, exponents)
 
 
 def _cut(values: np.ndarray, bits: int) -> np.ndarray:
-    """`values` (float64) cut towards zero to `bits` bits of mantissa after the leading one, for float32's range."""
+    """`values` (float64) cut towards zero to `bits` mantissa bits after the leading bit, for float32's range."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST["f32"])
     grid = np.ldexp(1.0, bits - exponents)
     cut: np.ndarray = np.trunc(values * grid) / grid

@@ -1,15 +1,15 @@
 """Matrices in shared memory: swizzled addresses, the rows of ldmatrix and stmatrix, the operands of wgmma.
 
 A swizzle permutes the 16-byte chunks within 1024, 512 or 256 bytes; it moves no byte out of its chunk.  So code that
-reads whole chunks (ldmatrix, wgmma, TMA) gathers one item for each chunk instead of one for each element.
+reads whole chunks (ldmatrix, wgmma, TMA) gathers one item for each chunk instead of one item for each element.
 
 ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatrix" and "... store ... stmatrix"): lane 8
-* i + r gives the address of row r of matrix i, a row is 16 bytes; lane 4 * g + t holds elements 2 * t and 2 * t + 1 of
-row g (.trans: of column g) of matrix i in register i, the lower half first.
+* i + r gives the address of row r of matrix i; a row is 16 bytes.  In register i, lane 4 * g + t holds elements 2 * t
+and 2 * t + 1 of row g (.trans: of column g) of matrix i, the lower half first.
 
 wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row (K is 16
-elements of 2 bytes, 8 of 4, 32 of 1).  In K-major these are two 16-byte chunks; in MN-major, for 2-byte types only, a
-chunk is 8 rows of one k.  With W = span / 16 (1 without a swizzle), chunks lie, before they are swizzled, at
+elements of 2 bytes, 8 of 4, 32 of 1).  In K-major these 32 bytes are two 16-byte chunks.  In MN-major, for 2-byte types
+only, a chunk is 8 rows of one k.  With W = span / 16 (1 without a swizzle), chunks lie, before they are swizzled, at
 
 - K-major: (row % 8) * 16 W + (row // 8) * stride + half * (16, or `leading` without a swizzle);
 - MN-major, swizzled: (c % W) * 16 + (c // W) * leading + (k % 8) * 16 W + (k // 8) * stride, for chunk c = row // 8;
@@ -28,11 +28,11 @@ from rooflab.bench.emulator.numbers.bits import Value
 from rooflab.bench.emulator.tiles.mma import BYTES, RAW, WARP, numbers, stacked
 
 CHUNK_BYTES = 16
-"""Bytes that a swizzle moves together."""
+"""The number of bytes that a swizzle moves together."""
 CHUNK = np.dtype(np.complex128)
 """A 16-byte item that NumPy moves as a whole.
 
-A gather of 512 items takes 0.7 us and a scatter 1.2 us; the same bytes as 16-bit elements take 5.7 and 8.2 us.
+A gather of 512 items takes 0.7 us, and a scatter 1.2 us.  As 16-bit elements the same bytes take 5.7 and 8.2 us.
 """
 PERIOD = 1024
 """The number of bytes after which every swizzle repeats."""
@@ -45,11 +45,11 @@ _MN_MAJOR_K = 16
 
 
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
-    """Where the bytes at linear `addresses` (bytes, integer) of shared memory lie under a swizzle of `span` bytes.
+    """The places of the bytes at linear `addresses` (bytes, integer) of shared memory under a swizzle of `span` bytes.
 
     PTX ISA 8.7, "Tensor swizzling modes": address bits 4 up to 6, 5 or 4 (span 128, 64, 32) are combined by exclusive
     or with the bits from 7 up.  `base_offset` is a field of a wgmma descriptor: bits 7 to 9 of the address where the
-    pattern starts; it is first subtracted from the row.  Raises `ValueError` on any other span.
+    pattern starts.  It is first subtracted from the row.  Raises `ValueError` on any other span.
     """
     if span not in SPANS:
         raise ValueError(f"span: expected one of {SPANS} bytes, got {span}")
@@ -61,7 +61,7 @@ def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarr
 
 
 def chunks(memory: np.ndarray) -> np.ndarray:
-    """`memory` (bytes, uint8, contiguous) as its 16-byte chunks (bytes // 16, `CHUNK`), sharing the bytes.
+    """A view of `memory` (bytes, uint8, contiguous) as 16-byte chunks (bytes // 16, `CHUNK`).
 
     Raises `ValueError` if `memory` does not consist of whole chunks.
     """
@@ -71,7 +71,7 @@ def chunks(memory: np.ndarray) -> np.ndarray:
 
 
 def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
-    """Start addresses (bytes) of the rows that are touched (num * warps * 8,), 16 bytes each, matrix by matrix.
+    """The start addresses (bytes) of the accessed rows (num * warps * 8,), 16 bytes each, matrix by matrix.
 
     `addresses` (lanes,) is what each lane gives; only the first 8 * num lanes of a warp count.  Raises `ValueError` if
     `num` is not 1, 2 or 4, the lanes are not whole warps, or a row does not start at a multiple of 16.
@@ -87,10 +87,10 @@ def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
 
 
 def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bool) -> list[np.ndarray]:
-    """ldmatrix.x`num`, with `.trans` or without: registers (lanes,) uint32, one per matrix.
+    """Runs ldmatrix.x`num`, with `.trans` if `trans`: returns registers (lanes,) uint32, one per matrix.
 
-    `memory` (bytes,) uint8 is shared memory, `addresses` (lanes,) are the lanes' rows, in bytes from its start.  Raises
-    the errors of `rows_of`, and `IndexError` on a row outside of memory.
+    `memory` (bytes,) uint8 is shared memory.  `addresses` (lanes,) are the lanes' rows, in bytes from its start.
+    Raises the errors of `rows_of`, and `IndexError` on a row outside of memory.
     """
     rows = chunks(memory)[rows_of(addresses, num) >> 4]
     if not trans:
@@ -100,7 +100,7 @@ def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bo
 
 
 def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarray:
-    """stmatrix.x(number of registers), with `.trans` or without: the rows (warps * 8 * number,) of 16 bytes (`CHUNK`).
+    """The rows that stmatrix stores, with `.trans` if `trans`: (warps * 8 * registers,) of 16 bytes (`CHUNK`).
 
     The rows have the order of the lanes that give their addresses: the first 8 * number of each warp.  Registers are
     (lanes,) uint32, or one value for all lanes.  Raises `ValueError` unless there are 1, 2 or 4 registers.
@@ -118,7 +118,7 @@ def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarra
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A matrix descriptor, in bytes."""
+    """The fields of a wgmma's matrix descriptor; sizes are in bytes."""
 
     start: int
     """The address in shared memory, in bytes."""
@@ -129,11 +129,11 @@ class Descriptor:
     base_offset: int
     """Bits 7 to 9 of the address where the swizzle's pattern starts."""
     span: int
-    """The bytes of the swizzle: 0, 32, 64 or 128."""
+    """The bytes within which the swizzle permutes chunks: 0, 32, 64 or 128."""
 
 
 def decode_descriptor(bits: int) -> Descriptor:
-    """The fields of a 64-bit descriptor.
+    """Reads the fields of a wgmma's 64-bit matrix descriptor.
 
     PTX ISA 8.7, "Matrix Descriptor Format": address, leading and stride offset from bits 0, 16 and 32, each 14 bits in
     units of 16 bytes; base offset in bits 49 to 51; swizzle in bits 62 and 63 (0 none, 1 128, 2 64, 3 32 bytes).
@@ -146,8 +146,8 @@ def decode_descriptor(bits: int) -> Descriptor:
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
     """The 16-byte chunks of shared memory that a wgmma reads through a descriptor, and the highest chunk.
 
-    The indices (address // 16, int64) are (rows, 2) in K-major: item i has the chunks of row i; (16, rows // 8) in
-    MN-major: item k has the chunks of k.  Raises `ValueError` if `rows` is not a multiple of 8.
+    Chunks are numbers (address // 16, int64).  In K-major they are (rows, 2): item i has the chunks of row i.  In
+    MN-major they are (16, rows // 8): item k has the chunks of k.  Raises `ValueError` if `rows` is no multiple of 8.
     """
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
@@ -167,7 +167,7 @@ def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, in
 
 
 def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_major: bool = False) -> np.ndarray:
-    """A (64 rows) or the transpose of B (N rows) as (rows, K) float32, from shared memory (bytes,) uint8 of one CTA.
+    """A (64 rows) or the transpose of B (N rows) as (rows, K) float32, from `memory`, one CTA's (bytes,) uint8.
 
     `element` is f16, bf16, tf32, e4m3, e5m2, s8 or u8.  In MN-major the result is a transposed view.  Raises
     `ValueError` if the descriptor points outside of memory, or on MN-major with a type that is not 2 bytes wide.

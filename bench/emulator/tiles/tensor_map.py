@@ -1,12 +1,12 @@
 """Tensor maps and the tiles that TMA copies with them: the map's fields, a box's addresses, the changes to values.
 
-A map holds the arguments of cuTensorMapEncodeTiled, after the same checks, in 128 bytes.  The true layout of the bytes
-is secret, so maps of the host and maps that `tensormap.replace` makes on the device both use this module's layout.  128
-zeros are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
+A map holds the arguments of cuTensorMapEncodeTiled, after the same checks, in 128 bytes.  NVIDIA does not publish the
+real layout of the bytes.  So maps of the host, and maps that `tensormap.replace` makes on the device, use this module's
+layout.  128 zeros are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
 
 PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest, and
-swizzled on the bits of the shared address itself; elements outside of the tensor are filled on loads and left alone on
-stores.  Results that do not depend on the coordinates are cached, so a tile of a loop costs two additions.
+swizzled on the bits of the shared address itself.  A load fills elements outside of the tensor, a store leaves them
+unchanged.  Results that do not depend on the coordinates are cached, so a tile of a loop costs two additions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BYTES = 128
 ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
 """Element types in the order of the .elemtype values of PTX ISA 8.7, `tensormap.replace`."""
 DRIVER_ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz")
-"""The same types in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
+"""The types in `ELEMENTS`, in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
 ELEMENT_BYTES = {name: 8 if "64" in name else 4 if "32" in name else 1 if name == "u8" else 2 for name in ELEMENTS}
 SWIZZLES = (0, 32, 64, 128)
-"""Bytes of the swizzle, in the order of PTX's .swizzle_mode and of the driver's CUtensorMapSwizzle."""
+"""The bytes of the swizzle, in the order of PTX's .swizzle_mode and of the driver's CUtensorMapSwizzle."""
 FILLS = ("zero", "nan")
-"""Values that a load writes for elements out of bounds, in the order of .fill_mode."""
+"""The values that a load writes for elements out of bounds, in the order of PTX's .fill_mode."""
 
 _MAGIC = 0x70616D5F62616C66
 _FIELDS = np.dtype(
@@ -63,15 +63,15 @@ REDUCIBLE = {
     **dict.fromkeys(("inc", "dec"), ("u32",)),
     **dict.fromkeys(("and", "or", "xor"), _WHOLE),
 }
-"""By reduction, the element types that ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
+"""By reduction, the element types that ptxas accepts for `cp.reduce.async.bulk`, and Triton for tensors."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
     """A tiled tensor in global memory and the box that one copy moves; the contiguous dimension comes first.
 
-    Raises `ValueError`, which names the argument, if cuTensorMapEncodeTiled would refuse it (CUDA driver API, "Tensor
-    Map Object Management"), and on an interleaved layout, which is not emulated.
+    Raises `ValueError`, with the argument's name, if cuTensorMapEncodeTiled would refuse the map (CUDA driver API,
+    "Tensor Map Object Management"), and on an interleaved layout, which is not emulated.
     """
 
     address: int
@@ -81,11 +81,11 @@ class TensorMap:
     dims: tuple[int, ...]
     """The number of elements of each of 1 to 5 dimensions."""
     strides: tuple[int, ...]
-    """The bytes from one index to the next in every dimension except the first; multiples of 16."""
+    """The bytes from one index to the next, in every dimension except the first; multiples of 16."""
     box: tuple[int, ...]
-    """Elements that a box spans along each dimension, at most 256."""
+    """The number of elements that a box spans along each dimension, at most 256."""
     element_strides: tuple[int, ...] = ()
-    """Steps between the copied elements along each dimension, 1 to 8; the first step is ignored.  Empty means all 1."""
+    """The steps between copied elements along each dimension, 1 to 8; the first is ignored.  Empty means all are 1."""
     swizzle: int = 0
     """The bytes of the swizzle in shared memory: 0, 32, 64 or 128."""
     fill: str = "zero"
@@ -93,7 +93,7 @@ class TensorMap:
     interleave: int = 0
     """The interleaved layout; must be 0, which means none."""
     base: torch.Tensor | None = field(default=None, compare=False, repr=False)
-    """The tensor at the address, for a map of the host whose tensor is no argument itself."""
+    """The tensor at `address`, for a map of the host whose tensor is not itself an argument of the launch."""
 
     def __post_init__(self) -> None:
         if not self.element_strides:
@@ -151,12 +151,12 @@ class TensorMap:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """Steps between the elements that a copy takes along each dimension."""
+        """The steps between the elements that a copy takes along each dimension."""
         return (1, *self.element_strides[1:])
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Elements that a copy moves along each dimension: the box over the element strides, rounded up."""
+        """The elements that a copy moves along each dimension: the box divided by the element strides, rounded up."""
         return tuple(-(-size // step) for size, step in zip(self.box, self.steps, strict=True))
 
     @cached_property
@@ -178,7 +178,7 @@ class TensorMap:
 
 @lru_cache(maxsize=1024)
 def unpack(raw: bytes) -> TensorMap:
-    """Reads a map from 128 bytes.  Raises `ValueError` on bytes that `pack` did not make, or of an invalid map."""
+    """Reads a map from 128 bytes.  Raises `ValueError` on bytes that `pack` did not make, and on an invalid map."""
     record = _record(raw)
     if not int(record["magic"]):
         raise ValueError("tensor map: expected one that was filled in, got 128 zero bytes")
@@ -202,8 +202,8 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
     """The map in `raw` (128 bytes, or zeros) with one field changed, as `tensormap.replace.tile` does.
 
     PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
-    element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode; `ordinal` is the dimension, or 0 if the
-    field has none; `value` is the rank minus one, a mode's number in PTX's table, or, for the other fields, the value
+    element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode.  `ordinal` is the dimension, or 0 if the
+    field has none.  `value` is the rank minus one, a mode's number in PTX's table, or, for the other fields, the value
     itself.  A global_stride is in bytes; code for PTX versions up to 8.5 gives it in units of 16 bytes (`stride_unit`
     16), because ptxas shifted it (Triton writes such code).  The other fields may still be unset.  Raises `ValueError`
     on an unknown field or a value that no map can hold.
@@ -227,7 +227,7 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
 
 
 def _record(raw: bytes) -> np.ndarray:
-    """A writable copy of the fields; the bytes must come from `pack` or be all zero."""
+    """A writable copy of the map's fields.  The bytes must come from `pack` or be all zero."""
     if len(raw) != BYTES:
         raise ValueError(f"tensor map: expected {BYTES} bytes, got {len(raw)}")
     record = np.frombuffer(raw, _FIELDS).copy().reshape(())
@@ -238,23 +238,23 @@ def _record(raw: bytes) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TileIndex:
-    """A box as `n` units of `unit_bytes` bytes, each wholly inside or wholly outside of the tensor."""
+    """A box as `n` units of `unit_bytes` bytes.  Each unit lies wholly inside or wholly outside of the tensor."""
 
     global_addresses: np.ndarray
-    """(n,) int64, multiples of `unit_bytes`; meaningless for a unit outside of the tensor."""
+    """The units' global addresses: (n,) int64, multiples of `unit_bytes`; meaningless where a unit is outside."""
     shared_addresses: np.ndarray
-    """(n,) int64, in bytes; each unit of the box has one address."""
+    """The units' addresses in shared memory: (n,) int64, in bytes."""
     inside: np.ndarray | None
-    """(n,) bool; None if all units are inside."""
+    """Whether each unit is inside of the tensor: (n,) bool; None if all units are."""
     unit_bytes: int
-    """Bytes of a unit: 16, or less if the coordinates or the tensor's edge cut a chunk; at least an element."""
+    """The bytes of a unit: 16, or less if the coordinates or the tensor's edge cut a chunk; at least one element."""
 
 
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
     """The box that starts at element `coords` (one signed number per dimension) and at `shared_address` (bytes).
 
-    Raises `ValueError` on a wrong number of coordinates, on a shared address that is not a multiple of 128, and on rows
-    narrower than the swizzle, for which no layout is documented.
+    Raises `ValueError` on a wrong number of coordinates, and on a shared address that is not a multiple of 128.  Raises
+    it also on rows narrower than the swizzle, for which no layout is documented.
     """
     if len(coords) != tensor.rank:
         raise ValueError(f"coords: expected {tensor.rank}, got {len(coords)}")
@@ -281,7 +281,7 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Global offsets from the first element's address, and shared addresses for a box that starts at `phase`."""
+    """For a box that starts at `phase`: the global offsets from the first element, and the shared addresses."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
@@ -292,7 +292,7 @@ def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.n
 
 
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
-    """Whether each unit lies inside of the tensor: (n,)."""
+    """Whether each unit of the box lies inside of the tensor: (n,)."""
     size = tensor.element_bytes
     places = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
     inside = (places >= 0) & (places < tensor.dims[0] * size)
@@ -306,8 +306,8 @@ def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
 def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
     """The bytes that a load writes for a unit out of bounds: (unit_bytes,) uint8.
 
-    They are zeros, or one NaN per element with all bits but the sign set: PTX's canonical NaN (the ISA says "special
-    NaN" and gives no bits).
+    They are zeros; with `fill` nan, one NaN per element with all bits but the sign set: PTX's canonical NaN (the ISA
+    says "special NaN" and gives no bits).
     """
     size = tensor.element_bytes
     if tensor.fill == "zero":
@@ -317,10 +317,10 @@ def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
 
 
 def loaded(bits: np.ndarray, element: str) -> np.ndarray:
-    """Raw elements (unsigned, any shape) as a load through a map of type `element` writes them.
+    """The elements that a load through a map of type `element` writes, from raw elements (unsigned, any shape).
 
-    tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even; .ftz types turn subnormals into zeros of the
-    same sign.  Elements of other types are copied.
+    tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even.  The .ftz types turn subnormals into zeros of
+    the same sign.  Elements of other types are copied.
     """
     if element.endswith(".ftz"):
         bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
@@ -333,8 +333,8 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     """The result of `cp.reduce.async.bulk.tensor` in memory: `old` combined with `new`, raw elements of one shape.
 
     PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor; `element` is
-    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included;
-    min and max of a number and a NaN give the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
+    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included.
+    The min or max of a number and a NaN is the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
     combination that PTX does not have.
     """
     if element not in REDUCIBLE[op]:

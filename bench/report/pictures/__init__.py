@@ -1,1 +1,1 @@
-"""Pictures for the documentation, each with the numbers behind it and the source of these numbers."""
+"""Pictures for the documentation.  With each picture come its numbers and the source of the numbers."""

@@ -1,6 +1,6 @@
 """The parts that all figures of the documentation share, and the figure of the bytes at each level of memory.
 
-Colour-blind readers can tell the colours apart.  A file changes only if its content changes.
+Colour-blind readers can distinguish the colours.  A file changes only if its content changes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rooflab.roofline.numbers import three_digits
 from rooflab.roofline.plot import own_settings
 
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
-"""The colours of Okabe and Ito, and two greys."""
+"""The colours of Okabe and Ito, and two tones of grey."""
 DPI = 130
 WIDTH_IN = 5.6
-"""The width of a figure with panels one below another: on a phone 358 pixels wide, 9 points are 8 pixels high."""
+"""The width of a figure whose panels are below each other.  On a phone 358 pixels wide, 9 points are 8 pixels high."""
 NOTE_CHARACTERS_PER_INCH = 17
 """The number of characters of a note that fit into an inch."""
 
@@ -39,7 +39,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a PNG atomically, without date and version; a `$` in a name begins no formula."""
+    """Writes a PNG atomically, without date and version.  A `$` in a name does not begin a formula."""
     figure.draw_without_rendering()  # an axis writes its numbers only at this call
     for text in figure.findobj(Text):
         text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten in this mode
@@ -56,14 +56,14 @@ def where(made: Record | Environment) -> str:
 
 
 def note(figure: Figure, texts: Sequence[str]) -> None:
-    """Adds texts below the panels, in lines as long as the figure is wide."""
+    """Adds texts below the panels; the lines are as long as the figure is wide."""
     lines = [line for text in texts for line in wrap(text, int(NOTE_CHARACTERS_PER_INCH * figure.get_figwidth()))]
     figure.supxlabel("\n".join(lines), fontsize=8, color=INK, x=0.01, ha="left")
 
 
 MEGA, KILO = 1e6, 1e3
 ROOM = 2.3
-"""The ratio of the axis to its longest bar, which leaves room for the text behind the bar."""
+"""The length of the axis divided by its longest bar.  The rest of the axis has the text behind the bar."""
 LEVEL_NOTES = (
     "Compiled kernels: counted in the emulator, which ran all of the sm_90a code and compared its values. HBM: each "
     "32-byte sector of a tensor once a launch, as if a launch found L2 empty and L2 kept all of it.",
@@ -81,12 +81,12 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "_least": {"facecolor": PALE, "edgecolor": PALE},
     "lost to bank conflicts": {"facecolor": LOST, "edgecolor": LOST},
 }
-"""The drawing options of each part of a bar, by its name in the legend; names with `_` first are not in the legend."""
+"""By name in the legend, the drawing options of a part of a bar.  Names with `_` first are not in the legend."""
 UNSEEN = "not seen, inside torch's kernels"
 
 
 class Panel(NamedTuple):
-    """The bars of one level of memory: the parts of the bar of each record, and the text behind the bar."""
+    """The bars of one level of memory: for each record, the parts of its bar and the text behind the bar."""
 
     title: str
     parts: Mapping[str, list[float]]
@@ -94,7 +94,7 @@ class Panel(NamedTuple):
 
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
-    """The levels from far to near, each with a bar for every record; a bar without data is empty."""
+    """The levels of memory from far to near, each with one bar for every record.  A bar without data is empty."""
     levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
     panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
     turns = [[record.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records]
@@ -129,9 +129,9 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
 
 @own_settings
 def draw_levels(records: Sequence[Record], folder: Path) -> Path:
-    """Writes `bytes-<op>.png` and returns its path.  The records have one op, case and scheme.
+    """Writes `bytes-<op>.png` and returns its path.  All records have the same op, case and scheme.
 
-    Raises `ValueError` without records, or if they have several ops, cases or schemes.
+    Raises `ValueError` if there are no records, or if they have several ops, cases or schemes.
     """
     about = {(record.op, record.case_id, record.scheme) for record in records}
     if len(about) != 1:

@@ -1,10 +1,10 @@
-"""The bytes that kernels move at each level of memory on one case, as records: `canvas.py` draws them.
+"""The bytes that kernels move at each level of memory on one case, as records; `canvas.py` draws them.
 
-The emulator counts compiled kernels.  The bytes of a naive kernel come from the operands of its torch calls
-(`kernels/traffic.py`), as if L2 were empty at each call's start; the emulator counts a launch in this way.  An
-elementwise call requests an operand from L2 once per result, a broadcast operand again each time.  A product requests
-the rows and columns of a tile once per tile; its tiles of 128 by 128 results are a model, because torch's library
-chooses the real tiles.
+The emulator counts the bytes of compiled kernels.  The bytes of a naive kernel come from the operands of its torch
+calls (`kernels/traffic.py`), as if L2 were empty at each call's start; the emulator counts a launch in the same way.
+An elementwise call requests an operand from L2 once per result, a broadcast operand again each time.  A product
+requests the rows and columns of a tile once per tile.  Its tiles of 128 by 128 results are a model, because torch's
+library chooses the real tiles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
 def bytes_of(call: TorchCall) -> dict[str, int]:
-    """The bytes of a call, by the names of the metrics without their prefix; `l2_modelled_bytes` come from a model."""
+    """By name of a metric without its prefix, the bytes of a call.  `l2_modelled_bytes` come from a model."""
     size = max(item.numel() for item in call.written)
     if modelled := call.name in PRODUCTS:
         (*_, rows, columns), repeats = call.written[0].shape, math.prod(call.written[0].shape[:-2])
@@ -55,12 +55,12 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
 
 
 def _sectors(x: torch.Tensor) -> int:
-    """The bytes of the distinct elements in memory, in whole sectors."""
+    """The bytes of the distinct elements of `x` in memory, in whole sectors."""
     return -(-held(x) // SECTOR) * SECTOR
 
 
 PREFIX = "moved_"
-"""Prefix of the metrics: `moved_hbm_read_bytes` and so on."""
+"""The prefix of the metrics: `moved_hbm_read_bytes` and so on."""
 META = torch.device("meta")
 
 
@@ -114,10 +114,10 @@ def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: 
 
 
 def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
-    """Bytes by level, summed over launches; each launch names its bytes as in `emulator.results.Bytes`.
+    """By level, the bytes summed over launches.  The fields of each launch are those of `emulator.results.Bytes`.
 
-    Lanes, copies and atomics request the bytes between L2 and the SMs; atomics read what they change.  Stores,
-    `cp.async` and TMA write to shared memory; loads, TMA and the operands of wgmma read from it.
+    Lanes, copies and atomics request the bytes between L2 and the SMs; atomics also read what they change.  Stores,
+    `cp.async` and TMA write to shared memory.  Loads, TMA and the operands of wgmma read from it.
     """
 
     def total(*names: str) -> float:

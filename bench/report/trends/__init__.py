@@ -1,1 +1,1 @@
-"""Committed records over time: one trend per kernel, case, scheme and machine, and its steps."""
+"""Committed records over time: one trend per kernel, case, scheme and machine, and the steps in the trend."""

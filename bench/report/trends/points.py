@@ -1,6 +1,6 @@
 """Makes the points of trends from records, and orders their commits.
 
-A point is a timed kernel in a run; records without a place in a trend are counted by reason.
+A point is a timed kernel in a run.  Records that cannot be a point of a trend are counted by reason.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from rooflab.bench.core import Record, read
 from rooflab.bench.report.sources import find_files, grouped
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
-"""The fields that are equal in all points of a trend: the work, the hardware, the driver and clocks, and the method."""
+"""The fields that all points of a trend share: the work, the hardware, the driver and clocks, and the method."""
 CIRCUMSTANCES = ("torch", "triton", "schema", "config")
-"""The fields that may change within a trend; the trend shows a change as a mark."""
+"""The fields that may change within a trend, which shows the change as a mark."""
 IMPORTED = "imported: "
-"""The prefix of the timer in a record from another tool's file."""
+"""The prefix of `timer` in a record from another tool's file."""
 
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """The records that a history contains; an empty field selects all records."""
+    """The records that a history selects.  An empty field selects all records."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
     cases: Sequence[str] = ()
     machines: Sequence[str] = ()
-    """Parts of machine keys; a record is selected if its key contains one of them."""
+    """Parts of machine keys.  A record is selected if its machine key contains one of them."""
 
     def takes(self, record: Record) -> bool:
         """Whether the record is selected."""
@@ -51,28 +51,28 @@ class RecordFilter:
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """The time of a kernel in a run."""
+    """The time of one kernel in one run."""
 
     record: Record
-    """The first record of its measurements."""
+    """The first record of the point's measurements."""
     latency_ms: float
-    """The median of its measurements in ms, because repeats within one process are not independent."""
+    """The median of the point's measurements in ms, because repeats within one process are not independent."""
     file: Any
 
     @property
     def circumstances(self) -> tuple[str | None, ...]:
-        """The values of `CIRCUMSTANCES`."""
+        """The record's values of the fields in `CIRCUMSTANCES`."""
         environment = self.record.environment
         return environment.get("torch"), environment.get("triton"), self.record.schema_version, config_of(self.record)
 
 
 @dataclass(frozen=True)
 class Points:
-    """The points of files, and the number of records left out."""
+    """The points in files, and the number of records left out."""
 
     points: Sequence[TrendPoint]
     left_out: Mapping[str, int]
-    """The number of records without a place in a trend, by reason."""
+    """By reason, the number of records that are no point of a trend."""
     files: int
 
 
@@ -108,14 +108,14 @@ def why_not(record: Record) -> str:
 
 
 def key_of(record: Record) -> tuple[str, ...]:
-    """The values of `KEY`."""
+    """The record's values of the fields in `KEY`."""
     machine = str(record.environment.get("machine_key") or "unknown")
     names = (record.op, record.kernel, record.case_id, record.scheme)
     return (*(name or "" for name in names), machine, setting(record), record.method)
 
 
 def config_of(record: Record) -> str | None:
-    """The kernel's config as a text."""
+    """The kernel's config as a text; None if the record has no config."""
     return None if record.config is None else json.dumps(dict(record.config), sort_keys=True)
 
 
@@ -132,9 +132,9 @@ def setting(record: Record) -> str:
 
 
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
-    """The points of records, each with its file; a run that timed several configs gives the fastest config's point.
+    """Makes points of pairs of a record and its file.  If a run timed several configs, its point is the fastest config.
 
-    Another tool's file may hold many runs, which differ only in their times.
+    Another tool's file may contain many runs, which differ only in their times.
     """
 
     def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
@@ -152,7 +152,7 @@ def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
 
 
 def repository(folder: Path | None = None) -> Path | None:
-    """The checkout that contains `folder`, else the running program's checkout; None if neither is a checkout."""
+    """The checkout that contains `folder`, or else the running program's checkout.  None if neither is a checkout."""
     for place in (folder or Path.cwd(), Path(__file__).parent):
         with suppress(ValueError):
             return Path(git(place, "rev-parse", "--show-toplevel"))
@@ -160,7 +160,7 @@ def repository(folder: Path | None = None) -> Path | None:
 
 
 def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
-    """The place of each commit that the repository at `root` knows, parents before children; others have no place."""
+    """The index of each commit that the repository at `root` knows, parents before children; others are left out."""
     hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not hashes:
         return {}

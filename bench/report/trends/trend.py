@@ -1,4 +1,4 @@
-"""Trends: the points of one key in order, their levels, the steps between them, and the meaning of the last point."""
+"""Trends: the points of one key in order, their levels, the steps between levels, and the meaning of the last point."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rooflab.bench.report.sources import grouped
 from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY, Points, TrendPoint, key_of
 
 LEAST_NOISE = 1e-3
-"""The lower limit of the noise, in log units (0.1%): a clock's resolution can make several runs exactly equal."""
+"""The lower limit of the noise, in log units (0.1%): with a coarse clock several runs can be exactly equal."""
 _MEAN_TO_SIGMA, _MAD_TO_SIGMA = 2 / math.sqrt(math.pi), 1.4826
-"""The mean |x - y| of two independent normal values over their standard deviation, and the inverse for |x - median|."""
+"""For normal values: the mean |x - y| of two over the deviation sigma, and sigma over the median |x - median|."""
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
 LAST = 20
-"""The number of points of the same level with which a new point is compared."""
+"""The number of points before a new point, on the same level, with which the new point is compared."""
 THRESHOLD = 0.02
-"""The least relative change that counts, as in an A/B."""
+"""The smallest relative change that counts, as in an A/B."""
 LEAST_HISTORY = 5
-"""The least number of points for a comparison."""
+"""The smallest number of points for a comparison."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 24
 
@@ -32,13 +32,13 @@ SPARK_POINTS = 24
 def find_steps(logs: Sequence[float]) -> list[int]:
     """Indices of the first points after a change of level in `logs`, natural logarithms of times in order.
 
-    The steps are those of the cheapest of all partitions into pieces of 2 points or more.  A piece costs the sum of
-    |x - its median| in deviations of the noise, which one slow run hardly raises.  A step costs 4 + 1.5 ln n.  In
-    simulations this price finds a false step in at most 1% of normal series of 5 to 100 points, and in 2% of series
-    whose every tenth run is 8 deviations slow.  It finds a step of 5 deviations in over 75% of series with 3 points
-    after the step, and in 98% with 5 points (checked by `tests/report/test_history.py`).
+    The steps are those of the cheapest of all partitions into pieces of 2 points or more.  The cost of a piece is the
+    sum of |x - median| over the piece, in deviations of the noise; one slow run hardly raises it.  A step costs 4 + 1.5
+    ln n.  In simulations this price finds a false step in at most 1% of normal series of 5 to 100 points, and in 2% of
+    series whose every tenth run is 8 deviations slow.  It finds a step of 5 deviations in over 75% of series with 3
+    points after the step, and in 98% with 5 points (checked by `tests/report/test_history.py`).
 
-    Quadratic in time.  Raises `ValueError` on values that are not finite.
+    The time is quadratic in the number of points.  Raises `ValueError` on values that are not finite.
     """
     if not np.isfinite(np.asarray(logs, float)).all():
         raise ValueError("values: expected finite numbers, got one that is not")
@@ -48,7 +48,7 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     x = np.asarray(logs, float) / max(LEAST_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
     price = 4.0 + 1.5 * math.log(len(x))
     best: list[tuple[float, list[int]]] = [(0.0, []), (math.inf, [])]
-    """By number of points: the least cost of that many first points, and the indices at which the pieces begin."""
+    """By number n of points: the least cost of the first n points, and the indices at which their pieces begin."""
     for end in range(2, len(x) + 1):
         ways = (
             (best[begin][0] + price + float(np.abs(x[begin:end] - np.median(x[begin:end])).sum()), begin)
@@ -61,39 +61,39 @@ def find_steps(logs: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class LevelStep:
-    """A change of level."""
+    """A change of the level in a trend."""
 
     point: int
     """The index of the first point after the step."""
     effect: float
     """The ratio of the levels minus one: 0.05 is 5% slower."""
     before: str
-    """The commit, or else the time, of the last point before the step."""
+    """The commit of the last point before the step, or else the point's time."""
     after: str
-    """The commit, or else the time, of the first point after the step."""
+    """The commit of the first point after the step, or else the point's time."""
     cause: str
-    """The other changes at the step, such as `triton 3.6.0 -> 3.7.1`; empty if only the code changed."""
+    """What else changed at the step, such as `triton 3.6.0 -> 3.7.1`.  Empty if only the code changed."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """The points of one key in order."""
+    """The trend of one key: its points in order."""
 
     key: Mapping[str, str]
     points: Sequence[TrendPoint]
     by_commit: bool
-    """Whether the points follow the git history; otherwise they follow their times."""
+    """Whether the points are in the order of the git history.  Otherwise they are in the order of their times."""
     marks: Mapping[int, str]
-    """By point, the changes at this point outside of our own code."""
+    """By point, what changed outside of our own code."""
     steps: tuple[LevelStep, ...]
     z: float | None
-    """The robust z of the last point against the level before it; None if that level is too short."""
+    """The robust z of the last point against the level before it.  None if that level is too short."""
     state: State
     """The state of the last point."""
 
     @property
     def levels(self) -> list[tuple[int, int, float]]:
-        """First point, one past the last point, and median in ms of each level; a step or a mark begins a level."""
+        """By level: its first point, the point after its last, its median in ms.  A step or a mark begins a level."""
         edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
         latency = [point.latency_ms for point in self.points]
         return [(a, b, float(np.median(latency[a:b]))) for a, b in pairwise(edges)]
@@ -104,7 +104,7 @@ class Trend:
         return "{op}/{kernel} {case} {scheme}".format(**self.key).rstrip()
 
     def row(self) -> dict[str, Any]:
-        """The trend as a row of the table."""
+        """The trend as a row of a table."""
         last = self.steps[-1] if self.steps else None
         return {
             **self.key,
@@ -120,7 +120,7 @@ class Trend:
         }
 
     def next(self, step: LevelStep) -> str:
-        """The command that compares the two sides of a regression; empty if no command can."""
+        """The command that compares the two sides of a regression.  Empty if no command can compare them."""
         committed = self.by_commit and "+" not in step.before + step.after and step.before != step.after
         if step.effect < 0 or step.cause or not committed:
             return ""
@@ -132,9 +132,9 @@ class Trend:
 def find_trends(
     points: Iterable[TrendPoint], places: Mapping[str, int], last: int = LAST, threshold: float = THRESHOLD
 ) -> list[Trend]:
-    """Returns one trend per key, in order of the keys.  `places` has the place of each known commit in the history.
+    """Returns one trend per key, in order of the keys.  `places` has the index of each known commit in the history.
 
-    Raises `ValueError` on a threshold below 0, or on too few points for a comparison.
+    Raises `ValueError` on a threshold below 0, and on too few points for a comparison.
     """
     if not threshold >= 0:
         raise ValueError(f"threshold: expected a share of at least 0, got {threshold}")
@@ -168,7 +168,7 @@ def _trend(
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
-    """By point, the changes from the point before."""
+    """By point, what changed since the point before."""
     marks = {}
     for index, (before, after) in enumerate(pairwise(point.circumstances for point in ordered), 1):
         changes = zip(CIRCUMSTANCES, before, after, strict=True)
@@ -177,10 +177,10 @@ def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
-    """The last point's robust z against the level before it, which begins at `begin`, and whether it is unusual.
+    """The last point's robust z against the level before it, which begins at `begin`, and whether the point is unusual.
 
-    A point is unusual if its z is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993); this
-    limit is wider for a short history, whose spread is uncertain: about 0.5% of normal points lie beyond it.
+    A point is unusual if its z is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993).  A
+    short history, whose spread is uncertain, has a wider limit: about 0.5% of normal points lie beyond it.
     """
     before, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(before) < LEAST_HISTORY:
@@ -200,7 +200,7 @@ def label(point: TrendPoint, by_commit: bool) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The last values as blocks on a log scale; the full height is at least a factor of 1.1, so noise looks flat."""
+    """The last values as block characters on a log scale of at least a factor of 1.1, so noise looks flat."""
     logs = [math.log(value) for value in values[-SPARK_POINTS:]]
     low, high = min(logs), max(logs)
     middle, height = (low + high) / 2, max(high - low, math.log(1.1))
@@ -208,7 +208,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
-    """The whole result as JSON values."""
+    """The whole history as JSON values."""
     return {
         "files": points.files,
         "points": len(points.points),
@@ -227,7 +227,7 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
 
 
 def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
-    """Returns the sentences below the table: steps, suspects, the order of points, and records left out."""
+    """Returns the sentences below the table: steps, suspicious points, the order of points, and records left out."""
     lines = []
     for trend in trends:
         for step in trend.steps:
