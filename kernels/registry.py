@@ -160,8 +160,8 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device` without a given config: the recorded choice if it is legal for
-        this case, else the default.  None if the kernel takes no config.  A case without rows has no recorded
+        """Returns the config of a launch on `device` if the caller gives none: the recorded choice if legal for this
+        case, else the default.  Returns None if the kernel takes no config.  A case without rows has no recorded
         choice."""
         if self.tuning is None:
             return None
