@@ -1,5 +1,4 @@
-"""The kernel `cluster`, the rung after `fused`: the registers of up to eight CTAs hold a row (see
-`rmsnorm/cluster`)."""
+"""The kernel `cluster`, the rung after `fused`: up to eight CTAs hold a row in registers (see `rmsnorm/cluster`)."""
 
 from __future__ import annotations
 
