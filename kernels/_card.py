@@ -6,4 +6,4 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 pretended: Callable[[], AbstractContextManager[object]] | None = None
-"""Makes a context that pretends to have a GPU.  A process that compiles or emulates sets it (`bench/cli/app.py`)."""
+"""Makes a context that pretends to have a GPU.  Code that compiles or emulates kernels sets it (`bench/cli/app.py`)."""

@@ -28,7 +28,7 @@ PACKAGE = "flashinfer"
 HEAD_DIMS = (64, 128, 256)
 """The head_dim values of FlashInfer's kernels for Hopper and for CUDA cores (`utils.cuh`, 0.6.18 and 0.7.2)."""
 WORKSPACE_BYTES = 512 * 2**20
-"""Bytes for partial results of split keys.  FlashInfer recommends a quarter of this, and raises if it needs more."""
+"""Bytes for partial results of split keys.  FlashInfer recommends a quarter, and raises if the space is too small."""
 
 
 def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:

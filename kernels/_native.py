@@ -126,6 +126,6 @@ def _openmp_of_torch() -> str:
 
 
 def processor() -> str:
-    """Returns the processor's model and features: a library for another processor may use other instructions."""
+    """Returns the processor's model and features, because a library built for another processor may not run here."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(("model name", "flags")))

@@ -3,10 +3,10 @@ section "Programmatic Dependent Launch and Synchronization").
 
 With PDL a kernel may start before the previous kernel of its stream ends.  The kernel prefetches data that no kernel of
 a step writes (weights, tables) and waits until the previous kernel is complete.  Only then does it read or write
-anything else.  The previous kernel signals when the next kernel may start.  Here it signals at once, because the
-kernels are small and leave space on the SMs.  Without a signal the next kernel starts when the previous kernel ends.
-The order holds through a chain of kernels, because every kernel waits: a kernel is complete only after all earlier
-kernels. CUDA C++ kernels wait by `lib/pdl.h`, Triton kernels by `tl.extra`.
+anything else.  Each kernel signals when the next kernel may start.  Here a kernel signals at once, because the kernels
+are small and leave space on the SMs.  Without a signal the next kernel starts when the previous kernel ends.  The order
+holds through a chain of kernels, because every kernel waits: a kernel is complete only after all earlier kernels. CUDA
+C++ kernels wait by `lib/pdl.h`, Triton kernels by `tl.extra`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ TILE_K = 32
 
 
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
-    """Returns the reason why torch's CPU products compute `a` (M, K) wrongly, or None if they do not.
+    """Returns the reason why torch's CPU products compute `a` (M, K) wrongly, or None if they are right.
 
     The products read past the end of each row, up to the next multiple of 32, and multiply these values by 0.  A NaN
     there makes the result NaN.  Rows without padding are safe, because only values of `a` follow.  Column strides are

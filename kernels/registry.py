@@ -69,8 +69,8 @@ class Kernel:
     `prepare` may take arguments that the op's `prepared_with` names."""
     plan: Callable[[Arguments], Any] | None = None
     """`plan(inputs)`: work that an engine does once per step for all layers, and that waits for the device.  The kernel
-    gets the result as `plan`, or makes the plan in the call if `plan` is None.  The bench does not measure the plan,
-    and gives it real integer tensors but other tensors on `meta`."""
+    gets the result as `plan`, or makes the plan in the call if `plan` is None.  The bench does not measure the plan.
+    The bench calls `plan` with real integer tensors, and other tensors on `meta`."""
     fenced_since: str | None = None
     """The first Triton version, such as `3.7`, that puts a `fence.proxy.async` between the kernel's `cp.async` and
     wgmma. Without the fence, the code is a race by PTX's rules (the emulator reports it)."""
@@ -101,7 +101,7 @@ class Kernel:
         return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
 
     def __call__(self, **inputs: Any) -> Any:
-        """Calls the kernel.  Raises `ValueError` on a value, other than the default, of an argument that it lacks."""
+        """Calls the kernel.  An argument that the kernel lacks raises `ValueError`, unless it has its default value."""
         if refusal := self.why_not_args(inputs):
             raise ValueError(str(refusal))
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
@@ -144,7 +144,7 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns the reason why the kernel cannot take these arguments, with a kernel that can, or None.  An
+        """Returns the reason why the kernel cannot take these arguments, and a kernel that can, or None.  An
         unregistered op needs `spec`; with `spec` no other kernel is searched."""
         defaults = {each.name: each.default for each in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
@@ -160,9 +160,8 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device` if the caller gives none: the recorded choice if legal for this
-        case, else the default.  Returns None if the kernel takes no config.  A case without rows has no recorded
-        choice."""
+        """Returns the config of a launch on `device` without a given config: the recorded choice if legal for this
+        case, else the default; None if the kernel takes no config.  A case without rows has no recorded choice."""
         if self.tuning is None:
             return None
         rows, card = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -264,7 +263,7 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
     """Raises `TypeError` unless the kernel takes the reference's arguments in their order; keyword-only arguments may
-    be missing.  It must have `config` and `plan` if and only if it is registered with the functions that make them."""
+    be missing.  A kernel has `config` and `plan` if and only if it is registered with functions that make them."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
     extra = {name: parameters.pop(name, None) for name in OWN}
     expected = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]

@@ -20,7 +20,7 @@ peer = partial(
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
-    """Computes attention by the backend of this name in `SDPBackend`, or raises `RuntimeError` if it cannot."""
+    """Computes attention by the backend of this name in `SDPBackend`.  The backend may raise `RuntimeError`."""
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -66,7 +66,7 @@ class Ring(LaunchConfig):
 
 def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Case, scheme: Scheme) -> Footprint:
     """Returns the resources of a producer and two consumers for `tiles` tiles of `columns` columns, at most one CTA per
-    SM. They are two fp32 accumulators of half a tile, the ring and its barriers, and `staged` values of the result."""
+    SM: two fp32 accumulators of half a tile, the ring and its barriers, and `staged` values of the result."""
     values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
     ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
     return Footprint(
@@ -287,7 +287,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of a, b, c and the residual, the grid, sizes, and constants."""
+    """Computes for each layout: the makers of the maps of all operands and `c`, the grid, sizes, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     residual = None if of.residual is None else _operands.stored_as(of.residual, False)

@@ -1,5 +1,4 @@
-"""The kernel `gemv`, the rung after `naive`, for one to four rows of a: reads the weight once, 16 bytes per thread at a
-time.
+"""The kernel `gemv`, the rung after `naive`, for one to four rows of `a`: reads the weight once, 16 bytes per thread.
 
 With so few rows the product is a stream of weights, so there is no tile, no tensor core and no staging in shared
 memory.  A warp takes `rows` rows of the weight, issues `rows * unroll` loads before it uses the first, and reduces in

@@ -2,7 +2,7 @@
 once.
 
 `cooperative` asks L2 for 48 KB per 64 of K in a tile of 128 x 256: 48 bytes per clock and SM at the rate of the tensor
-cores.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of the tile of b, and TMA
+cores.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of the tile of `b`, and TMA
 writes it into the shared memory of both (multicast): 32 KB, 32 bytes per clock.  Gluon 3.6 has no multicast, so the
 kernel is CUDA C++, with tensor maps that the host encodes by the driver's call.  The rest is `cooperative`'s design
 (CUTLASS's cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, example 48): one product in

@@ -1,4 +1,4 @@
-"""The kernel `split_k`, the rung after `pipelined`, for few rows of a: splits K over CTAs until a wave fills the SMs.
+"""The kernel `split_k`, the rung after `pipelined`, for few rows of `a`: splits K over CTAs until a wave fills the SMs.
 
 With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs read nothing.  Here each CTA takes a
 share of a tile's K and writes an fp32 partial sum.  A second launch adds the shares in order, so two runs agree bit for

@@ -50,7 +50,7 @@ class SwapAbConfig:
     block_k: int
     num_stages: int
     split: int
-    """The number of CTAs of a cluster.  They share a tile's K."""
+    """The number of CTAs of a cluster, which share the K of a tile."""
 
 
 def columns(case: Case) -> int:

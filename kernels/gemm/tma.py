@@ -50,7 +50,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of a and b, the grid, sizes and strides, and constants."""
+    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and strides, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)

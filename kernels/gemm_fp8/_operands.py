@@ -52,7 +52,7 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of a and b, the grid, sizes and strides."""
+    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and strides."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     left, right = stored_operands(of.a, of.b)
     a_map, b_map = left.map(config.block_m, BLOCK_K), right.map(BLOCK_K, config.block_n)

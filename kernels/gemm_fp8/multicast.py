@@ -31,7 +31,7 @@ TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)),
 
 
 def stored(of: Arguments) -> tuple[Stored, ...]:
-    """Computes for each layout: a, b.mT and c as rows in memory.  Raises `ValueError` if TMA cannot store `c`."""
+    """Computes for each layout: `a`, `b.mT` and `c` as rows in memory.  Raises `ValueError` if TMA cannot store `c`."""
     return *stored_operands(of.a, of.b), stored_output(of.c)
 
 

@@ -217,7 +217,7 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes for each layout: maps of a, b.mT and c, whether TMA stores c, the grid, numbers, and constants."""
+    """Computes for each layout: maps of `a`, `b.mT` and `c`, whether TMA stores `c`, the grid, numbers, constants."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N = a.shape, b.shape[1]
     by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
@@ -275,7 +275,7 @@ def promoted_ws(
     config: ConsumerTile,
     bound: Any,
 ) -> None:
-    """Computes the same sums as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if it can."""
+    """Computes the same sums as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
     a_map, b_map, c_map, by_tma, grid, numbers, constants = bound
     target = c if by_tma else c.new_empty((1, 8))
     _gemm[grid](a_map(a), b_map(b), c_map(target), a_scale, b_scale, bias, c, *numbers, **constants)

@@ -232,7 +232,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of a, b and out, the grid, a stride and sizes, and constants.
+    """Computes for each layout: the makers of the maps of `a`, `b` and `out`, the grid, a stride, sizes, constants.
 
     Raises `ValueError` if TMA cannot store `out`.
     """

@@ -77,7 +77,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of a and b, the grid, sizes and a stride, and constants."""
+    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and a stride, and constants."""
     T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
     a, expert = stored_operands(of.a, of.b)
     apart = of.b.stride(0) if E > 1 else N * expert.stride  # the stride of a single expert has no meaning

@@ -17,7 +17,7 @@ why_no_maps = partial(why_not_by_tma, stores=True, gated=True)
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of a, the weight as (2, I, K) and out; sizes."""
+    """Computes for each layout: the makers of the maps of `a`, the weight as (2, I, K) and `out`; sizes."""
     config = of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half = weight.rows // 2

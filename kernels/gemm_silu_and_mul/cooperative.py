@@ -219,7 +219,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for each layout: the makers of the maps of a, the weight and out, the grid, and sizes."""
+    """Computes for each layout: the makers of the maps of `a`, the weight and `out`, the grid, and sizes."""
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half, rows = config.block_m // 2, weight._replace(transposed=False)

@@ -1,4 +1,4 @@
-"""The kernel `dequant_dot`, the rung after `naive`, for many rows of a: codes become bf16 in registers before wgmma.
+"""The kernel `dequant_dot`, the rung after `naive`, for many rows of `a`: codes become bf16 in registers before wgmma.
 
 One launch replaces nine, and the weight is read from HBM once, at half a byte per value.  cp.async copies codes to
 shared memory several groups ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in shared memory.

@@ -1,4 +1,4 @@
-"""The kernel `gemv`, the rung after `naive`, for few rows of a: reads each code once, through registers to tensor
+"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: reads each code once, through registers to tensor
 cores.
 
 The product is a stream of packed codes (`lib/stream.cu`).  A warp keeps four chunks of 1 KB in flight, 16 bytes per

@@ -1,4 +1,4 @@
-"""The kernel `dequant_dot`, the rung after `naive`, for many rows of a: codes become bf16 in registers before wgmma.
+"""The kernel `dequant_dot`, the rung after `naive`, for many rows of `a`: codes become bf16 in registers before wgmma.
 
 One launch replaces four, and the weight is read from HBM once, at one byte per value.  cp.async copies codes to shared
 memory several tiles ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in shared memory.  Sums are

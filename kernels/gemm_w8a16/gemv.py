@@ -1,4 +1,4 @@
-"""The kernel `gemv`, the rung after `naive`, for few rows of a: reads each code once, through registers to tensor
+"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: reads each code once, through registers to tensor
 cores.
 
 The kernel is the stream of gemm_w4a16/gemv (`lib/stream.cu`) with eight-bit codes.  The seven low bits of a code are

@@ -18,7 +18,7 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 CPU_STEP = 16
-"""The number of values along K that the CPU's kernel reads at once.  It has no mask at the end of a row."""
+"""The number of values along K that the CPU's kernel reads at once, without a mask for the end of a row."""
 CPU_ROWS = 4
 CPU_ALIGNMENT = {"a": 32, "b": 16}
 """On a CPU, the address of every row must be a multiple of this many bytes, for aligned loads."""

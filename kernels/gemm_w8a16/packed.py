@@ -31,7 +31,7 @@ CHANNELS = 16
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """Stores `b` (K, N) int8 as (N, K), at an address that torch's call takes.  Returns `b` if it is already stored so.
+    """Stores `b` (K, N) int8 as (N, K), at an address that torch's call takes.  Returns `b` itself if nothing is to do.
 
     Raises `ValueError` on another dtype or shape.
     """

@@ -1,6 +1,6 @@
 """The rung `dequant_dot` of gemm_w4a16 and gemm_w8a16: configs, device code, launch.
 
-The product is transposed: W (N, K) times a.mT.  Then the codes are the left operand of wgmma, which may come from
+The product is transposed: W (N, K) times `a.mT`.  Then the codes are the left operand of wgmma, which may come from
 registers, and the many output channels fill its 64 rows.  `_packed.py` orders the codes so that a thread's words hold
 its fragment of the operand.  Masks and a subtraction turn the words into bf16, without a shuffle and without shared
 memory."""
