@@ -167,7 +167,7 @@ def include_folders() -> tuple[str, ...]:
 
 
 def architecture(device: torch.device | int | None = None) -> str:
-    """Returns the `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Needs a GPU here."""
+    """Returns the `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Requires a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{10 * major + minor}" + ("a" if major >= 9 else "")
 

@@ -7,7 +7,7 @@ import torch
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The number to which the largest magnitude of a row is scaled, for each 8-bit dtype."""
 LEAST_SCALE = 2.0**-126
-"""The smallest scale, and the smallest normal fp32 number.  For a smaller scale, 1 / scale would overflow."""
+"""The smallest normal fp32 number, which is the smallest scale: 1 / scale would overflow for a smaller scale."""
 
 
 def write_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None) -> None:

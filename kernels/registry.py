@@ -200,8 +200,8 @@ def interpreting() -> bool:
 
 
 def excluded() -> Mapping[str, str]:
-    """Returns the ids of kernels that must not run in this process, each with its reason.  The JSON file named by
-    `ROOFLAB_EXCLUDE` lists them, because they broke another process of the run."""
+    """Returns the kernels that must not run in this process, because they broke another process of the run: the reason
+    by id. The JSON file that `ROOFLAB_EXCLUDE` names lists these kernels."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
     return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 

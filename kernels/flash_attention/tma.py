@@ -110,6 +110,6 @@ def tma(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention.  One thread loads the tiles of q, k and v by TMA, with zeros past the ends."""
+    """Computes attention: one thread loads the tiles of q, k and v by TMA, with zeros past the ends."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

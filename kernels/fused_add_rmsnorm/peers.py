@@ -24,7 +24,7 @@ def compiled(
 
 @peer(limits=LIGER, contiguous=("x", "residual"))
 def liger(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Any:
-    """Calls Liger.  Its casting mode `llama` rounds before the product with the weight, its mode `gemma` does not."""
+    """Calls Liger: the casting mode `llama` rounds before the product with the weight, the mode `gemma` does not."""
     return _liger(x, residual, weight, eps, weight_offset, "llama" if round_first else "gemma")[:2]
 
 

@@ -19,7 +19,7 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuni
 from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 24
-"""Registers per thread for pointers, masks and the loop counter.  The accumulators come on top."""
+"""Registers per thread for pointers, masks and the loop counter, besides the accumulators."""
 WGMMA_ROWS = 64
 """The least rows of a wgmma product.  In smaller tiles, warps multiply 16 rows by mma.sync."""
 
@@ -131,7 +131,7 @@ def by_pointers(config: Any, case: Case, scheme: Scheme = BF16, **more: int) -> 
 
 
 by_tma = partial(by_pointers, barriers=1)
-"""Returns the resources of a rung that loads by TMA: those of `by_pointers`, and a barrier per stage."""
+"""The footprint function of rungs that load by TMA: `by_pointers`, with a barrier per stage."""
 
 
 def tma_space(of: type, rows: tuple[int, ...] = (64, 128, 256), **options: Any) -> Callable[..., Any]:

@@ -7,9 +7,9 @@ other consumer uses the tensor cores.  Both consumers store at the same time, an
 
 Triton does this (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  It ignores the option with
 8 (read in the code of 3.6 and 3.7), so `rule` refuses 8.  Triton's pass halves the loads of `a` along M, but not the
-box of a map from the host.  3.7 refuses to compile that.  3.6 copies 128 rows into the memory of 64, on a barrier that
-expects 64.  Therefore every CTA makes the maps when it starts, in scratch memory that the launcher gives to Triton.
-The pass cannot divide the epilogue into parts, so a whole tile of the result waits in shared memory.
+box of a map from the host.  Triton 3.7 refuses to compile that; 3.6 copies 128 rows into the memory of 64, on a barrier
+that expects 64.  So every CTA makes the maps when it starts, in scratch memory that the launcher gives to Triton. The
+pass cannot divide the epilogue into parts, so a whole tile of the result waits in shared memory.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int
 
 
 by_tma = partial(by_pointers, barriers=1)
-"""Returns the resources of a rung that loads by TMA: those of `by_pointers`, and a barrier per stage."""
+"""The footprint function of rungs that load by TMA: `by_pointers`, with a barrier per stage."""
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:

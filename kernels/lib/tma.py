@@ -61,7 +61,7 @@ def advance(slot, phase, ring):
 
 @gluon.jit
 def new_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Makes barriers.  A barrier's phase completes after ARRIVALS arrivals and all bytes that were announced to it."""
+    """Makes mbarriers: a phase completes after ARRIVALS arrivals and all bytes that were announced to its barrier."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for nth in gl.static_range(NUMBER):
         mbarrier.init(barriers.index(nth), count=ARRIVALS)
