@@ -39,8 +39,8 @@ def _sm_count(device: torch.device) -> int:
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `launcher`: during a call, the GPU of its first tensor is the current GPU, because Triton launches there.
 
-    The host time is 0.4 to 0.7 us for tensors on a CPU.  It is not measured with a GPU, where the current GPU is also
-    looked up."""
+    Host time: 0.4 to 0.7 us for tensors on a CPU; not measured with a GPU, where the current GPU is also looked up.
+    """
 
     @wraps(launcher)
     def launch(*args: Any, **kwargs: Any) -> Any:

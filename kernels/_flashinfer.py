@@ -110,8 +110,8 @@ def unseeing_rows(
 ) -> torch.Tensor | None:
     """Returns the indices (n,) of the queries that see no key, or None if every query sees a key.
 
-    bounds: (B + 1,), where each sequence's queries begin and end; lengths: (B,), the number of each sequence's keys.
-    Both are on the CPU."""
+    bounds: (B + 1,), where each sequence's queries begin and end; lengths: (B,), its keys.  Both are on the CPU.
+    """
     counts = bounds.diff()
     hidden = (counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, counts, 0)
     rows = [torch.arange(start, start + n) for start, n in zip(bounds.tolist(), hidden.tolist(), strict=False) if n]
@@ -156,10 +156,10 @@ def plan_ragged(
 
 
 def finished(result: Returned, unseeing: torch.Tensor | None) -> Returned:
-    """Converts the result of FlashInfer's `run`.  The log-sum-exp changes from base 2 to base e; rows `unseeing` get 0
-    and -inf.
+    """Converts the result of `run`: log-sum-exp from base 2 to base e; 0 and -inf in the rows `unseeing`.
 
-    FlashInfer gives rows that see no key a large finite log-sum-exp.  result[0]: (T, H, D), result[1]: (T, H)."""
+    FlashInfer gives rows that see no key a large finite log-sum-exp.  result[0]: (T, H, D), result[1]: (T, H).
+    """
     out, lse = result if isinstance(result, tuple) else (result, None)
     if lse is not None:
         lse.mul_(LN2)

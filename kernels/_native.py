@@ -77,10 +77,10 @@ def _first_error(text: str) -> str:
 
 @cache
 def built(source: Path, types: str) -> Callable[..., int]:
-    """Returns the function `run` of a C++ file.  `types` holds a letter per argument: i (int), n (int64), f (float), p
-    (pointer).
+    """Returns the function `run` of a C++ file, built for this processor.
 
-    Raises `ValueError` with the compiler's first error."""
+    A letter of `types` per argument: i (int), n (int64), f (float), p (pointer).  Raises `ValueError` with the
+    compiler's first error."""
     run: Any = ctypes.CDLL(str(library(source))).run
     run.restype, run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
     return run  # type: ignore[no-any-return]

@@ -23,8 +23,8 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
     """Returns the reason why torch's CPU products compute `a` (M, K) wrongly, or None if they are right.
 
     The products read past the end of each row, up to the next multiple of 32, and multiply these values by 0.  A NaN
-    there makes the result NaN.  Rows without padding are safe, because only values of `a` follow.  Column strides are
-    free."""
+    there makes the result NaN.  Rows without padding are safe: only values of `a` follow.  Column strides are free.
+    """
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 BUSY_SHARE = 0.1
-"""A thread took part in the work if it ran for more than this fraction of the busiest thread's time."""
+"""A thread counts as working if it ran for more than this fraction of the busiest thread's running time."""
 _TASKS = Path("/proc/self/task")
 
 

@@ -6,7 +6,8 @@ A launcher's parameters are the arguments and results that it needs, without def
     def fused(x, weight, out, *, eps, config): ...
 
 in `kernels/rmsnorm/fused.py` is `rmsnorm/fused`, called as `fused(x, weight, eps, out=None)`.  Arguments are checked
-once for each layout (shapes, strides, dtypes, devices, options).  To look up a layout costs about 1 us a tensor."""
+once for each layout (shapes, strides, dtypes, devices, options).  To look up a layout costs about 1 us a tensor.
+"""
 
 from __future__ import annotations
 

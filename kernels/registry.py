@@ -145,7 +145,7 @@ class Kernel:
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
         """Returns the reason why the kernel cannot take these arguments, and a kernel that can, or None.  An
-        unregistered op needs `spec`; with `spec` no other kernel is searched."""
+        unregistered op needs `spec`; with `spec` the result names no other kernel."""
         defaults = {each.name: each.default for each in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))

@@ -68,11 +68,11 @@ def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any
 
 @dataclass(frozen=True)
 class Defaults:
-    """A table for `heuristic` of a `Tuning`: the first row that applies to a case and has a legal config is the
-    default.
+    """A table for `heuristic` of a `Tuning`: takes the first row that applies to a case and has a legal config.
 
     A row is `({"M": 64, "itemsize": 2}, config)`.  It applies if each of these sizes is at most its number.  The sizes
-    are the sizes of the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`."""
+    are the sizes of the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`.
+    """
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None

@@ -1,11 +1,11 @@
-"""The kernel `fp8`, the rung after `tma`: queries, keys and values in e4m3 with one scale per head, on fp8 tensor
-cores.
+"""The kernel `fp8`, the rung after `tma`: queries, keys and values in e4m3, a scale per head, fp8 tensor cores.
 
 The scales of q and k go into the factor of the exponent, once per tile; the scale of v goes into the result.  Weights
 are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8, like the exponent of the sum that divides them.  fp32
 registers add each tile's product with the values, because the fp8 accumulator keeps 14 bits (see gemm_fp8/promoted.py).
 
-Ideas that were tried, predicted or not built: docs/notes/flash_attention.md."""
+Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the footprint.  Registers: the sums, and a tile's products or scores; in fp16 scores and weights.
 
-    Shared memory: the queries and all stages of keys and values.  fp16 values need one more tile, twice as wide."""
+    Shared memory: the queries and all stages of keys and values.  fp16 values need one more tile, twice as wide.
+    """
     D = padded(int(case["D"]))
     in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
     columns = D + (max(D, config.block_n) if in_fp8 else config.block_n + config.block_n // 2)

@@ -2,11 +2,11 @@
 
 In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have
 no work left.  Also, CTAs of many heads run at once, and their keys share L2.  Here the longest tiles come first
-(Graham, 1969).  All heads of a section come before the next section; the keys and values of a section fit in L2
-together.
+(Graham, 1969).  All heads of a section come before the next section; L2 holds the keys and values of a whole section.
 
 The loads of a tile start after the store of the tile before.  Triton fuses no loop that contains several loops, so
-loads do not run on across tiles as in gemm/persistent.py."""
+loads do not run on across tiles as in gemm/persistent.py.
+"""
 
 from __future__ import annotations
 

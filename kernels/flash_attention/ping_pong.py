@@ -57,13 +57,13 @@ class PingPongConfig(LaunchConfig):
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
-    """Returns the configs.  They have two consumers, and for a narrow head also three."""
+    """Returns the configs: with two consumers, and for a narrow head also with three."""
     consumers = (2, 3) if attention.tile_columns(int(case["D"])) == 64 else (2,)
     return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers)(case)
 
 
 def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources for queries, rings and the staged result.  A wide head stages it in the queries' memory."""
+    """Returns the resources for queries, rings and the staged result (in the queries' memory for a wide head)."""
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     return attention.footprint(
         config.consumers,
@@ -171,10 +171,10 @@ def _step(
     softmax of this block.  Also waits for the next step's keys.
 
     With two consumers, a consumer computes this softmax while its value product runs, then waits for its next turn.
-    With three consumers there are no turns.  A consumer then waits for both products before its softmax, so it keeps
-    one set of weights and needs 160 registers; the other two use the tensor cores meanwhile.  It starts its value
-    product first.  In a model where the tensor cores alternate between warps, the consumers then stay out of step: 64
-    columns of values take half as long as another consumer's 128 columns of scores.  No GPU has shown this yet."""
+    Three consumers have no turns.  A consumer then waits for both products before its softmax, so it keeps one set of
+    weights and needs 160 registers; the other two use the tensor cores meanwhile.  The value product comes first.  In a
+    model where the tensor cores alternate between warps, this keeps the consumers out of step: 64 columns of values
+    take half as long as another consumer's 128 columns of scores.  No GPU has shown this yet."""
     weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn = memory
     TURNS: gl.constexpr = queries.shape[0] == 2

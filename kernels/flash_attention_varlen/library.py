@@ -1,6 +1,6 @@
 """The kernel `library`: torch's FlashAttention-2 with offsets, or scaled_dot_product_attention for each sequence.
 
-The second is for inputs that FlashAttention-2 does not take.  The kernel calls torch's operator.  It does not call
+scaled_dot_product_attention takes what FlashAttention-2 refuses.  The kernel calls torch's operator instead of
 `torch.nn.attention.varlen`, whose signature changed in each release (2.10 to 2.12)."""
 
 from __future__ import annotations

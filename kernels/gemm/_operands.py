@@ -134,8 +134,8 @@ def why_not_by_tma(
 
     Only gemm, whose calls have a `precision`, takes operands that are not contiguous along K, in 16 bits: wgmma reads
     wider dtypes in one order (PTX ISA, wgmma.mma_async).  With `stores` TMA also stores the result, and experts'
-    matrices are the rows of one map.  `gated` results have half of the columns of `b`.  With `residual` TMA also loads
-    the residual."""
+    matrices are rows of one map.  `gated` results have half of b's columns.  `residual`: TMA loads the residual too.
+    """
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     wide = a.dtype == torch.float32
     if wide and precision == "ieee":

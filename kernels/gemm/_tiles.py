@@ -105,9 +105,9 @@ def tile_footprint(
     """Returns the resources of a CTA for `tiles` tiles of `columns` columns: in shared memory staged tiles of `a` and
     `b`, and `barriers` for each stage; in registers `sums` fp32 values per output, and without tensor cores both tiles.
 
-    wgmma reads a stage while other stages are filled.  mma.sync and FMAs copy a stage to registers and free it at once,
-    so Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares
-    them)."""
+    wgmma reads a stage while others are filled.  mma.sync and FMAs copy a stage to registers and free it at once, so
+    Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
+    """
     threads, outputs, fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
     values, stages = (config.block_m + columns) * config.block_k, config.num_stages
     held = sums * outputs + (values if fma else 0)

@@ -1,5 +1,4 @@
-"""The kernel `cooperative`, the rung after `warp_specialized`, in Gluon: consumers are independent; a product always
-runs.
+"""The kernel `cooperative`, the rung after `warp_specialized`, in Gluon: each consumer has a product in flight.
 
 One warp issues the TMA loads through a ring in shared memory.  It runs ahead into the next tile while the last tile is
 stored.  Two warpgroups share a tile of B.  Each has half of the rows of A, its own accumulator, and always one product
@@ -12,7 +11,8 @@ CUTLASS also multicasts within a cluster.  Gluon 3.6 has no multicast; the rung 
 A slot of the ring is `full` when its bytes have arrived.  A slot has one `empty` barrier per consumer, which completes
 when that consumer's products of the slot are done.  The producer refills the slot when both barriers are complete.
 
-Ideas that were tried, predicted or not built: docs/notes/gemm.md."""
+Ideas that were tried, predicted or not built: docs/notes/gemm.md.
+"""
 
 from __future__ import annotations
 

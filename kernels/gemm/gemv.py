@@ -10,7 +10,8 @@ for four (230 and 487 instructions for 4 KB of the weight), so up to four rows c
 
 Within `pdl()` a warp requests its first `rows * unroll` vectors, up to 17 MB on all SMs, before it waits for the
 previous kernel.  `swap_ab` says which latency this can hide.  The loads do not use `ld.global.nc`, because ptxas moves
-such loads behind the wait."""
+such loads behind the wait.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The kernel `multicast`, the rung after `cooperative`, in CUDA C++: a cluster of two CTAs loads shared columns of b
-once.
+"""The kernel `multicast`, the rung after `cooperative`, in CUDA C++: a cluster of two CTAs loads shared columns once.
 
 `cooperative` asks L2 for 48 KB per 64 of K in a tile of 128 x 256: 48 bytes per clock and SM at the rate of the tensor
 cores.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of the tile of `b`, and TMA
@@ -9,7 +8,8 @@ kernel is CUDA C++, with tensor maps that the host encodes by the driver's call.
 flight, registers moved to the consumers, a persistent walk over tiles.  A tile is stored in boxes of 64 columns.  A
 consumer stages two boxes, so four slots of the ring fit too; a residual comes by TMA into the same boxes.
 
-Both CTAs wait for the slower CTA: a slot is free when the consumers of both have read it.  Not measured on a GPU."""
+Both CTAs wait for the slower CTA: a slot is free when the consumers of both have read it.  Not measured on a GPU.
+"""
 
 from __future__ import annotations
 

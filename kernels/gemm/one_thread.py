@@ -1,5 +1,4 @@
-"""The kernel `one_thread`, as simple as `naive`, in CUDA C++: one output per thread, two loads per product, as in first
-CUDA lessons.
+"""The kernel `one_thread`, in CUDA C++, as simple as `naive`: one output per thread, two loads per product.
 
 A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B.  If B is a transposed
 weight, the warp reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.

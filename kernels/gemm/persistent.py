@@ -1,11 +1,11 @@
-"""The kernel `persistent`, the rung after `tma`: one CTA per SM takes tile after tile, and loads the next during a
-store.
+"""The kernel `persistent`, the rung after `tma`: one CTA per SM takes tile after tile, and loads ahead during stores.
 
 With one CTA per tile, each tile pays for filling the pipeline and for the epilogue.  Only other CTAs of the SM can hide
 this cost, and the largest tiles leave no space for other CTAs.  Here both loops are fused into one (`flatten`), so the
 pipeline of loads runs on across tiles.  TMA stores the result from shared memory in parts (`store_parts`), so the
 pipeline keeps more of that memory.  The last wave takes as long as before: if M and N leave most SMs without a tile,
-use split_k or stream_k."""
+use split_k or stream_k.
+"""
 
 from __future__ import annotations
 

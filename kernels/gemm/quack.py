@@ -1,8 +1,8 @@
-"""The peer `quack`: QuACK's GEMM for Hopper, in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`), if
-installed.
+"""The peer `quack`: QuACK's GEMM for Hopper in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`).
 
 QuACK's `gemm` tunes itself: the first call of each shape and dtype compiles and measures 44 configs on Hopper (0.6.4).
-QuACK's users get the same config.  A time measured after a warm-up does not contain the tuning."""
+QuACK's users get the same config.  A time measured after a warm-up does not contain the tuning.
+"""
 
 from __future__ import annotations
 

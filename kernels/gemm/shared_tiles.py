@@ -1,10 +1,10 @@
-"""The kernel `shared_tiles`, the rung after `one_thread`: tiles in shared memory, 8 x 8 outputs per thread in
-registers.
+"""The kernel `shared_tiles`, the rung after `one_thread`: tiles in shared memory, 8 x 8 outputs per thread.
 
 A CTA of 256 threads uses each value that it reads from memory 128 times.  A thread uses each value that it reads from
 shared memory eight times.  The next tile is loaded to registers during a product and written to the other of two
 buffers, so a step of 8 k has one barrier.  Four elements move at once if strides and addresses allow.  Tiles are fp32,
-in a layout without bank conflicts.  Products are fp32 FMAs: the meaning of `precision="ieee"` for fp32."""
+in a layout without bank conflicts.  Products are fp32 FMAs: the meaning of `precision="ieee"` for fp32.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The kernel `stream_k`, the rung after `split_k`: each SM gets the same share of all tiles' steps, for any number of
-tiles.
+"""The kernel `stream_k`, the rung after `split_k`: each SM gets the same share of the steps of all tiles.
 
 With a split every tile has the same number of CTAs, which rarely fits the SMs.  Here the steps of all tiles form one
 sequence.  It is cut into equal parts, one per SM (Osama et al., "Stream-K: Work-centric Parallel Decomposition for
@@ -7,7 +6,8 @@ Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end
 part is written as an fp32 partial sum, and a second launch adds a tile's sums in order, so two runs agree bit for bit.
 The paper's CTAs wait for one another by flags, which would have to be zero before every launch (see split_k).
 
-One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored."""
+One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored.
+"""
 
 from __future__ import annotations
 

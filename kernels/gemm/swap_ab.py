@@ -73,11 +73,11 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
 
 
 def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether three conditions hold: a CTA has all rows of `a` that a tile can have, each share of K has a tile
-    of K, and the ring has space for the sums.
+    """Returns whether a CTA has all rows of `a` that a tile can have, each share of K has a tile of K, and the ring has
+    space for the sums.
 
-    A tile must be one or two pieces deep: then a thread's rows are 8 or 16 rows from each other and have the same
-    swizzle."""
+    A tile must be one or two pieces deep: a thread's rows are then 8 or 16 rows apart and have the same swizzle.
+    """
     needs, pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
     shares = config.split == 1 or config.split * config.block_k <= int(case["K"])

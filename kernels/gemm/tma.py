@@ -1,10 +1,10 @@
-"""The kernel `tma`, the rung after `pipelined`: the tensor memory accelerator (TMA) loads whole tiles through tensor
-maps.
+"""The kernel `tma`, the rung after `pipelined`: the tensor memory accelerator (TMA) loads whole tiles by tensor maps.
 
 One thread issues the load of a tile, and a barrier counts its bytes.  With cp.async every thread needs an address, a
 mask and an instruction for each 16 bytes.  TMA writes zeros past the edges, in the layout that wgmma reads.  NN, NT and
 TN differ only in the map, which describes the matrix in memory; wgmma reads 16-bit operands in both orders.  A map
-costs the host a driver call per launch, and needs addresses and row strides of whole 16 bytes."""
+costs the host a driver call per launch, and needs addresses and row strides of whole 16 bytes.
+"""
 
 from __future__ import annotations
 

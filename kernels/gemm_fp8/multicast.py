@@ -1,11 +1,11 @@
-"""The kernel `multicast`, the rung after `promoted_ws`, in CUDA C++: a cluster of two CTAs loads shared columns of b
-once.
+"""The kernel `multicast`, the rung after `promoted_ws`, in CUDA C++: a cluster of two CTAs loads shared columns once.
 
 A tile of 192 x 128 asks L2 for 40 KB per 128 of K: 53 bytes per clock and SM at the rate of the tensor cores, more than
 anything measured for Hopper's L2.  Here two CTAs have tiles one below the other.  Each CTA loads half of the tile of b
 for both (TMA's multicast, as DeepGEMM does): 32 KB, 43 bytes per clock.  The device code is `lib/multicast.cu`.  A
 consumer waits for its product of 128 of K and adds it in fp32, with its block scales, while other consumers multiply.
-Not measured on a GPU."""
+Not measured on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ In `promoted` all warps wait for a product, then all add it, and meanwhile the t
 of the tile belong to a consumer warpgroup that waits only for the producer.  So a consumer multiplies while another
 consumer promotes (DeepGEMM's scheme, with a third consumer if there are enough rows).  CTAs are persistent: the
 producer loads the next tile and TMA stores the last tile while consumers work.  Two pieces of 64 rows per consumer
-would read less from L2.  But they spill 136 bytes per thread with block scales, as ptxas gives their products separate
-registers."""
+would read less from L2.  But they spill 136 bytes per thread with block scales, because ptxas gives the products of the
+pieces separate registers."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ grouped layouts (DeepSeek, 2025), which pad each group to whole tiles.
 
 The ring and its barriers are as in gemm/cooperative.py.  The producer and the consumers hold the running sum of the
 experts' row panels in registers, one or a few experts per thread, so they find a tile's expert by two reductions.  A
-consumer finds its next tile while its last product is in flight."""
+consumer finds its next tile while its last product is in flight.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The kernel `tma`, the rung after `grouped`: TMA loads whole tiles, by a map of A and a three-dimensional map of B.
 
 A tile of A runs on into the rows of the next expert; the products of these rows are not used.  The result is stored
-through pointers, because a map knows the edges of the whole result, not of a group.  For TMA's gains and costs see
-gemm/tma.py."""
+through pointers, because a map knows the edges of the result, not of a group.  Gains and costs of TMA: gemm/tma.py.
+"""
 
 from __future__ import annotations
 

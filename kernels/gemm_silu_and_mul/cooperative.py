@@ -1,10 +1,10 @@
-"""The kernel `cooperative`, the rung after `persistent`: one warp only loads, two warpgroups only multiply and
-activate.
+"""The kernel `cooperative`, the rung after `persistent`: one warp only loads, two warpgroups multiply and activate.
 
 The producer runs ahead through a ring in shared memory into the next tile, while the last tile is activated and stored.
 The consumers share the tile of gate and up; each has half of the rows of A and its own accumulator.  Design and sources
 are as in gemm's cooperative.  Here a slot of the ring also holds the boxes of gate and of up in sequence, and a
-consumer reads both boxes as one operand."""
+consumer reads both boxes as one operand.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The kernel `fused`, the rung after `library`: one launch; gate and up stay in fp32 registers; only the result is
-rounded.
+"""The kernel `fused`, the rung after `library`: one launch; gate and up stay in fp32 registers; one rounding.
 
 This saves the write and the read of the product's 2 I columns, and two launches.  Triton's software pipelining loads
 the next tiles by cp.async during a product, as in gemm's pipelined.
 
 A tile of B has columns of gate and the same columns of up, so one product gives both: a warpgroup's instruction reads
 its rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values of each position, so
-separating the halves moves no data."""
+separating the halves moves no data.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The kernel `persistent`, the rung after `tma`: one CTA per SM takes tile after tile, and loads the next during a
-store.
+"""The kernel `persistent`, the rung after `tma`: one CTA per SM takes tile after tile, and loads ahead during stores.
 
 A tile with 128 rows and 256 columns of gate and up takes the registers of an SM.  So no other CTA hides the fill of the
 tile's pipeline or its activation.  Here both loops are fused into one (`flatten`), and the loads run on across tiles.
-The last wave of tiles takes as long as before."""
+The last wave of tiles takes as long as before.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The packed codes of a four-bit weight: as large as the original, and made once, at load.
 
 Each 32 codes along K (16 bytes) are four words of eight codes.  Word t holds lane t's codes of a quad for two steps of
-an mma of 16 along K, k = 16 s + 8 h + 2 t + e, in the word's four bits number 2 s + h + 4 e.  A word is shifted by 0,
-4, 8 and 12.  Then the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.  Triton multiplies from
-registers in the same layout (`dequant_dot`), so it moves no code between lanes.  Codes past K are 0.
+an mma of 16 along K, k = 16 s + 8 h + 2 t + e, in the word's four-bit field number 2 s + h + 4 e.  A word is shifted by
+0, 4, 8 and 12.  Then the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.  Triton multiplies
+from registers in the same layout (`dequant_dot`), so it moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: reads each code once, through registers to tensor
-cores.
+"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: each code is read once, through registers.
 
 The product is a stream of packed codes (`lib/stream.cu`).  A warp keeps four chunks of 1 KB in flight, 16 bytes per
 lane.  A code becomes bf16 exactly: its bits are put below a power of two, two codes at a time, and one subtraction
 follows (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns,
 so a second row of `a` costs nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K
 is split over the warps of a CTA, then over a cluster, for one full wave.  Partial sums meet in distributed shared
-memory in a fixed order, so two runs agree bit for bit."""
+memory in a fixed order, so two runs agree bit for bit.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The kernel `library`: torch's product with a four-bit weight, `_weight_int4pack_mm`.  The layout depends on the
-device.
+"""The kernel `library`: torch's product with a four-bit weight, `_weight_int4pack_mm`.
 
-On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even k in the *high* half and orders them
-for mma.m16n8k16.  On a CPU `_convert_weight_to_int4pack_for_cpu` takes one code per int32.  Both products take scales
-and offsets interleaved, (K/group, N, 2) in bf16, and a weight is (code - 8) scale + offset.  A zero point becomes the
-offset (8 - zero) scale, rounded to bf16.  `prepare` packs and interleaves, once."""
+The layout differs between devices.  On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even
+k in the *high* half and orders the codes for mma.m16n8k16.  `_convert_weight_to_int4pack_for_cpu` takes one code per
+int32.  Both products take scales and offsets interleaved, (K/group, N, 2) in bf16, and a weight is (code - 8) scale +
+offset.  A zero point becomes the offset (8 - zero) scale, rounded to bf16.  `prepare` packs and interleaves, once.
+"""
 
 from __future__ import annotations
 

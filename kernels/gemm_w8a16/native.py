@@ -1,7 +1,7 @@
-"""The kernel `native`, the rung after `packed`, in C++: loads turn codes into fp32; a scale multiplies its column's
-sum.
+"""The kernel `native`, the rung after `packed`, in C++: loads turn codes into fp32; a scale multiplies a column's sum.
 
-The codes are in panels.  With one row, only the bytes of the codes matter.  No weight is rounded."""
+The codes are in panels.  With one row, only the bytes of the codes matter.  No weight is rounded.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The kernel `packed`, the rung after `library`, on a CPU: for many rows of a, codes become bf16 in cache, part by
-part.
+"""The kernel `packed`, the rung after `library`, on a CPU: for many rows of `a`, codes become bf16 in cache.
 
 torch's own call reads the codes again for every four rows of `a`, and multiplies in fp32.  For few rows torch's call is
 the fastest, and this kernel calls it.  For many rows torch's call takes three times as long as a bf16 product.  Here a
@@ -7,7 +6,8 @@ group of output channels at a time becomes bf16, which is exact, in a buffer as 
 then multiplies it and scales the fp32 sums: no weight is rounded, and only codes come from memory.  With a bias, or a
 scale of another dtype, the buffer is scaled instead, which rounds each weight once.
 
-Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md."""
+Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
+"""
 
 from __future__ import annotations
 

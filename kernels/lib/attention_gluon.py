@@ -46,9 +46,9 @@ def consumer_registers(head_dim: int, block_n: int) -> int:
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the resources of a CTA.  The registers are the average over its threads.  If a consumer needs more than
-    it may have, its need is returned instead, so no CTA fits.  Shared memory has both rings, `rows` rows of a head, and
-    barriers.
+    """Returns the resources of a CTA: average registers of its threads; both rings, `rows` rows of a head, and
+    barriers. If a consumer needs too many registers, the average is replaced by the consumer's number, so that no CTA
+    fits.
 
     Causal programs differ in their work, so `tensor_flops` is 0."""
     held = consumer_registers(head_dim, block_n)

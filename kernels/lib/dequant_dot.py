@@ -2,8 +2,8 @@
 
 The product is transposed: W (N, K) times `a.mT`.  Then the codes are the left operand of wgmma, which may come from
 registers, and the many output channels fill its 64 rows.  `_packed.py` orders the codes so that a thread's words hold
-its fragment of the operand.  Masks and a subtraction turn the words into bf16, without a shuffle and without shared
-memory."""
+its part of the operand.  Masks and a subtraction turn words into bf16, without a shuffle and without shared memory.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _add_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts `a` once, and the weight once per tile of rows (no reuse from L2); writes and reads sums of a split K."""
+    """Counts `a` once, the weight once per tile of rows (no reuse from L2), and a split K's sums, written and read."""
     a, config = inputs.a, inputs.config
     M, N = a.shape[0], inputs.scale.shape[0]
     shares = 4 * config.split * M * N if config.split > 1 else 0

@@ -115,8 +115,8 @@ def launch(
 ) -> None:
     """Launches the kernel on maps of `a`, `b`, the output and the residual (or the output again).  sizes: M, N and K.
 
-    kind: `bf16`, `fp16` or `fp8`; along_k: whether `a` and `b` are contiguous along K; scales: of `a` and `b` in
-    fp8."""
+    kind: `bf16`, `fp16` or `fp8`; along_k: whether `a` and `b` are contiguous along K; scales: of both in fp8.
+    """
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)
     clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // CLUSTER))
