@@ -12,14 +12,14 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
+"""The result of attention: the output alone, or with `return_lse` the pair of the output and the log-sum-exp (LSE)."""
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts each operand of dense and ragged attention once, as L2 or a CPU's cache keeps a sequence's keys for its
-    queries.  In a dense batch, keys before every window are not read.  The result of fp8 is bf16."""
+    """Counts each operand of dense and ragged attention once, because L2 or a CPU's cache keeps a sequence's keys for
+    all its queries.  In a dense batch, keys before every window are not read.  The result of fp8 attention is bf16."""
     q, k, seen = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         seen = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
@@ -30,20 +30,20 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
-    """Returns the result of queries (..., D) that see no key: zeros, and with `return_lse` the log-sum-exp -inf."""
+    """Returns the result of queries (..., D) that see no key: zeros.  With `return_lse` the log-sum-exp is -inf."""
     out = torch.zeros_like(q)
     return (out, torch.full(q.shape[:-1], -math.inf, device=q.device)) if return_lse else out
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result without keys, where no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
+    """Writes the result of attention without any key: the output is 0, the log-sum-exp is that of the sinks alone."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
 
 
 def strides_of(x: torch.Tensor | None, rank: int) -> tuple[int, ...]:
-    """Returns the strides of a tensor; zeros if the tensor is None."""
+    """Returns the strides of the tensor `x`, or `rank` zeros if `x` is None."""
     return (0,) * rank if x is None else x.stride()
 
 
@@ -57,12 +57,12 @@ SMALLEST_SCALE = 2.0**-100
 
 
 def never_zero(softmax_scale: float | None) -> float | None:
-    """Returns a `softmax_scale` that is not 0, because torch multiplies a mask's -inf by it."""
+    """Returns `softmax_scale`, or a tiny scale for 0: torch multiplies a mask's -inf by the scale, and 0 gives NaN."""
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """Returns the arguments that a Triton kernel gets for a call's options: `window`, `scale`, `factor` and `cap` for
+    """Returns three groups of arguments of a Triton kernel: `window`, `scale`, `factor` and `cap` for
     `lib.attention.weigh`; the strides of `out`, `lse` and `sinks`; and constants.  The factor is never negative.
     `keys` is the number of keys of the longest sequence.
     """

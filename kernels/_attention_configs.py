@@ -1,4 +1,4 @@
-"""Configs of attention's tiles of queries and keys, a CTA's needs, and rungs that load by pointers.
+"""The configs of attention (tiles of queries and keys), and the tuning of rungs that load through pointers.
 
 Under a causal mask programs have different amounts of work, so no footprint gives `tensor_flops`.
 """
@@ -14,15 +14,15 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuni
 from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 24
-"""Registers per thread for pointers, masks and the running maximum and sum, besides accumulator and scores."""
+"""Registers per thread for pointers, masks and the running maximum and sum.  Accumulator and scores come on top."""
 FMA_OUTPUTS = 38
-"""The most fp32 values of accumulator and scores per thread with FMAs, which hold their operands in registers too: with
-more, at a head_dim of 128, nearly all tiles spill 0.5 to 13 KB per thread (read in the compiled kernels)."""
+"""The most fp32 values of accumulator and scores per thread in products by FMAs, whose operands are in registers too.
+With more values at a head_dim of 128, nearly all tiles spill 0.5 to 13 KB per thread (read in the compiled kernels)."""
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """One way to launch the kernel: query and key tile, warps, pipeline stages."""
+    """A config of the kernel: the tile of queries and keys, warps, and pipeline stages."""
 
     block_m: int
     block_n: int
@@ -35,13 +35,13 @@ FMA_TILES = space(Config, block_m=(16, 32, 64), block_n=(16, 32, 64), num_warps=
 
 
 def padded(head_dim: int) -> int:
-    """Returns the columns of a tile: columns past head_dim are zeros and are multiplied too."""
+    """Returns the columns of a tile: `head_dim` rounded up to a power of two.  The added columns are zeros."""
     return int(next_power_of_2(head_dim))
 
 
 def staged_tiles(config: Config, scheme: Scheme) -> int:
-    """Counts the tiles of keys and values that a pipeline by pointers holds, as Triton allocates them (read in the
-    compiled kernels; tests/contracts/test_configs.py compares them)."""
+    """Counts the tiles of keys and values that a software pipeline holds in shared memory, as Triton allocates them
+    (read in compiled kernels; tests/contracts/test_configs.py compares them)."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1
@@ -49,7 +49,7 @@ def staged_tiles(config: Config, scheme: Scheme) -> int:
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
-    """Registers per thread: fp32 accumulator, a tile of scores, their `weights` rounded to 16 bits, and `others`."""
+    """Returns registers per thread: fp32 accumulator, scores, with `weights` 16-bit weights too, and `others`."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
@@ -57,7 +57,7 @@ def registers(config: Config, head_dim: int, weights: bool = False, others: int 
 def pointers_footprint(
     config: Config, case: Case, scheme: Scheme, ctas: int, weights: bool, others: int = ADDRESS_REGISTERS
 ) -> Footprint:
-    """The footprint of a rung that loads by pointers: shared memory holds the queries, and staged keys and values."""
+    """Returns the footprint of a rung that loads through pointers: the queries and staged keys and values."""
     D, size = padded(int(case["D"])), scheme.activation.itemsize
     staged = staged_tiles(config, scheme) * config.block_n * scheme.weight.itemsize
     return Footprint(
@@ -69,8 +69,8 @@ def pointers_footprint(
 
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
-    """The tuning of a rung that loads by pointers; `weights` and `others` are passed to `registers`, `widest` is for
-    the widest heads of fp32."""
+    """Returns the tuning of a rung that loads through pointers.  `weights` and `others` go to `registers`.  `widest` is
+    the default config for the widest heads in fp32."""
     defaults = Defaults(
         (
             ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),

@@ -1,8 +1,8 @@
 """CUDA C++ kernels: NVRTC compiles them to a cubin without a GPU; CuPy launches them on torch's tensors and stream.
 
 A kernel's source is one file, which includes shared headers from `kernels/lib/`: `#include "hopper.h"`.  A cubin is
-kept in the cache folder; its name is a hash of everything that it depends on.  NVRTC has no host headers: it cannot
-compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
+kept in the cache folder; its file name is a hash of everything that the cubin depends on.  NVRTC has no host headers
+and cannot compile `cuda.h`, so a kernel declares a tensor map as a struct of 128 bytes, aligned to 64.  `cuda_bf16.h`,
 `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
 """
 
@@ -30,7 +30,7 @@ from rooflab.kernels._tensor_map import CudaMap
 LIB = Path(__file__).parent / "lib"
 """The folder of headers and sources that several ops share."""
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""The number that stands for a dtype in the sources: their macro ELEMENT."""
+"""The number that stands for each dtype in the CUDA sources, as the macro ELEMENT."""
 STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
 """Bytes of static and dynamic shared memory that a launch may use without a request (CUDA C++ Programming Guide,
@@ -41,7 +41,7 @@ HEADER_PACKAGES = ("cccl", "cudart", "nvcc")
 
 
 class CudaCompileError(RuntimeError):
-    """The error of a source that NVRTC rejects; `log` is NVRTC's text."""
+    """The error for a source that NVRTC rejects; `log` is NVRTC's text."""
 
     def __init__(self, log: str):
         super().__init__(f"NVRTC: {log}")
@@ -58,10 +58,10 @@ def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...]
 
 
 def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> Path:
-    """Returns the cubin's file in the cache folder; compiles the cubin if the file is not there.
+    """Returns the cubin's file in the cache folder.  Compiles the source if the file is not there.
 
-    Its name is a hash of source, options, architecture, NVRTC's version, the text of our headers and the folders of
-    CUDA's; it does not cover other folders, so `options` must not name one.
+    The file name is a hash of source, options, architecture, NVRTC's version, the text of our headers and the folders
+    of CUDA's headers.  The hash does not cover other folders, so `options` must not name one.
     """
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
@@ -78,7 +78,7 @@ def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = 
 
 
 def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> str:
-    """The log of NVRTC and ptxas for a source that compiles: warnings, for example that wgmma was serialized."""
+    """Returns the log of NVRTC and ptxas for a source that compiles, with warnings such as a serialized wgmma."""
     return cubin_file(source, arch=arch, options=options).with_suffix(".log").read_text()
 
 
@@ -111,7 +111,7 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Returns the cubin with its last byte, a zero that CuPy 14 cuts off as the end of a text; cuobjdump needs it.
+    """Returns the cubin with its last byte.  CuPy 14 cuts that byte off, because it is zero; cuobjdump needs it.
 
     The program headers are at the end of this ELF file, so their offset, size and count give the file's size.
     """
@@ -121,7 +121,7 @@ def _whole(cubin: bytes) -> bytes:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Returns NVRTC's version, (13, 0) for CUDA 13.0.  Raises `ValueError` if NVRTC is not installed."""
+    """Returns NVRTC's version, such as (13, 0) for CUDA 13.0.  Raises `ValueError` if NVRTC is not installed."""
     major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
@@ -153,9 +153,9 @@ def _nvrtc() -> Any:
 
 @cache
 def include_folders() -> tuple[str, ...]:
-    """Returns `kernels/lib`, then the folders of CUDA's headers in search order, if they are installed.
+    """Returns `kernels/lib`, then the folders of CUDA's headers (if installed) in search order.
 
-    NVIDIA's pathfinder, with which CuPy finds NVRTC too, searches wheels, conda, the system and `CUDA_PATH`.
+    NVIDIA's pathfinder searches wheels, conda, the system and `CUDA_PATH`; CuPy also uses it to find NVRTC.
     """
     pathfinder: Any = import_module("cuda.pathfinder")
     names = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
@@ -167,7 +167,7 @@ def include_folders() -> tuple[str, ...]:
 
 
 def architecture(device: torch.device | int | None = None) -> str:
-    """Returns the `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Needs a GPU."""
+    """Returns the `arch` of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Requires a GPU."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{10 * major + minor}" + ("a" if major >= 9 else "")
 
@@ -179,9 +179,9 @@ def macros(**values: str | int | bool) -> tuple[str, ...]:
 
 @cache
 def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bool = False) -> CudaKernel:
-    """Returns the kernel `name` of `source`, declared `extern "C"`; its first launch on a GPU compiles and loads it.
+    """Returns the kernel `name` of `source`, declared `extern "C"`.  Its first launch on a GPU compiles and loads it.
 
-    With `dependent` the kernel may start before the previous kernel ends; its source then includes `pdl.h`.
+    With `dependent` the kernel may start before the previous kernel ends; its source must then include `pdl.h`.
     """
     return CudaKernel(source, name, options, dependent)
 
@@ -189,10 +189,10 @@ def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bo
 class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
-    The kernel gets a tensor as the address of its first element (no copy, any strides), None as a null pointer, a
-    NumPy scalar in its own width, and a `CudaMap` or a NumPy array of one structured element by value.  A Python
-    number raises, because it has no width.  The launch is asynchronous, on the current stream of the tensors' device.
-    Launch once before the capture of a CUDA graph, because the first launch loads the kernel.
+    A tensor is passed as the address of its first element (no copy, any strides), and None as a null pointer.  A NumPy
+    scalar is passed in its own width.  A `CudaMap` or a NumPy array of one structured element is passed by value.  A
+    Python number raises, because it has no width.  The launch is asynchronous, on the current stream of the tensors'
+    device. Launch once before the capture of a CUDA graph, because the first launch loads the kernel.
     """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):
@@ -204,10 +204,10 @@ class CudaKernel:
         self.dependent = dependent
         self._raw: dict[int, Any] = {}
         self._shared_bytes: dict[int, int] = {}
-        """Bytes of dynamic shared memory per launch that were requested so far, by device."""
+        """The dynamic shared memory per launch that was requested so far, in bytes, by device."""
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Launches the kernel.  Raises `ValueError` on an argument of another type, or on tensors on more than one
+        """Launches the kernel.  Raises `ValueError` on an argument of an unknown type, or on tensors on more than one
         GPU."""
         device = _device(arguments)
         checked = [_value(index, argument) for index, argument in enumerate(arguments)]
@@ -226,7 +226,7 @@ class CudaKernel:
                 raw(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=_stream(stream))
 
     def raw(self, device: int) -> Any:
-        """Returns CuPy's kernel for GPU number `device`; its `attributes` hold registers and spilled bytes."""
+        """Returns CuPy's kernel on GPU number `device`.  Its `attributes` hold registers and spilled bytes."""
         if device not in self._raw:
             with torch.cuda.device(device):
                 file = cubin_file(self.source, arch=architecture(device), options=self.options)
@@ -239,7 +239,7 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class _TorchStream:
-    """A stream given by its address, in the form that CuPy 14 accepts."""
+    """A CUDA stream, given by its address, as an object that CuPy 14 accepts."""
 
     address: int
 

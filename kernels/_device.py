@@ -1,4 +1,4 @@
-"""Facts about the GPU on which a launcher launches."""
+"""Facts about the GPU on which a launcher runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 HOPPER_SMS = 132
 """The number of SMs of an H100 or H200 SXM, the assumed GPU for compilation and emulation without a GPU."""
 few_sms: int | None = None
-"""A number of SMs that `sm_count` returns instead of the real number; a check sets it (`bench/core/trial.py`)."""
+"""The number that `sm_count` returns instead of the real number, or None.  A check sets it (`bench/core/trial.py`)."""
 emulated = False
-"""Whether every launch of this process runs in the emulator, on CPU tensors, as on sm90 (`bench/emulate/ours.py`)."""
+"""Whether the emulator runs every launch of this process on CPU tensors, as on sm90 (`bench/emulate/ours.py`)."""
 
 counted: str | None = None
-"""The kind of device for which traffic is being counted on `meta` tensors (`kernels/traffic.py`)."""
+"""The device type for which traffic is counted on `meta` tensors (`kernels/traffic.py`), or None."""
 
 
 def kind_of(x: torch.Tensor) -> str:
-    """The kind of device that `x` is on; for a `meta` tensor whose traffic is counted, the kind it stands for."""
+    """Returns the device type of `x`.  For a `meta` tensor during a count of traffic: the type that is counted."""
     return counted or x.device.type
 
 
@@ -37,7 +37,7 @@ def _sm_count(device: torch.device) -> int:
 
 
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `launcher`: the GPU of its first tensor is the current GPU in a call, because Triton launches on that.
+    """Wraps `launcher`: during a call, the GPU of its first tensor is the current GPU, because Triton launches there.
 
     Host time: 0.4 to 0.7 us for tensors on a CPU; not measured with a GPU, where the current GPU is also looked up.
     """

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is on disk whole, or not at all."""
+"""Atomic writes of files: a reader finds the whole file or no file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Writes a file (text as UTF-8) whole or not at all, makes the parent folders, and returns the file's path.
+    """Writes a file whole or not at all, and returns its path.  Text is UTF-8; missing parent folders are made.
 
     A reader finds the old file or the new one, even if two processes or threads write it or the machine shuts down.
     Raises `ValueError` if `path` is a folder or a device, or on a text that UTF-8 cannot hold.

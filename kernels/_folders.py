@@ -1,4 +1,4 @@
-"""The cache folder, and checks before the work whether a folder can be written to."""
+"""The cache folder of Rooflab, and checks that a folder can be written to."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns `$ROOFLAB_CACHE`, or `~/.cache/rooflab`."""
+    """Returns the folder `$ROOFLAB_CACHE`, or `~/.cache/rooflab` if the variable is not set."""
     return Path(environment.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab")
 
 
 def check_caches(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises `ValueError` unless Rooflab's cache can be written to, and Triton's cache where Triton compiles."""
+    """Raises `ValueError` unless Rooflab's cache, and Triton's cache if Triton compiles, can be written to."""
     check_writable("ROOFLAB_CACHE", cache_folder(environment))
     if environment.get("TRITON_INTERPRET") != "1":
         home = Path(environment.get("TRITON_HOME") or Path.home())
@@ -22,7 +22,7 @@ def check_caches(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def check_writable(name: str, folder: Path) -> None:
-    """Raises `ValueError`, which begins with `name`, unless `folder` can be made and written to; leaves no file."""
+    """Raises `ValueError` unless `folder` can be made and written to.  The error begins with `name`."""
     try:
         with tempfile.TemporaryDirectory(dir=next(p for p in (folder, *folder.absolute().parents) if p.exists())):
             return

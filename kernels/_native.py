@@ -1,8 +1,8 @@
 """C++ kernels for the CPU: the machine's compiler builds each source once, for this processor, and ctypes calls it.
 
-A launcher of two tensors takes 3 us, of which ctypes takes 1; torch's dispatcher takes as much for each of several
-calls.  The built library is kept in the cache folder; its name is a hash of everything that it depends on.  Parallel
-loops run on the OpenMP threads of torch: threads of a second runtime would fight with them for the cores.
+A launcher of two tensors takes 3 us, of which ctypes takes 1.  torch's dispatcher takes as much for each call.  The
+built library is kept in the cache folder; its file name is a hash of everything that the library depends on.  Parallel
+loops run on torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from rooflab.kernels._folders import cache_folder, check_writable
 HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The number that stands for a dtype in a C++ function."""
+"""The number that stands for each dtype in a C++ function."""
 TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
 
 @cache
 def compiler() -> str | None:
-    """Returns the path of `$CXX`, g++ or clang++; None if none is found."""
+    """Returns the path of the C++ compiler: `$CXX`, g++ or clang++.  Returns None if there is no compiler."""
     names = (os.environ.get("CXX"), "g++", "clang++")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def why_no_compiler() -> str | None:
-    """Returns why C++ kernels cannot be built here, or None."""
+    """Returns the reason why C++ kernels cannot be built here, or None if they can be built."""
     if not Path("/proc/self/maps").is_file():
         return "needs Linux"
     path = compiler()
@@ -47,7 +47,7 @@ def why_no_compiler() -> str | None:
 
 @cache
 def _why_too_old(path: str) -> str | None:
-    """Returns why a compiler does not understand the headers, or None; asks once for each compiler."""
+    """Returns the reason why a compiler cannot compile the headers, or None.  Tests each compiler once."""
     texts = (_version(path), *(header.read_text() for header in HEADERS), *OPTIONS)
     marker = _folder() / f"understood-{hashlib.sha256(repr(texts).encode()).hexdigest()[:24]}"
     if marker.is_file():
@@ -77,22 +77,22 @@ def _first_error(text: str) -> str:
 
 @cache
 def built(source: Path, types: str) -> Callable[..., int]:
-    """The function `run` of a C++ file, with arguments `types`: i (int), n (int64), f (float), p (pointer).
+    """Returns the function `run` of a C++ file, built for this processor.
 
-    Raises `ValueError` with the compiler's first error.
-    """
+    A letter of `types` per argument: i (int), n (int64), f (float), p (pointer).  Raises `ValueError` with the
+    compiler's first error."""
     run: Any = ctypes.CDLL(str(library(source))).run
     run.restype, run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
     return run  # type: ignore[no-any-return]
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
-    """Packs 64-bit integers into a struct, to be passed as a pointer."""
+    """Packs 64-bit integers into an array that C++ takes as a pointer."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def library(source: Path) -> Path:
-    """Returns the built library of a C++ file.  Raises `ValueError` with the compiler's first error."""
+    """Returns the path of the library built from a C++ file.  Raises `ValueError` with the compiler's first error."""
     path = compiler()
     if path is None:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
@@ -126,6 +126,6 @@ def _openmp_of_torch() -> str:
 
 
 def processor() -> str:
-    """The processor's model and features: a library for another processor may have instructions that this lacks."""
+    """Returns the processor's model and features, because a library built for another processor may not run here."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(("model name", "flags")))

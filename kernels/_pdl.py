@@ -1,12 +1,12 @@
 """Programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, for Hopper and later (CUDA C++ Programming Guide,
 section "Programmatic Dependent Launch and Synchronization").
 
-A kernel that is launched this way may start before the previous kernel of its stream ends.  It prefetches data that no
-kernel of a step writes (weights, tables), waits until the previous kernel is complete, and only then reads or writes
-anything else.  The previous kernel says when the next one may start: here at once, because the kernels are small and
-leave room on the SMs.  Without such a signal the next kernel starts when the previous kernel ends.  The order holds
-through a chain of kernels, because every kernel waits: it is complete only after all earlier kernels are.  CUDA C++
-waits by `lib/pdl.h`, Triton's kernels by `tl.extra`.
+With PDL a kernel may start before the previous kernel of its stream ends.  The kernel prefetches data that no kernel of
+a step writes (weights, tables) and waits until the previous kernel is complete.  Only then does it read or write
+anything else.  Each kernel signals when the next kernel may start.  Here a kernel signals at once, because the kernels
+are small and leave space on the SMs.  Without a signal the next kernel starts when the previous kernel ends.  The order
+holds through a chain of kernels, because every kernel waits: a kernel is complete only after all earlier kernels. CUDA
+C++ kernels wait by `lib/pdl.h`, Triton kernels by `tl.extra`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _on = ContextVar("pdl", default=False)
 
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
-    """Within this context, kernels that support PDL are launched with it; PDL needs compute capability 9.0, and weights
-    that no kernel still writes."""
+    """In this context, kernels that support PDL are launched with PDL.  PDL needs compute capability 9.0, and weights
+    that no kernel is still writing."""
     token = _on.set(on)
     try:
         yield
@@ -34,12 +34,12 @@ def pdl(on: bool = True) -> Iterator[None]:
 
 
 def pdl_is_on() -> bool:
-    """Returns whether the caller is within `pdl`."""
+    """Returns whether the caller is inside the context `pdl`."""
     return _on.get()
 
 
 def pdl_arguments() -> dict[str, bool]:
-    """Returns arguments of a Triton launch: the kernel's PDL flag, and if PDL is on, the launcher's option."""
+    """Returns the arguments of a Triton launch: the kernel's PDL flag and, if PDL is on, the launcher's PDL option."""
     return {"PDL": True, "launch_pdl": True} if _on.get() else {"PDL": False}
 
 
@@ -63,7 +63,7 @@ class _Config(ctypes.Structure):
 
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = ctypes.pointer(_Attribute(6, 1))
-"""The launch attribute for PDL, given by its number in cuda.h, switched on."""
+"""The launch attribute that switches PDL on, by its number in cuda.h."""
 
 
 @cache

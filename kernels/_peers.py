@@ -1,9 +1,9 @@
 """Peers of the ops over rows: torch.compile, Liger-Kernel and QuACK.
 
 `compiled` is torch's second library kernel: the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989,
-`liger-kernel`) is written in Triton, QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) in CuTe DSL; names and
-arguments are as in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles, which takes seconds; a time
-measured after a warm-up does not contain it.
+`liger-kernel`) is written in Triton, QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) in CuTe DSL.  Names
+and arguments are as in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles the kernel, which takes
+seconds.  A time measured after a warm-up does not contain the compilation.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Backend, get_op
 
 SHAPES = 512
-"""The most shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
+"""The most shapes that may be compiled in a process.  At torch's default limit of 8 a call raises."""
 LIGER = {"H": 65536}
-"""The longest row that Liger takes (`calculate_settings`), as a limit of H."""
+"""Liger's limit of the row length H (`calculate_settings`)."""
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
 BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
 
 
 def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the decorated function, named `compiled`, `liger` or `quack`, as this peer of the op of its folder.
+    """Registers the decorated function as a peer of the op of its folder.  It is named `compiled`, `liger` or `quack`.
 
-    The function names the op's arguments that the peer takes; `takes` are further fields of `kernel`.  A function
-    `compiled` goes through torch.compile.
+    The function's parameters are the op's arguments that the peer takes; `takes` are further fields of `kernel`.  A
+    function `compiled` goes through torch.compile.
     """
 
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `formula` by torch.compile, as one graph of fixed shapes; nothing is compiled before the first call."""
+    """Wraps `formula` by torch.compile, as a single graph of fixed shapes.  The first call compiles the graph."""
 
     @cache
     def made() -> Callable[..., Any]:
@@ -64,5 +64,5 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def theirs(module: str, name: str) -> Callable[..., Any]:
-    """Returns a function of another package, imported at its first call."""
+    """Returns a function of another package.  The package is imported at the function's first call."""
     return lambda *args: getattr(import_module(module), name)(*args)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The value to which the largest magnitude of a row is scaled, by dtype."""
+"""The number to which the largest magnitude of a row is scaled, for each 8-bit dtype."""
 LEAST_SCALE = 2.0**-126
-"""The least normal fp32 number: 1 / scale would overflow for a smaller scale."""
+"""The smallest normal fp32 number, which is the smallest scale: 1 / scale would overflow for a smaller scale."""
 
 
 def write_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Writes fp32 `values` (T, N) to `out`, or with `scale` (T,) their codes and scales, by torch's calls."""
+    """Writes fp32 `values` (T, N) to `out` by torch's calls.  With `scale` (T,), writes codes and scales."""
     if scale is None:
         out.copy_(values)
         return

@@ -11,7 +11,7 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
 MAX_HIDDEN = 16384
-"""The widest row: 512 threads then hold 32 fp32 values each; with 64 each, ptxas spills."""
+"""The widest row: 512 threads then hold 32 fp32 values each.  With 64 values each, ptxas spills."""
 ADDRESS_REGISTERS = 16
 """Registers per thread for pointers, masks and the scale, besides the rows."""
 SHORT = 2048
@@ -20,7 +20,7 @@ SHORT = 2048
 
 @dataclass(frozen=True)
 class Config:
-    """One way to launch the kernel: rows per program, and warps."""
+    """A config of the kernel: rows per program, and warps."""
 
     block_t: int
     """The number of rows per program."""
@@ -28,7 +28,7 @@ class Config:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns every number of warps that a CTA can have, and several rows per program where rows are short."""
+    """Returns the configs: each possible number of warps, and for short rows several rows per program."""
     row = int(next_power_of_2(int(case["H"])))
     blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT]
     return tuple(Config(*values) for values in itertools.product(blocks, (1, 2, 4, 8, 16, 32)))
@@ -43,8 +43,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Returns a config with eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps; twice as many
-    where there are more rows than SMs, and then short rows share a program."""
+    """Returns a config with 1 to 16 warps and eight elements per thread (a 16-byte load in bf16).  With more rows than
+    SMs, a thread has twice as many elements, and short rows share a program."""
     row, many = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
     block_t = max(1, SHORT // row) if many else 1
     per_thread = 16 if many else 8

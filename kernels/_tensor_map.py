@@ -1,4 +1,4 @@
-"""Tensor maps for CUDA C++ kernels, encoded by the driver at each launch; Triton makes maps for its own kernels."""
+"""Tensor maps for CUDA C++ kernels, encoded by the driver at each launch.  Triton makes maps for its own kernels."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import torch
 BYTES, ALIGNMENT = 128, 64
 """The size of a CUtensorMap, and the alignment of its address, in bytes."""
 BOX_ROWS, ROW_BYTES = 64, 128
-"""The number of rows of a box, and of bytes of a row: 128 bytes are the widest swizzle."""
+"""The rows of a box, and the bytes of a box's row: 128 bytes are the widest swizzle."""
 ELEMENTS = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torch.bfloat16: ("bf16", 9)}
-"""For each dtype, its name in PTX, and its number in CUtensorMapDataType (cuda.h)."""
+"""The name in PTX and the number in CUtensorMapDataType (cuda.h) of each dtype."""
 LIBRARY = "libcuda.so.1"
 """The file name of CUDA's driver."""
 NO_INTERLEAVE, SWIZZLE_128, PROMOTE_TO_128, FILL_ZERO = 0, 3, 2, 0
-"""Values of the driver's enumerations for the layout in memory, the swizzle, the size of L2's requests, and values out
-of bounds."""
+"""Values of the driver's enumerations: the layout in memory, the swizzle, the size of L2's requests, and how elements
+out of bounds are filled."""
 
 
 @dataclass(frozen=True)
 class CudaMap:
-    """A matrix as rows of contiguous elements, of which a copy moves boxes of 64 rows by 128 bytes, swizzled."""
+    """A matrix in memory, from which TMA copies swizzled boxes of 64 rows by 128 bytes.  Each row is contiguous."""
 
     base: torch.Tensor
-    """The tensor whose address, dtype and device the map has."""
+    """The tensor that gives the map's address, dtype and device."""
     rows: int
     columns: int
     stride: int
-    """The number of elements from row to row; in bytes, a multiple of 16."""
+    """The number of elements from a row to the next row.  In bytes, a multiple of 16."""
 
     @property
     def box(self) -> tuple[int, int]:
-        """Returns the elements of a box along a row, and its rows."""
+        """Returns the size of a box: the elements along a row, and the rows."""
         return ROW_BYTES // self.base.element_size(), BOX_ROWS
 
     def encoded(self) -> Any:
-        """Returns the 128 bytes that a kernel takes by value, as a NumPy array of one element.
+        """Returns the map's 128 bytes, which a kernel takes by value, as a NumPy array of one element.
 
         Raises `ValueError` where there is no driver, and where the driver refuses the map.
         """

@@ -1,4 +1,4 @@
-"""The requirements of a TMA tensor map on memory."""
+"""The conditions that a tensor must meet for a TMA tensor map."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ MapMaker = Callable[[torch.Tensor], Any]
 """A function that makes the tensor maps of tensors of one layout: `map_maker` of `lib/tma.py`."""
 
 ALIGNMENT = 16
-"""The divisor, in bytes, of a tensor map's address and strides (CUDA driver API, cuTensorMapEncodeTiled)."""
+"""A tensor map's address and strides must be multiples of this many bytes (CUDA driver API, cuTensorMapEncodeTiled)."""
 STRIDE_LIMIT = 2**40
-"""The limit of a tensor map's strides: they are smaller than this many bytes (same source)."""
+"""The bound of a tensor map's strides: each stride is smaller than this many bytes (same source)."""
 BARRIER_BYTES = 8
 """The size of an mbarrier in bytes; each stage of a ring buffer that TMA fills has at least one."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Returns the address of the first element; for a meta tensor the offset in its storage."""
+    """Returns the address of the tensor's first element.  For a meta tensor, returns its offset in the storage."""
     if tensor.device.type == "meta":
         return int(tensor.storage_offset()) * tensor.element_size()
     return int(tensor.data_ptr())

@@ -1,6 +1,6 @@
 """Defects of torch's CPU products on some processors; a test call finds each defect, once per process.
 
-torch 2.13.0 (oneDNN) computes two layouts wrongly on Intel CPUs with AMX.  Both are right on an AMD EPYC with
+torch 2.13.0 (oneDNN) computes two layouts wrongly on Intel CPUs with AMX.  Both layouts are right on an AMD EPYC with
 AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  A kernel that would meet a defect
 refuses the layout with the reason given here, or does not pass the layout to torch.
 """
@@ -14,16 +14,16 @@ import torch
 from rooflab.reference.spec import Arguments
 
 MOST_ROWS_READ_RIGHT = 16
-"""The most rows of `a` that torch reads correctly: products with 17 or more rows use AMX tiles."""
+"""The most rows of `a` that torch reads correctly.  Products with 17 or more rows use AMX tiles."""
 TILE_K = 32
-"""The number of 16-bit values per row of an AMX tile; the last tile is read in full even if K does not fill it."""
+"""The number of 16-bit values per row of an AMX tile.  torch reads the last tile in full even if K does not fill it."""
 
 
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
-    """Returns why torch's CPU products compute `a` (M, K) wrongly, or None.
+    """Returns the reason why torch's CPU products compute `a` (M, K) wrongly, or None if they are right.
 
-    They read past the end of each row, up to the next multiple of 32, and multiply these values by 0; a NaN there makes
-    the result NaN.  Rows without padding are safe, because only values of `a` follow.  Column strides are free.
+    The products read past the end of each row, up to the next multiple of 32, and multiply these values by 0.  A NaN
+    there makes the result NaN.  Rows without padding are safe: only values of `a` follow.  Column strides are free.
     """
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
@@ -37,7 +37,7 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """The `unsupported` of a kernel that passes its argument `a` unchanged to torch's products."""
+    """Returns why a kernel refuses `inputs`, or None: for kernels that pass `a` unchanged to torch's products."""
     reason = why_not_padded_rows(inputs.a)
     return f"a: {reason}" if reason else None
 
@@ -61,7 +61,7 @@ def reads_behind_rows(dtype: torch.dtype) -> bool:
 
 @cache
 def scaled_mm_writes_between_rows() -> bool:
-    """Returns whether `torch._scaled_mm` on this CPU writes to a padded `out` as if its rows had no padding."""
+    """Returns whether `torch._scaled_mm` on this CPU writes to a padded `out` as if the rows had no padding."""
     M, N, K, mark = 32, 48, 64, 7.0
     a, b = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((M, K), (N, K)))
     scale = torch.ones(())

@@ -1,4 +1,4 @@
-"""Imports a user's file by its path; it can import the files beside it, as a script can, and its package."""
+"""Imports a user's file by its path.  The file can import the files beside it, as a script can, and its package."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ IMPORT_ERRORS = (
     *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
     *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
 )
-"""The errors that the import of other people's code may raise."""
+"""The errors that the import of foreign code may raise."""
 USER_FILES = "rooflab_files_"
-"""The prefix of the module names of users' files."""
+"""The first part of the module name of each user's file."""
 _folders: set[Path] = set()
-"""The folders of the files imported so far; they are on `sys.path`."""
+"""The folders of the user's files imported so far.  They are on `sys.path`."""
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a Python file as a new module and returns it.  Errors of the file are not caught.
+    """Runs a Python file as a new module and returns the module.  Errors of the file are not caught.
 
-    Its name in `sys.modules` begins with a package for the folder above all `__init__.py`, so relative imports work and
-    two users' `mine.py` do not collide.
+    The module's name in `sys.modules` begins with a package for the folder above all `__init__.py`.  So relative
+    imports work, and two users' files `mine.py` do not collide.
     """
     path = path.resolve()
     root = path.parent
@@ -53,7 +53,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Puts a folder first on `sys.path`; forgets modules of other users' folders if this folder has the same names."""
+    """Puts a folder first on `sys.path`.  Forgets modules of other users' folders that have names of this folder."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
@@ -71,5 +71,5 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the kind of an error, and the first line of its text."""
+    """Returns the type of an error and the first line of its text."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,4 +1,4 @@
-"""The time that this process's threads waited for a core: a busy machine gives other times than a quiet one."""
+"""Measures how long this process's threads waited for a core.  Times differ between a busy and a quiet machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 BUSY_SHARE = 0.1
-"""A thread took part in the work if it ran for more than this fraction of the busiest thread's time."""
+"""A thread counts as working if it ran for more than this fraction of the busiest thread's running time."""
 _TASKS = Path("/proc/self/task")
 
 
 def run_times() -> dict[int, tuple[int, int]]:
-    """Returns nanoseconds on a processor and waiting for a processor, by thread; threads that have ended are left out,
-    and all threads if the system has no such counts."""
+    """Returns for each thread the nanoseconds that it ran and that it waited for a core.  Leaves out threads that have
+    ended.  Returns no threads if the system has no such counts."""
     times = {}
     for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
         with suppress(OSError):
@@ -25,10 +25,10 @@ def run_times() -> dict[int, tuple[int, int]]:
 
 
 def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
-    """Returns waiting time over running time of this process's working threads since `began`, a result of `run_times`;
-    None if the system has no such counts.
+    """Returns the ratio of waiting time to running time of this process's working threads since `began`, a result of
+    `run_times`.  Returns None if the system has no such counts.
 
-    A thread that hardly ran did not work: a library's helper waits for as long as the others use all cores.
+    A thread that hardly ran did not work: a library's helper thread waits for as long as the others use all cores.
     """
     changes = [np.subtract(now, began.get(thread, (0, 0))) for thread, now in run_times().items()]
     most = max((ran for ran, _ in changes), default=0)

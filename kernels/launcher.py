@@ -1,12 +1,12 @@
-"""Makes a kernel with the op's own arguments of a launching function: it adds checks, outputs and a config.
+"""Turns a launching function into a kernel with the op's own arguments: adds checks, outputs and a config.
 
-A launcher names the arguments and results that it wants, without defaults:
+A launcher's parameters are the arguments and results that it needs, without defaults:
 
     @kernel(backend="triton", tuning=TUNING, limits={"H": 16384})
     def fused(x, weight, out, *, eps, config): ...
 
 in `kernels/rmsnorm/fused.py` is `rmsnorm/fused`, called as `fused(x, weight, eps, out=None)`.  Arguments are checked
-once for each layout (shapes, strides, dtypes, devices, options): a look costs about 1 us a tensor.
+once for each layout (shapes, strides, dtypes, devices, options).  To look up a layout costs about 1 us a tensor.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent,
 from rooflab.roofline.model import Traffic
 
 MOST_LAYOUTS = 4096
-"""The most layouts that a kernel remembers: enough for a serving engine's row counts; one takes about 1 KB."""
+"""The most layouts that a kernel remembers: enough for a serving engine's row counts.  A layout takes about 1 KB."""
 
 
 @dataclass(slots=True)
 class BoundCall:
-    """The results of the checks and the binding for one layout."""
+    """The results of the checks for one layout, and what a call with this layout needs."""
 
     dims: Dims
     made: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
-    """Shapes, strides and dtypes of the results that the kernel writes, by name; empty if it allocates results."""
+    """Shape, strides and dtype of the results to allocate before the launch, by name; empty if the kernel allocates."""
     absent: dict[str, None]
-    """The other results, which this kernel gets as None."""
+    """The results that the kernel gets as None, by name."""
     apart: list[tuple[str, int, str, int, bool, str]]
-    """The pairs of tensors that may not overlap: name and bytes of an output of the caller, name and bytes of an input
-    or another output, whether the output may be that input, and the error."""
+    """The pairs of tensors that may not overlap.  A pair has the name and bytes of an output of the caller, the name
+    and bytes of an input or another output, whether the output may be that input, and the error."""
     device: torch.device
     gpu: int | None
-    """The number of the GPU that must be the current GPU."""
+    """The number of the GPU that must be the current GPU, or None on a CPU."""
     config: Any
     instead: Callable[[Arguments], object] | None
-    """A function that is called instead of the kernel where a result or an argument is empty."""
+    """The function that is called instead of the kernel where a result or an argument is empty, or None."""
     more: Any = None
-    """The result of the kernel's own `bind`."""
+    """The result of the kernel's own function `bind`."""
 
 
 @dataclass(eq=False)
 class Launcher:
-    """One kernel's launches, and the layouts that it has seen."""
+    """Launches one kernel, and remembers the layouts that were checked."""
 
     spec: OpSpec
     contract: Contract
@@ -133,7 +133,7 @@ class Launcher:
         return result if bound.made else returned
 
     def bound(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
-        """Returns the `BoundCall` of these arguments' layout; checks them if it is new.  Raises `ValueError`."""
+        """Returns the `BoundCall` of these arguments' layout.  Checks a new layout.  Raises `ValueError`."""
         key: tuple[Any, ...] | None
         try:
             tensors = self._tensors_of(arguments) if outs is None else (*self._tensors_of(arguments), None, *outs)
@@ -160,7 +160,7 @@ class Launcher:
         return bound
 
     def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` on wrong values of integer tensors, where they are read."""
+        """Raises `ValueError` on wrong values of integer tensors, if these values are read."""
         first = arguments[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first):
             self.contract.bounds(arguments, dims)
@@ -200,7 +200,7 @@ class Launcher:
         return BoundCall(dims, made, absent, apart, device, gpu, config, other)
 
     def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
-        """The pairs that may not overlap: each of the caller's outputs with the inputs and with earlier outputs."""
+        """Returns the pairs that may not overlap: each output of the caller with each input and each earlier output."""
         spans = {
             name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
@@ -217,7 +217,7 @@ class Launcher:
         return apart
 
     def default_config(self, arguments: CallArguments, dims: Dims) -> Any:
-        """Returns the config of a launch with these arguments if the caller gives no config."""
+        """Returns the config for a call with these arguments in which the caller gives no config."""
         contract, first = self.contract, arguments[self.tensors[0]]
         name = DTYPE_NAMES[first.dtype] if contract.scheme is None else contract.scheme(arguments)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
@@ -225,14 +225,14 @@ class Launcher:
         return self.kernel.config_for(Case(**case), get_scheme(name), first.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
-        """Returns `traffic` of these inputs with the config of their launch."""
+        """Returns the result of `traffic` for these inputs, with the config that their launch would have."""
         if self.kernel.tuning is not None and inputs.config is None:
             inputs = inputs.but(config=self.default_config(vars(inputs), self.contract.sizes(vars(inputs))))
         return traffic(inputs)
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Returns a function that gets the values of these names; by one call of C, if there are several."""
+    """Returns a function that gets the values of these names.  For several names it is a single call of C."""
     every = tuple(names)
     if len(every) > 1:
         return itemgetter(*every)
@@ -253,21 +253,21 @@ def kernel(
     traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None,
     **options: Any,
 ) -> Callable[[Function], Function]:
-    """Registers a launcher: the decorated function under its own name, as a kernel of the op of its folder.
+    """Registers the decorated launcher as a kernel of the op of its folder, under the function's name.
 
-    It is called with all arguments that it names, checked; with its results (of the contract's names) allocated; and
-    with `config` chosen.  It need not return the results.  A launcher without results in its arguments returns the
-    tensors that it made, and with `**others` it gets all of the op's arguments.
+    The launcher is called with all arguments that it names, after the checks; with its results (named as in the
+    contract) allocated; and with `config` chosen.  It need not return the results.  A launcher without results among
+    its parameters returns the tensors that it made.  A launcher with `**others` gets all of the op's arguments.
 
-    `options` are the fields of `Takes`, which list the calls that it takes, and the other fields of `Kernel`;
-    `unsupported` gives further reasons to refuse.  `aligned` names tensors whose address matters to `unsupported` or
-    `bind`; the address of `out` then matters too; `bind` is called once for a layout with arguments and results, and
-    its value comes as `bound`.  `empty` computes results that are not empty where an argument is.  `packed` describes
-    the weight that `prepare` makes.  A kernel that `allocates` gets None for a result that the caller did not pass, and
-    returns its own, as a call of torch is fastest.  A C++ kernel itself makes the checks of the contract's `bounds`.
-    `traffic` finds the launch's config in `inputs.config`; without it the calls of torch in an op's folder are
-    `counted`.  A kernel named `naive` or `library` has that role, others are `optimized`.  Raises `TypeError` and
-    `ValueError` as `registry.register` does.
+    `options` are the fields of `Takes`, which list the calls that the kernel takes, and the other fields of `Kernel`.
+    `unsupported` gives further reasons to refuse a call.  `aligned` names tensors whose address matters to
+    `unsupported` or `bind`; the address of `out` then matters too.  `bind` is called once for each layout with
+    arguments and results; the launcher gets its value as `bound`.  `empty` computes the results if an argument is empty
+    and the results are not. `packed` describes the weight that `prepare` makes.  A kernel that `allocates` gets None
+    for a result that the caller did not pass, and returns its own tensor, because a call of torch is fastest then.  A
+    C++ kernel itself makes the checks of the contract's `bounds`.  `traffic` finds the launch's config in
+    `inputs.config`; without `traffic`, the calls of torch in an op's folder are `counted`.  A kernel named `naive` or
+    `library` has that role, others are `optimized`. Raises `TypeError` and `ValueError` as `registry.register` does.
     """
     traffic = "counted" if traffic is None and backend == "torch" and op is None else traffic
 

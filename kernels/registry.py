@@ -1,7 +1,7 @@
 """The registry of all ops and kernels, of this package and of other packages.
 
-It finds modules by listing folders, so a new op or kernel needs no entry in a list.  Code from elsewhere comes as a
-file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers itself in the same way.
+The registry finds modules by listing folders, so a new op or kernel needs no entry in a list.  Other code comes as a
+file (`load_file`) or as an entry point of the group `rooflab.kernels`, and registers its kernels in the same way.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from rooflab.roofline.names import check_name
 Role = Literal["naive", "library", "optimized", "peer"]
 Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
 CPU_BACKENDS = ("torch", "cpp")
-"""Backends whose kernels run directly on a CPU; others need a GPU, an interpreter or an emulator."""
+"""The backends whose kernels run directly on a CPU.  Other kernels need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation of an op, with all that the registry knows about it."""
+    """One implementation of an op, with all that the registry knows about this kernel."""
 
     op: str
     name: str
@@ -50,40 +50,40 @@ class Kernel:
     backend: Backend
     fn: Callable[..., Any]
     min_sm: int | None = None
-    """The least compute capability, such as 90 for Hopper; None means any."""
+    """The smallest compute capability that the kernel needs, such as 90 for Hopper; None means any."""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    """The device types on which the kernel runs; on the CPU a Triton kernel needs the interpreter."""
+    """The device types on which the kernel runs.  On a CPU a Triton kernel needs the interpreter."""
     requires: tuple[str, ...] = ()
-    """The packages that must be importable."""
+    """The Python packages that the kernel needs."""
     nondeterministic: str | None = None
-    """The reason why two runs may differ; None if they give the same result."""
+    """The reason why two runs may give different results, or None if they give the same result."""
     unsupported: Unsupported = lambda inputs: None
-    """`unsupported(inputs)`: returns why the kernel cannot take these inputs, or None."""
+    """`unsupported(inputs)`: returns the reason why the kernel cannot take these inputs, or None."""
     takes: Takes = field(default_factory=Takes, compare=False)
     """The part of `unsupported` that is written as data."""
     traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None
-    """`traffic(inputs)`: the bytes of a call, by shapes and real integers; `counted`: by torch's calls
-    (`traffic.py`)."""
+    """`traffic(inputs)`: returns the bytes of a call, from shapes and real integers.  `counted` stands for a count of
+    torch's calls (`traffic.py`)."""
     prepare: Callable[..., Any] | None = None
-    """Packs the op's weight once at load; the kernel then takes the packed form instead.  After the weight it may take
-    arguments that the op's `prepared_with` names."""
+    """Packs the op's weight once at load.  The kernel then takes the packed weight instead.  After the weight,
+    `prepare` may take arguments that the op's `prepared_with` names."""
     plan: Callable[[Arguments], Any] | None = None
     """`plan(inputs)`: work that an engine does once per step for all layers, and that waits for the device.  The kernel
-    takes the result as `plan`; with None the kernel plans in the call.  The bench does not time the plan, and gives it
-    real integer tensors but other tensors on `meta`."""
+    gets the result as `plan`, or makes the plan in the call if `plan` is None.  The bench does not measure the plan.
+    The bench calls `plan` with real integer tensors, and other tensors on `meta`."""
     fenced_since: str | None = None
     """The first Triton version, such as `3.7`, that puts a `fence.proxy.async` between the kernel's `cp.async` and
-    wgmma: without the fence, PTX's rules call the code a race (the emulator reports it)."""
+    wgmma. Without the fence, the code is a race by PTX's rules (the emulator reports it)."""
     over: str | None = None
-    """The name of the rung below this rung."""
+    """The name of the rung below this rung in the ladder, or None."""
     shows: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The facts that the code shows, by case: `loop.tma == 2 > below.loop.tma; threads == 384` (`tests/shown.py`)."""
     tuning: Tuning | None = None
-    """The configs of a tunable kernel; None for other kernels."""
+    """The configs of a tunable kernel, or None for other kernels."""
     config: Any = None
-    """The fixed config of the kernel (`with_config`), or None."""
+    """The fixed config of the kernel (see `with_config`), or None."""
     file: Path | None = None
-    """The file that registered the kernel, if `load_file` read the file."""
+    """The file that registered the kernel, if `load_file` read it, or None."""
 
     @cached_property
     def accepted(self) -> frozenset[str]:
@@ -92,12 +92,12 @@ class Kernel:
 
     @property
     def id(self) -> str:
-        """Returns op and name, such as `gemm/tiled`."""
+        """Returns the kernel's op and name, such as `gemm/tiled`."""
         return f"{self.op}/{self.name}"
 
     @property
     def has_code(self) -> bool:
-        """Returns whether the kernel's code is compiled here and can be emulated; a package has its own CUDA code."""
+        """Returns whether the kernel's code is compiled here and can be emulated.  A package has its own CUDA code."""
         return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
 
     def __call__(self, **inputs: Any) -> Any:
@@ -107,7 +107,7 @@ class Kernel:
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
 
     def why_not_here(self, device: torch.device) -> Refusal | None:
-        """Returns why this kernel cannot run on `device` in this process, or None."""
+        """Returns the reason why this kernel cannot run on `device` in this process, or None."""
         if (reason := excluded().get(self.id)) is not None:
             return Refusal("UNAVAILABLE", f"excluded: {reason}")
         for package in self.requires:
@@ -136,7 +136,7 @@ class Kernel:
         return f"needs sm{self.min_sm}, found sm{major}{minor}" if 10 * major + minor < (self.min_sm or 0) else None
 
     def why_not_served(self, device: torch.device) -> str | None:
-        """Returns why an engine must not use this kernel on `device`, though a bench may, or None: answers may vary."""
+        """Returns the reason why an engine must not use this kernel on `device`, or None.  A bench may still use it."""
         if self.nondeterministic is not None:
             return f"an answer must not depend on chance: {self.nondeterministic}"
         if device.type != "cuda" or not self.fenced_since or Version(version("triton")) >= Version(self.fenced_since):
@@ -144,8 +144,8 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns why the kernel cannot take these arguments, and the kernel that can, or None.  With `spec`, which an
-        unregistered op needs, no other kernel is looked for."""
+        """Returns the reason why the kernel cannot take these arguments, and a kernel that can, or None.  An
+        unregistered op needs `spec`; with `spec` the result names no other kernel."""
         defaults = {each.name: each.default for each in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
@@ -160,8 +160,8 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device` without a config: the recorded choice if that is legal for this
-        case, or else the default; None if the kernel takes no config.  A case without rows has no recorded choice."""
+        """Returns the config of a launch on `device` without a given config: the recorded choice if legal for this
+        case, else the default; None if the kernel takes no config.  A case without rows has no recorded choice."""
         if self.tuning is None:
             return None
         rows, card = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -172,13 +172,13 @@ class Kernel:
         return config if taken else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
-        """Returns the kernel with a fixed config, also in its traffic.  Raises `ValueError` on another type."""
+        """Returns the kernel with a fixed config, which its traffic uses too.  Raises `ValueError` on another type."""
         if not isinstance(config, self.tunable.config_type):
             raise ValueError(f"config: expected one of {self.id}, got {config!r}")
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
 
     def traffic_of(self, inputs: Mapping[str, Any], device: str = "cuda", spec: OpSpec | None = None) -> Traffic | None:
-        """Returns the kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs; None if it is unknown."""
+        """Returns the kernel's traffic on `device` (cpu or cuda) for real or `meta` inputs, None if it is unknown."""
         if self.traffic == "counted":
             return counted(self, inputs, device)
         return None if self.traffic is None else self.traffic(self._arguments(inputs, spec, device))
@@ -190,18 +190,18 @@ class Kernel:
 _ops: dict[str, OpSpec] = {}
 _kernels: dict[str, Kernel] = {}
 broken_plugins: dict[str, Refusal] = {}
-"""The entry points that cannot be imported, by name; complete after `load_plugins`."""
+"""The entry points that cannot be imported, by name.  Complete after `load_plugins`."""
 _loading = threading.RLock()
 
 
 def interpreting() -> bool:
-    """Returns whether this process runs Triton kernels in the interpreter."""
+    """Returns whether Triton's interpreter runs the Triton kernels of this process."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def excluded() -> Mapping[str, str]:
-    """Returns kernels that must not run in this process, with the reason by id: they broke another process of the run,
-    and the JSON file that `ROOFLAB_EXCLUDE` names lists them."""
+    """Returns the kernels that must not run in this process, because they broke another process of the run: the reason
+    by id. The JSON file that `ROOFLAB_EXCLUDE` names lists these kernels."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
     return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
@@ -224,7 +224,7 @@ def get_op(name: str) -> OpSpec:
 
 
 def _unknown(text: str) -> ValueError:
-    """Returns the error on an unknown name, which may belong to a plug-in that could not be imported."""
+    """Returns the error for an unknown name.  The name may belong to a plug-in that could not be imported."""
     return ValueError("; ".join([text, *map(str, broken_plugins.values())]))
 
 
@@ -232,8 +232,8 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
     """Registers the decorated function as a kernel of `op` and returns it; a Triton kernel runs on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    (plus `OWN`) or a tunable kernel lacks a part; `ValueError` on a name that is taken, or an unknown role, backend or
-    op.
+    arguments (plus `OWN`), or if a tunable kernel lacks a part.  Raises `ValueError` if the name is taken, or on an
+    unknown role, backend or op.
     """
     spec = get_op(op)
 
@@ -246,7 +246,7 @@ def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any
 
 
 def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> Kernel:
-    """Registers a function as a kernel.  Raises as `register` does."""
+    """Registers a function as a kernel.  Raises the errors of `register`."""
     for option, value, choices in (("role", role, get_args(Role)), ("backend", backend, get_args(Backend))):
         if value not in choices:
             raise ValueError(f"{option}: expected one of {', '.join(choices)}, got {value!r}")
@@ -262,8 +262,8 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
-    """Raises `TypeError` unless the kernel takes the reference's arguments in their order (keyword-only ones may be
-    missing), and has `config` and `plan` if and only if it is registered with the functions that make them."""
+    """Raises `TypeError` unless the kernel takes the reference's arguments in their order; keyword-only arguments may
+    be missing.  A kernel has `config` and `plan` if and only if it is registered with functions that make them."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
     extra = {name: parameters.pop(name, None) for name in OWN}
     expected = [each for each in spec.parameters if each.name in parameters or each.kind is not each.KEYWORD_ONLY]
@@ -283,7 +283,7 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
 
 
 def ops() -> dict[str, OpSpec]:
-    """Returns every op by name, in alphabetical order."""
+    """Returns all ops by name, in alphabetical order."""
     for name in _folders():
         get_op(name)
     load_plugins()
@@ -291,7 +291,7 @@ def ops() -> dict[str, OpSpec]:
 
 
 def kernels(op: str) -> dict[str, Kernel]:
-    """Returns the kernels of `op` by name, in the order of `Role`.  Raises `ValueError` on an unknown op."""
+    """Returns the kernels of `op` by name, ordered by their `Role`.  Raises `ValueError` on an unknown op."""
     get_op(op)
     _load(op)
     load_plugins()
@@ -301,12 +301,12 @@ def kernels(op: str) -> dict[str, Kernel]:
 
 
 def every_kernel() -> list[Kernel]:
-    """Returns the kernels of every op, of this repository and of entry points."""
+    """Returns the kernels of all ops, of this repository and of entry points."""
     return [kernel for op in ops() for kernel in kernels(op).values()]
 
 
 def get_kernel(op: str, name: str) -> Kernel:
-    """Returns one kernel.  Raises `ValueError` that lists the known kernels."""
+    """Returns one kernel.  Raises `ValueError`, with the list of known kernels, if the name is unknown."""
     get_op(op)
     if op in _folders() and name.isidentifier() and (Path(__file__).parent / op / f"{name}.py").is_file():
         importlib.import_module(f"rooflab.kernels.{op}.{name}")  # alone: all modules of an op take 1.5 s
@@ -316,7 +316,7 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Returns `; gemm/tma takes it` for the nearest rung below that takes these arguments, else torch's, or naive."""
+    """Returns `; gemm/tma takes it` for the nearest lower rung that takes these arguments, else library or naive."""
     spec, rungs, below, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
     while below in rungs and below not in (*names, "naive"):
         names.append(below)
@@ -328,13 +328,13 @@ def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
 
 @cache
 def _folders() -> tuple[str, ...]:
-    """Returns the ops of the repository: each has a folder of kernels and a reference, named like the op."""
+    """Returns the ops of the repository.  Each op has a folder of kernels and a reference with the op's name."""
     return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
 
 
 @cache
 def _load(op: str) -> None:
-    """Imports the kernels of one op of the repository, and other ops' kernels only where they import these."""
+    """Imports the kernels of one op of the repository.  Imports kernels of other ops only where these kernels do."""
     with _loading:
         for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")) if op in _folders() else ():
             importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
@@ -342,7 +342,7 @@ def _load(op: str) -> None:
 
 @cache
 def load_plugins() -> None:
-    """Imports every entry point; some may be broken, and each may add a kernel to any op of the repository."""
+    """Imports every entry point.  An entry point may be broken, and may add a kernel to any op of the repository."""
     points = entry_points(group="rooflab.kernels")
     for op in _folders() if points else ():
         _load(op)
@@ -353,7 +353,7 @@ def load_plugins() -> None:
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Imports code of another package; returns None, or the error, after which nothing of it stays registered."""
+    """Imports code of another package.  Returns None, or the error; after an error nothing stays registered."""
     before: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()
@@ -366,9 +366,9 @@ def _broken(load: Callable[[], object]) -> BaseException | None:
 
 
 def load_file(path: Path) -> list[Kernel]:
-    """Imports a file that registers kernels (and ops, with `add_op`), and returns the new kernels.
+    """Imports a file that registers kernels (and ops, with `add_op`).  Returns the new kernels.
 
-    Raises `ValueError` if there is no such Python file or it registers no kernel.
+    Raises `ValueError` if there is no such Python file, or if the file registers no kernel.
     """
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")

@@ -1,6 +1,6 @@
-"""The calls that a rung takes, as data: dtypes, sizes, options, and layouts of tensors in memory; and `Refusal`.
+"""Data that states which calls a rung takes: dtypes, sizes, options, and layouts in memory; and the class `Refusal`.
 
-`kernel(...)` of `kernels/launcher.py` has these fields; this file writes the sentence of a refusal.
+The function `kernel` of `kernels/launcher.py` has these fields.  This file writes the sentence of a refusal.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rooflab.reference.contract import CallArguments, Contract
 from rooflab.reference.spec import Arguments
 
 OWN = ("out", "config", "plan")
-"""The arguments that a kernel may have besides the reference's arguments."""
+"""The arguments that a kernel may have in addition to the reference's arguments."""
 HALVES = (torch.float16, torch.bfloat16)
 OF_FIRST = ("itemsize", "device")
-"""Names in `holds` besides the op's names: the bytes of an element, and the kind of device, of the first tensor."""
+"""Further names for `holds`: the bytes of an element, and the device type, of the call's first tensor."""
 Unsupported = Callable[[Arguments], str | None]
 Limit = int | range | tuple[int, ...]
-"""A limit of a size: the largest value; a range, whose step must divide the size; or the only values."""
+"""A limit of a size: an int is the largest value, the step of a range divides the size, a tuple has all values."""
 Inner = int | tuple[int, ...]
 """The dimension, or the possible dimensions, of a tensor that must be innermost in memory."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a kernel cannot run; as text `UNSUPPORTED: needs sm90, found sm80`."""
+    """The reason why a kernel cannot run.  Its text is, for example, `UNSUPPORTED: needs sm90, found sm80`."""
 
     status: Literal["UNSUPPORTED", "UNAVAILABLE"]
     reason: str
@@ -43,26 +43,26 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Takes:
-    """The calls that a rung takes; an empty field means that the rung takes all that the op takes."""
+    """The calls that a rung takes.  An empty field sets no limit: the rung then takes all that the op takes."""
 
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
     """The dtypes that the rung takes, by the names of tensors."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """The limits of dimensions of the op's contract and of integer options, by name."""
+    """The limits of dimensions (of the op's contract) and of integer options, by name."""
     off: Mapping[str, str] = field(default_factory=dict)
-    """The arguments that must be None, each with the reason."""
+    """The arguments that must be None, each with its reason."""
     holds: Mapping[str, str] = field(default_factory=dict)
-    """Conditions in Python, each with its meaning in words: `{"D == rotary": "heads that are rotated whole"}`.  Names
-    are dimensions, options, and tensors, which stand for their strides; a refusal names the first name."""
+    """Conditions in Python, each with its meaning in words: `{"D == rotary": "heads that are rotated whole"}`.  A name
+    is a dimension, an option, or a tensor, which stands for its strides.  A refusal names the first name."""
     contiguous: tuple[str, ...] = ()
     """The tensors that must be contiguous."""
     whole: Mapping[str, Inner] = field(default_factory=dict)
-    """The tensors whose address and strides, except the innermost stride, must be multiples of 16 bytes."""
+    """The tensors whose address and strides (except the innermost stride) must be multiples of 16 bytes."""
     mapped: Mapping[str, Inner] = field(default_factory=dict)
-    """The same for tensors with a TMA map: the innermost stride must be 1, and other strides not 0."""
+    """The tensors with a TMA map: as in `whole`, and the innermost stride is 1, and no other stride is 0."""
 
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
-        """Raises `TypeError` on a name that the op does not have."""
+        """Raises `TypeError` on a name that is not a name of the op."""
         dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
         known_names = {*parameters, *dims, *OF_FIRST}
         held = [name for text in self.holds for name in _compiled(text).co_names]
@@ -71,7 +71,7 @@ class Takes:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
-        """Returns why a call with these arguments is refused, by this data or else by `rest`, or None."""
+        """Returns the reason why this data, or else `rest`, refuses a call with these arguments, or None."""
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 
@@ -113,7 +113,7 @@ def _compiled(text: str) -> CodeType:
 
 
 def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str | None:
-    """Returns why TMA cannot make a map of x, or without `tma` why copies of 16 bytes do not fit, or None."""
+    """Returns the reason why TMA cannot make a map of `x`, or None.  Without `tma`: why 16-byte copies do not fit."""
     dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
     for dim in dims:
@@ -129,7 +129,7 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
 
 
 def _argument(contract: Contract, name: str) -> str:
-    """Returns the first tensor that has the dimension `name`; any other name is an argument's name."""
+    """Returns the name of the first tensor with the dimension `name`.  Returns `name` if no tensor has it."""
     tensors = contract.arguments.items()
     return next((each for each, x in tensors if name in [dim.name for dim in x.dims]), name)
 

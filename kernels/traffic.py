@@ -1,8 +1,8 @@
-"""The bytes that torch's calls move, counted on `meta` tensors: nothing is computed.
+"""Counts the bytes that torch's calls move.  The calls run on `meta` tensors: nothing is computed.
 
-Each call reads its operands once and writes its results, as if L2 were empty at its start: torch's kernels do this for
-tensors larger than L2.  A view and an allocation move nothing.  Of a broadcast operand, the distinct elements count; of
-an indexed tensor, the rows that are read or written.  A call whose inside is unknown, such as a sort or a fused
+Each call reads its operands once and writes its results, as if L2 were empty at its start.  torch's kernels do this for
+tensors larger than L2.  A view and an allocation move nothing.  A broadcast operand counts by its distinct elements, an
+indexed tensor by the rows that are read or written.  A call whose inside is unknown, such as a sort or a fused
 attention, counts as a single read of its operands.
 """
 
@@ -23,15 +23,15 @@ from rooflab.kernels import _device
 from rooflab.roofline.model import Traffic
 
 MOST = 2**18
-"""The most elements of an integer tensor whose values are kept: kernels read lengths and slots."""
+"""The largest integer tensor, in elements, whose values are kept, because kernels read lengths and slots."""
 VALUES = (torch.int32, torch.int64, torch.bool)
 """The dtypes of tensors whose values kernels read."""
 TAKES = ("index", "index_select", "gather", "embedding")
-"""Calls that read some rows of their first operand."""
+"""The calls that read some rows of their first operand."""
 PUTS = ("index_put_", "index_copy_", "scatter_")
-"""Calls that write some rows of their first operand."""
+"""The calls that write some rows of their first operand."""
 OVERWRITES = ("copy_", "fill_", "zero_", *PUTS)
-"""Calls that overwrite their first operand without reading it."""
+"""The calls that overwrite their first operand without reading it."""
 ELEMENTWISE = (
     "masked_fill",
     "masked_fill_",
@@ -43,33 +43,33 @@ ELEMENTWISE = (
     "cumsum",
     "cumprod",
 )
-"""Elementwise calls besides the calls that torch tags as pointwise."""
+"""The elementwise calls that torch does not tag as pointwise."""
 ALLOCATES = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted", "new_empty_strided")
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class TorchCall:
-    """One call of torch that moves data: tensors of the sizes that it reads and writes."""
+    """A call of torch that moves data, with tensors of the sizes that it reads and writes."""
 
     name: str
     """The name of the call, such as `mm`, without namespace and overload."""
     elementwise: bool
-    """Whether a result has the shape to which the operands are broadcast."""
+    """Whether some result has the shape to which the operands are broadcast."""
     read: tuple[torch.Tensor, ...]
     written: tuple[torch.Tensor, ...]
 
 
 def steps(*moves: tuple[float, float]) -> Traffic:
-    """Returns the traffic of launches one after another; `moves` holds the bytes that each launch reads and writes."""
+    """Returns the traffic of successive launches.  Each pair in `moves` is the bytes that a launch reads and writes."""
     return Traffic(
         read_bytes=sum(read for read, _ in moves), write_bytes=sum(written for _, written in moves), launches=len(moves)
     )
 
 
 def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) -> Traffic | None:
-    """Returns the traffic of torch's calls in `kernel` with these real or `meta` inputs, as on `device` (cpu or cuda);
-    None if the kernel refuses them, with a `ValueError`."""
+    """Returns the traffic of torch's calls in `kernel` with these real or `meta` inputs, as on `device` (cpu or cuda).
+    Returns None if the kernel refuses the inputs with a `ValueError`."""
     with torch.inference_mode(False):
         arguments = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         try:
@@ -97,12 +97,12 @@ def is_elementwise(func: Any, name: str) -> bool:
 
 
 def held(x: torch.Tensor) -> int:
-    """Counts the bytes of the distinct elements in memory."""
+    """Returns the bytes of the tensor's distinct elements in memory."""
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.itemsize
 
 
 class _Whole(TorchFunctionMode):
-    """Notes calls of torch that are one kernel on a GPU, but several calls on `meta`."""
+    """Records the calls of torch that are one kernel on a GPU, but several calls on `meta`."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         self.calls = calls
@@ -119,7 +119,7 @@ class _Whole(TorchFunctionMode):
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every other call of torch."""
+    """Records all calls of torch that `_Whole` does not record."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -168,7 +168,7 @@ COMPOSED: Mapping[Any, Callable[..., torch.Tensor]] = {
     aten.stack.default: lambda tensors, dim=0: aten.cat([x.unsqueeze(dim) for x in tensors], dim),
     aten.mean.dim: lambda x, dim, keepdim=False, **dtype: aten.sum(x, dim, keepdim, **dtype),
 }
-"""The function that replaces a call: the call's parts, or a call that moves as much."""
+"""For each call, the function that runs instead: the parts of the call, or a call that moves the same bytes."""
 SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
     "addmm": lambda addend, a, b, **options: (a.shape[0], b.shape[1]),
     "any": lambda x, dim: [size for axis, size in enumerate(x.shape) if axis != dim % x.dim()],
@@ -177,11 +177,11 @@ SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
         for axis, size in enumerate(tensors[0].shape)
     ],
 }
-"""The shapes of results that torch would compute in Python on `meta`, after an import of its compiler (1 s)."""
+"""The result shapes of calls that torch would compute in Python on `meta`, after an import of its compiler (1 s)."""
 
 
 def _without_data(x: torch.Tensor) -> torch.Tensor:
-    """Returns `x` on `meta`; a copy on the CPU of integers whose values a kernel may read."""
+    """Returns `x` on `meta`.  Integers whose values a kernel may read are copied to the CPU instead."""
     if not x.is_meta and x.dtype in VALUES and x.numel() <= MOST:
         return x.cpu().clone()
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -204,7 +204,7 @@ def _operands(
 
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]) -> Any:
-    """Returns the call's result: values where all operands have them and are small, else tensors on `meta`."""
+    """Returns the call's result: its values if all operands have values and are small, else tensors on `meta`."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
     shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
@@ -236,7 +236,7 @@ def _shared(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
-    """Returns the elements that a call writes into its first operand."""
+    """Returns a tensor of the elements that a call writes into its first operand."""
     target = _meta(args[0])
     if name == "index_put_":
         elements: torch.Tensor = aten.index.Tensor(target, args[1])

@@ -1,7 +1,7 @@
-"""The declarations of a tunable kernel: the type of its configs, configs worth a try, legal configs, and the default.
+"""What a tunable kernel declares: the type of its configs, the configs to try, the legal configs, and the default.
 
-A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config takes the best one by a committed
-record for this device and bucket, or else the default; it never tunes.  `bench` writes these choices to
+A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config never tunes.  It takes the best
+config of a committed record for this device and bucket, or else the default.  `bench` writes these choices to
 `kernels/<op>/choices.json`, which maps device to bucket to kernel and the record that proves the choice: `{"NVIDIA
 H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.  Where configs were tuned, `configs` holds them by
 kernel, and `scheme` names their dtypes.
@@ -22,26 +22,26 @@ from rooflab.reference.spec import Case, Scalar, Scheme, get_scheme
 from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD, MAX_THREADS_PER_CTA, occupancy
 
 BF16 = get_scheme("bf16")
-"""The scheme bf16, the default on a GPU."""
+"""The scheme bf16: the default of the functions of a `Tuning`."""
 
 
 class LaunchConfig:
-    """The base class of configs that make their launch arguments, for Triton and Gluon kernels."""
+    """The base class of configs of Triton and Gluon kernels: it makes the arguments of a launch."""
 
     @cached_property
     def launch_arguments(self) -> Mapping[str, Any]:
-        """The fields as keyword arguments of a launch: `block_m` as constexpr `BLOCK_M`, `num_warps` unchanged."""
+        """Returns the fields as keyword arguments of a launch: `block_m` as `BLOCK_M`, `num_warps` unchanged."""
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]  # of a derived dataclass
         return {name if name in ("num_warps", "num_stages") else name.upper(): getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The least needs of one CTA, and the number of CTAs; computed from a config without compilation."""
+    """The least resources of one CTA, and the number of CTAs, computed from a config without compilation."""
 
     threads: int
     registers: int
-    """The least registers per thread: accumulators and operands that live at the same time."""
+    """The least registers per thread: accumulators and operands that are in use at the same time."""
     shared_bytes: int
     """Bytes of the tiles that are in shared memory at the same time."""
     ctas: int
@@ -57,7 +57,7 @@ class Footprint:
 
 
 def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-    """Returns the function `configs` of a `Tuning`: every combination of these values of the fields."""
+    """Returns a function for `configs` of a `Tuning`: it makes all combinations of these values of the fields."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         every = (zip(values, each, strict=True) for each in itertools.product(*values.values()))
@@ -68,17 +68,17 @@ def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any
 
 @dataclass(frozen=True)
 class Defaults:
-    """The `heuristic` of a `Tuning` as a table: the first row that holds for a case and has a legal config.
+    """A table for `heuristic` of a `Tuning`: takes the first row that applies to a case and has a legal config.
 
-    A row is `({"M": 64, "itemsize": 2}, config)`: it holds where each of these sizes is at most the number.  The sizes
-    are the sizes in the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`.
+    A row is `({"M": 64, "itemsize": 2}, config)`.  It applies if each of these sizes is at most its number.  The sizes
+    are the sizes of the case, `itemsize` (bytes of an activation), and the result of `sizes(case, scheme)`.
     """
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None
 
     def __call__(self, case: Case, scheme: Scheme = BF16, *, is_legal: Callable[..., bool]) -> Any:
-        """Returns the config of the first such row.  Raises `ValueError` where no row has a legal config."""
+        """Returns the config of the first row that applies.  Raises `ValueError` if no row has a legal config."""
         sizes: dict[str, Any] = {"itemsize": scheme.activation.itemsize, **case}
         if self.sizes is not None:
             sizes |= self.sizes(case, scheme)
@@ -90,18 +90,18 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The functions that tune a kernel.  Each function takes a scheme last, bf16 by default."""
+    """The functions that tune a kernel.  The last argument of each is a scheme, bf16 by default."""
 
     config_type: type
-    """The flat frozen dataclass of the kernel's `config`."""
+    """The dataclass of the kernel's `config`, flat and frozen."""
     configs: Callable[..., tuple[Any, ...]]
-    """`configs(case, scheme=BF16)`: returns configs worth a try; some may be illegal."""
+    """`configs(case, scheme=BF16)`: returns the configs to try; some may be illegal."""
     heuristic: Callable[..., Any]
-    """`heuristic(case, scheme=BF16)`: returns the config without tuning; a `Defaults` table can be this function."""
+    """`heuristic(case, scheme=BF16)`: returns the default config; a `Defaults` table can be this function."""
     footprint: Callable[..., Footprint] | None = None
-    """`footprint(config, case, scheme=BF16)`: returns the needs of a launch; None if arithmetic cannot tell them."""
+    """`footprint(config, case, scheme=BF16)`: returns a launch's resources; None if they cannot be computed."""
     rule: Callable[..., bool] | None = None
-    """`rule(config, case, scheme=BF16)`: returns whether a further condition of a config that can run holds."""
+    """`rule(config, case, scheme=BF16)`: returns whether a config whose footprint fits meets a further condition."""
 
     def __post_init__(self) -> None:
         name = self.config_type.__name__
@@ -115,17 +115,17 @@ class Tuning:
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
 
     def is_legal(self, config: Any, case: Mapping[str, Any], scheme: Scheme = BF16) -> bool:
-        """Returns whether a config can run: its `footprint` fits, and its `rule` holds."""
+        """Returns whether a config can run: its footprint fits and it meets the `rule`."""
         fits = self.footprint is None or self.footprint(config, case, scheme).fits
         return fits and (self.rule is None or self.rule(config, case, scheme))
 
     def legal_configs(self, case: Case, scheme: Scheme) -> list[Any]:
-        """Returns the legal configs for `case`, each once, the default first."""
+        """Returns the legal configs for `case` without duplicates, the default first."""
         offered = dict.fromkeys((self.heuristic(case, scheme), *self.configs(case, scheme)))
         return [config for config in offered if self.is_legal(config, case, scheme)]
 
     def make_config(self, values: Mapping[str, Any]) -> Any:
-        """Makes the config with these `values` (from a record or `choices.json`); a field with a default may be
+        """Makes the config with these `values` (from a record or `choices.json`).  A field with a default may be
         missing, as in records that are older than the field.  Raises `ValueError` on wrong fields."""
         try:
             return self.config_type(**values)
@@ -139,17 +139,17 @@ BUCKETS = (1, 16, 64, 512, float("inf"))
 
 
 def bucket_of(rows: float) -> str:
-    """Returns the bucket of a step, such as `rows:16` for 2 to 16 rows; the last bucket is `rows:inf`."""
+    """Returns the name of the bucket, such as `rows:16` for 2 to 16 rows; the last bucket is `rows:inf`."""
     return f"rows:{next(limit for limit in BUCKETS if rows <= limit)}"
 
 
 def rows_of(case: Mapping[str, Any]) -> int | None:
-    """Returns the rows of a step of this case: the first of M, T and B that it has; None if it has none of them."""
+    """Returns the rows of a step: the first of M, T and B that the case has, or None if it has none of these."""
     return next((int(case[key]) for key in ("M", "T", "B") if key in case), None)
 
 
 def recorded_choice(op: str, card: str, bucket: str) -> Mapping[str, Any]:
-    """Returns the entry of `choices.json` of `op` for the GPU of that name and `bucket`; empty if there is no entry."""
+    """Returns the entry of the op's `choices.json` for the GPU named `card` and `bucket`, or an empty mapping."""
     return _load(Path(__file__).parent / op / "choices.json").get(card, {}).get(bucket, {})
 
 

@@ -10,5 +10,5 @@ from rooflab.kernels._peers import peer
 
 @peer()
 def compiled(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """The op's formula, which torch.compile compiles."""
+    """Returns the result by the op's formula, which torch.compile compiles."""
     return embedding(token_ids, weight)

@@ -1,4 +1,4 @@
-"""The kernel `vectorized`, over naive: 16 bytes per thread at a time, and several rows in flight per program."""
+"""The kernel `vectorized`, the rung after `naive`: loads of 16 bytes per thread, several rows in flight per program."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _embedding(
     },
 )
 def vectorized(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Computes weight[token_ids]; an id outside the table gives a row of zeros, because a kernel cannot raise."""
+    """Computes weight[token_ids].  An id outside the table gives a row of zeros, because a kernel cannot raise."""
     T, (V, H) = len(token_ids), weight.shape
     block_h = min(next_power_of_2(H), MAX_BLOCK_H)
     _embedding[(cdiv(T, BLOCK_T), cdiv(H, block_h))](

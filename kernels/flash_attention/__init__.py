@@ -15,5 +15,5 @@ sdpa_cudnn         peer: torch's call with cuDNN's kernel
 sdpa_efficient     peer: torch's call with its memory-efficient backend, which does not group heads
 sdpa_flash         peer: torch's call with its build of FlashAttention-2
 
-No kernel here was timed on a GPU. What each costs and gains, as compiled and predicted: docs/notes/flash_attention.md.
+No kernel here was measured on a GPU.  The compiled and predicted costs and gains are in docs/notes/flash_attention.md.
 """

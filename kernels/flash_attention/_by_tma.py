@@ -1,4 +1,4 @@
-"""Helpers of flash_attention's Triton rungs that load by TMA: configs to try, the needs of a CTA, and tensor maps."""
+"""Helpers of flash_attention's Triton rungs that load by TMA: configs, the resources of a CTA, and tensor maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rooflab.kernels.tuning import BF16, Footprint, space
 from rooflab.reference.spec import Case, Scheme
 
 ROWS, COLUMNS = (0, 2, 1, 3), (0, 2, 3, 1)
-"""The order of the dimensions of (B, T, H, D) in a map: rows of a head; columns, for values along their keys."""
+"""The order of the dimensions of (B, T, H, D) in a map: rows of a head, or columns of values along the keys."""
 OPERAND_BYTES = 2
 TILES = space(Config, block_m=(64, 128), block_n=(32, 64, 128), num_warps=(4, 8), num_stages=(2, 3, 4))
 ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
@@ -28,18 +28,18 @@ ROWS_OF_DEFAULTS: tuple[tuple[Mapping[str, int], Config], ...] = (
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns configs; 128 rows have four warps only for a head_dim up to 64: wider ones spill (read in the SASS)."""
+    """Returns the configs.  128 rows on four warps need a head_dim up to 64; wider heads spill (read in the SASS)."""
     narrow = padded(int(case["D"])) <= 64
     return tuple(config for config in TILES(case) if narrow or (config.block_m, config.num_warps) != (128, 4))
 
 
 def query_tiles(config: Config, case: Case) -> int:
-    """Counts the tiles of queries of all heads."""
+    """Returns the number of query tiles of all heads and sequences."""
     return cdiv(int(case["T"]), config.block_m) * int(case["H"]) * int(case["B"])
 
 
 def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[..., Footprint]:
-    """Returns the needs: shared memory for queries and all stages of keys and values; `ctas` counts the grid."""
+    """Returns a footprint function.  Shared memory: queries, all stages of keys and values; `ctas` counts CTAs."""
 
     def needs(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         D = padded(int(case["D"]))
@@ -54,7 +54,7 @@ def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[...
 
 
 def tensor_map(x: torch.Tensor, rows: int, order: Sequence[int] = ROWS) -> MapMaker:
-    """Makes the map of x (B, T, H, D) in this order, in boxes of `rows` positions of a head; zeros past a sequence."""
+    """Makes the map of `x` (B, T, H, D) in this order, in boxes of `rows` positions of a head; zeros past the end."""
     box = 1, rows, 1, padded(x.shape[3])
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in order[:3]]
     return map_maker(TensorDescriptor, [x.shape[dim] for dim in order], [*strides, 1], [box[dim] for dim in order])

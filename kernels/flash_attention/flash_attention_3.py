@@ -1,4 +1,4 @@
-"""Peer: FlashAttention-3 (Shah et al., arXiv 2407.08608), its authors' package, if it is installed."""
+"""The peer FlashAttention-3 (Shah et al., arXiv 2407.08608): the package of its authors, if it is installed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rooflab.kernels.takes import HALVES
 from rooflab.reference.flash_attention import E4M3
 
 AUTHORS, FORWARD = "flash_attn_interface", "fa3_fwd_interface"
-"""The module of the authors' package, which some other packages have too; and the module of `fa3-fwd`, a wheel of the
-forward pass alone, with the same functions."""
+"""The module of the authors' package, which some other packages have too, and the module of `fa3-fwd`.  `fa3-fwd` is a
+wheel of the forward pass alone, with the same functions."""
 PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
 
 
 def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:
-    """Returns the scales by the package's names, (B, H_kv) each; empty without fp8."""
+    """Returns the scales (B, H_kv) as the package's arguments.  Returns an empty dict without fp8."""
     if q.dtype != E4M3:
         return {}
     queries, *others = scales
@@ -29,7 +29,7 @@ def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor 
 
 
 def window_sizes(window: int | None) -> tuple[int, int]:
-    """Returns the number of keys to the left and to the right of a query's own position; -1 means all."""
+    """Returns how many keys a query sees to the left and to the right of its own position; -1 means all keys."""
     return (-1, -1) if window is None else (window - 1, 0)
 
 
@@ -64,7 +64,7 @@ def flash_attention_3(
     v_scale: Tensor | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls `flash_attn_func`, which allocates the result; returns the log-sum-exp (B, H, T) as a view (B, T, H)."""
+    """Calls `flash_attn_func`, which allocates the result.  Returns its log-sum-exp (B, H, T) as a view (B, T, H)."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_func(
         q,

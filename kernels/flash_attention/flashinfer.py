@@ -1,9 +1,9 @@
-"""Peer: FlashInfer's prefill (Ye et al., arXiv 2501.01005), the package `flashinfer-python`, if it is installed.
+"""The peer FlashInfer prefill (Ye et al., arXiv 2501.01005): the package `flashinfer-python`, if it is installed.
 
-One sequence goes to `single_prefill_with_kv_cache`; several, or one with more causal queries than keys, go to
-`BatchPrefillWithRaggedKVCacheWrapper`; both use the backend that FlashInfer chooses.  A dense batch's plan depends on
-its shape alone: it is made once per shape, and a time measured after a warm-up does not contain it.  A log-sum-exp
-takes one more launch, which changes its base from 2 to e.
+A single sequence goes to `single_prefill_with_kv_cache`.  Several sequences, or a single one with more causal queries
+than keys, go to `BatchPrefillWithRaggedKVCacheWrapper`.  Both use the backend that FlashInfer chooses.  A dense batch's
+plan depends only on its shape, so it is made once per shape.  A time measured after a warm-up does not contain the
+plan. A log-sum-exp takes another launch, which changes its base from 2 to e.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _planned(
     causal: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> adapter.FlashInferPlan:
-    """Makes a plan and its own wrapper for sequences of equal length; `lengths`: B, T, S; `heads`: H, H_kv and D."""
+    """Makes a plan and its own wrapper for sequences of equal length.  lengths: B, T, S; heads: H, H_kv and D."""
     B, T, S = lengths
     named = dict(options)
     wrapper = adapter.make_wrapper(
@@ -67,7 +67,7 @@ def flashinfer(
     softcap: float | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls FlashInfer's prefill, which allocates the result, because it writes rows without gaps."""
+    """Calls FlashInfer's prefill, which allocates the result.  It could not write rows with gaps into `out`."""
     B, T, H, _ = q.shape
     S = k.shape[1]
     if not B * T * S:

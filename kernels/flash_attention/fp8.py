@@ -1,4 +1,4 @@
-"""The kernel `fp8`, over tma: queries, keys and values in e4m3 with one scale per head, on the fp8 tensor cores.
+"""The kernel `fp8`, the rung after `tma`: queries, keys and values in e4m3, a scale per head, fp8 tensor cores.
 
 The scales of q and k go into the factor of the exponent, once per tile; the scale of v goes into the result.  Weights
 are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8, like the exponent of the sum that divides them.  fp32
@@ -39,13 +39,13 @@ DEFAULTS = Defaults(
 
 
 def values_in_fp8(columns: bool, head_dim: int) -> bool:
-    """Returns whether weights and values are multiplied in e4m3, not in fp16."""
+    """Returns whether weights and values are multiplied in e4m3.  Otherwise they are multiplied in fp16."""
     return columns and padded(head_dim) <= WIDEST
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns configs: one warpgroup per 64 rows (128 for a narrow head), and pipelines of several depths.  A wide head
-    has 64 keys per tile, because more keys spill (read in the SASS)."""
+    """Returns the configs: a warpgroup per 64 rows (per 128 rows for a narrow head), and pipelines of several depths.
+    A wide head has 64 keys per tile, because more keys spill (read in the SASS)."""
     width = padded(int(case["D"]))
     shapes = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
     keys = (64, 128, 256) if width <= WIDEST else (64,)
@@ -53,9 +53,9 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns registers: the sums, and a tile's products or scores, or scores and their weights in fp16.
+    """Returns the footprint.  Registers: the sums, and a tile's products or scores; in fp16 scores and weights.
 
-    Shared memory: the queries and every stage of keys and values; fp16 values need one more tile, twice as wide.
+    Shared memory: the queries and all stages of keys and values.  fp16 values need one more tile, twice as wide.
     """
     D = padded(int(case["D"]))
     in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
@@ -70,14 +70,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 RANGE: tl.constexpr = tl.constexpr(8)
-"""The exponent of the largest weight: weights reach down to 2**-17 of the largest, not only to 2**-9 as with 0."""
+"""The exponent of the largest weight: weights reach down to 2**-17 of the largest, instead of 2**-9 with exponent 0."""
 UNIT: tl.constexpr = tl.constexpr(2.0**-8)
 SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
 def scale_of(scale_ptr, b, h, stride_b, stride_h):
-    """Loads a head's scale; 1 if `scale_ptr` is None."""
+    """Loads a head's scale, or returns 1 if `scale_ptr` is None."""
     scale = 1.0
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
@@ -142,8 +142,8 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes, once for a layout: the grid, the makers of maps, the numbers after the tensors, and the constants, of
-    which two say how values are stored."""
+    """Computes once for each layout: the grid, the makers of maps, the numbers after the tensors, and the constants.
+    Two of the constants say how values are stored."""
     (B, T, H, D), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     columns = keys_contiguous(of.v)
     v_map = tensor_map(of.v, config.block_n, COLUMNS if columns else ROWS)
@@ -197,6 +197,6 @@ def fp8(
     config: Config,
     bound: Any,
 ) -> None:
-    """Multiplies q and k in e4m3; multiplies values in e4m3 if they are contiguous along their keys, else in fp16."""
+    """Multiplies q and k in e4m3.  Multiplies values in e4m3 if they are contiguous along the keys, else in fp16."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *numbers, **constants)

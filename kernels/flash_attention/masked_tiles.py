@@ -1,9 +1,9 @@
-"""The kernel `masked_tiles`, over online: only tiles that need a mask have one.
+"""The kernel `masked_tiles`, the rung after `online`: only tiles that need a mask have a mask.
 
 The diagonal, the far end of a window and the end of the keys cut a few of the key tiles that a tile of queries sees.
 These tiles have their own loops.  The loop over the other tiles compares no position, selects no score and loads
-without a predicate; a score costs one multiply-add and one exponential.  The options start here, because in online
-every tile would pay for each of them.
+without a predicate; a score costs one multiply-add and one exponential.  The options (window, soft cap, sinks) start at
+this rung, because in `online` every tile would pay for each of them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes, once for a layout: the grid, with one axis because only x may exceed 65,535; numbers; constants."""
+    """Computes once for each layout: the grid (one axis, because only x may exceed 65,535), numbers, constants."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
     numbers, strides, constants = options(of, S)
     inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
@@ -113,6 +113,6 @@ def masked_tiles(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention with masks only in the tiles that the diagonal, a window or an end cuts."""
+    """Computes attention, with masks only in the tiles that the diagonal, a window or an end cuts."""
     grid, numbers, constants = bound
     _attention[grid](q, k, v, sinks, out, lse, *numbers, **constants)

@@ -1,5 +1,5 @@
-"""The kernel `online`, over naive: an online softmax, tile by tile; scores stay on the chip (Dao, "FlashAttention-2",
-2023; Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
+"""The kernel `online`, the rung after `naive`: an online softmax, tile by tile.  Scores stay on the chip (Dao,
+"FlashAttention-2", 2023; Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def online_kernel(
 def online(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, causal: bool, softmax_scale: float | None, config: Config
 ) -> None:
-    """Computes attention in one pass over the keys, with a running maximum and sum; every tile is masked."""
+    """Computes attention in one pass over the keys, with a running maximum and sum.  Every tile has a mask."""
     B, T, H, D = q.shape
     # One grid axis, because only x may exceed 65,535 programs.
     online_kernel[(cdiv(T, config.block_m) * B * H,)](

@@ -1,10 +1,10 @@
-"""The kernel `packed_gqa`, over tma: the query heads that share a head of keys share a tile's rows.
+"""The kernel `packed_gqa`, the rung after `tma`: the query heads that share a head of keys share a tile's rows.
 
-A tile of tma has rows of one head, so a short query (a chunk of a prefill, or a few draft tokens) leaves most rows
+A tile of `tma` has rows of one head.  So a short query (a chunk of a prefill, or a few draft tokens) leaves most rows
 empty, and each head of a group loads the same keys again.  Here row r is position r // group and head r % group: T = 16
 queries of a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile also covers fewer positions, so a
 causal mask cuts less of it.  Pointers load q and store the result, by rows of a head, because a tensor map has no box
-for a group.  There are fewer tiles than in tma, and keys are not split, so fewer SMs may be busy.
+for a group.  There are fewer tiles than in `tma`, and keys are not split, so fewer SMs may be busy.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 
 def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
-    """Returns the rows of a head of keys, and the number of these heads; without `H_kv` no heads share keys."""
+    """Returns the rows per head of keys, and the number of these heads.  Without `H_kv` no heads share keys."""
     H = int(case["H"])
     H_kv = int(case.get("H_kv", H))
     return {"rows": int(case["T"]) * (H // H_kv), "heads": H_kv * int(case["B"])}
 
 
 def packed_tiles(config: Config, case: Case) -> int:
-    """Counts the tiles of all heads of keys."""
+    """Returns the number of tiles of all heads of keys."""
     sizes = grouped_rows(case, BF16)
     return cdiv(sizes["rows"], config.block_m) * sizes["heads"]
 
@@ -96,8 +96,8 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes, once for a layout: the grid, a CTA for a tile of a head of keys; the makers of maps; the numbers after
-    the tensors; and the constants."""
+    """Computes once for each layout: the grid (a CTA for each tile of a head of keys), the makers of maps, the numbers
+    after the tensors, and the constants."""
     (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     group = H // H_kv
     maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
@@ -140,6 +140,6 @@ def packed_gqa(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention in tiles whose rows are the positions and the query heads of one head of keys."""
+    """Computes attention in tiles.  A tile's rows are the positions and the query heads that share a head of keys."""
     grid, (k_map, v_map), numbers, constants = bound
     _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

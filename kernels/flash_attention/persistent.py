@@ -1,11 +1,11 @@
-"""The kernel `persistent`, over tma: as many CTAs as fit on the SMs take one tile of queries after another.
+"""The kernel `persistent`, the rung after `tma`: as many CTAs as fit on the SMs take one tile of queries after another.
 
-In tma's grid the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have no work
-left, and CTAs of many heads run at once, whose keys share L2.  Here the longest tiles come first (Graham, 1969).  All
-heads of a section, whose keys and values fit in L2 together, come before the next section.
+In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end, when most SMs have
+no work left.  Also, CTAs of many heads run at once, and their keys share L2.  Here the longest tiles come first
+(Graham, 1969).  All heads of a section come before the next section; L2 holds the keys and values of a whole section.
 
-The loads of a tile start after the store of the tile before: Triton fuses no loop that contains several loops, so loads
-do not run on across tiles as in gemm/persistent.py.
+The loads of a tile start after the store of the tile before.  Triton fuses no loop that contains several loops, so
+loads do not run on across tiles as in gemm/persistent.py.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 @dataclass(frozen=True)
 class PersistentConfig(Config):
-    """A config of tma, and the number of CTAs per SM."""
+    """A config of the rung `tma`, with the number of CTAs per SM."""
 
     ctas_per_sm: int
 
     @property
     def launch_arguments(self) -> dict[str, Any]:
-        """Returns the arguments without the number of CTAs, which the device code does not need."""
+        """Returns the arguments of a launch without the number of CTAs, which the device code does not need."""
         return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
 
 
@@ -52,12 +52,12 @@ DEFAULTS = Defaults(
 
 
 def persistent_configs(case: Case, scheme: Scheme = BF16) -> tuple[PersistentConfig, ...]:
-    """Returns the configs of tma, with one or two CTAs per SM."""
+    """Returns the configs of the rung `tma`, with one or two CTAs per SM."""
     return tuple(PersistentConfig(**asdict(config), ctas_per_sm=ctas) for config in configs(case) for ctas in (1, 2))
 
 
 def ctas(config: Any, case: Case) -> int:
-    """Returns the number of CTAs: no more than fit on the SMs."""
+    """Returns the number of CTAs, at most as many as fit on the SMs."""
     return min(query_tiles(config, case), HOPPER_SMS * int(config.ctas_per_sm))
 
 
@@ -103,7 +103,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes for a layout: the grid, which is all CTAs that fit; the makers of maps; the numbers after the tensors;
+    """Computes for each layout: the grid (all CTAs that fit), the makers of maps, the numbers after the tensors, and
     the constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     heads, group = B * H, H // H_kv
@@ -150,6 +150,6 @@ def persistent(
     config: PersistentConfig,
     bound: Any,
 ) -> None:
-    """Computes attention with as many CTAs as fit, which take tile after tile, the longest first."""
+    """Computes attention with as many CTAs as fit on the SMs.  They take tile after tile, the longest first."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

@@ -1,13 +1,13 @@
-"""The kernel `ping_pong`, over online, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608).
+"""The kernel `ping_pong`, the rung after `online`, in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608).
 
-One warp, the producer, loads queries, keys and values by TMA and runs ahead through rings in shared memory, also into
+One warp, the producer, loads queries, keys and values by TMA.  It runs ahead through rings in shared memory, also into
 the next tile of queries.  Two warpgroups, the consumers, have 64 rows of queries and an accumulator each.  They take
-turns: one computes exponentials while the tensor cores work for the other.  Each starts the scores of a block, then the
-value product of the previous block; it computes the softmax of the block while this value product runs.
+turns: one computes exponentials while the tensor cores work for the other.  A consumer starts the scores of a block,
+then the value product of the previous block.  It computes the softmax of the block while this value product runs.
 
 Gluon has no named barriers, so each consumer has an mbarrier for its turn.  A step has five barriers of a consumer's
-128 threads (read in the PTX): before each of three arrivals, before the wait for keys, and at the head of the loop.
-For a head_dim of 64 there are three consumers, which need no turns (see `_step`).
+128 threads (read in the PTX): before each of three arrivals, before the wait for keys, and at the head of the loop. For
+a head_dim of 64 there are three consumers, which need no turns (see `_step`).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -52,18 +52,18 @@ class PingPongConfig(LaunchConfig):
 
     @property
     def block_m(self) -> int:
-        """Returns the rows of queries per CTA."""
+        """Returns the number of query rows per CTA."""
         return 64 * self.consumers
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
-    """Returns configs with two consumers, for a narrow head also with three."""
+    """Returns the configs: with two consumers, and for a narrow head also with three."""
     consumers = (2, 3) if attention.tile_columns(int(case["D"])) == 64 else (2,)
     return space(PingPongConfig, block_n=(64, 128), stages=(2, 3, 4, 5), consumers=consumers)(case)
 
 
 def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The needs of queries, rings, and the staged result, which with a wide head lies in the queries' memory."""
+    """Returns the resources for queries, rings and the staged result (in the queries' memory for a wide head)."""
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
     return attention.footprint(
         config.consumers,
@@ -95,8 +95,8 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Finds the CTA's tile `nth`: its head, its first row, and the blocks of keys that it sees, from the first to the
-    end. It has at least one block, so a row that sees no key needs no special case."""
+    """Returns the CTA's tile `nth`: its head, its first row, and the key blocks that it sees, from the first to the
+    end. There is at least one block, so a row that sees no key needs no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
@@ -112,8 +112,8 @@ def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl
 
 @gluon.jit
 def _load(x, full, ring, slot, b, h, row):
-    """Starts the copy of a box of rows of a head; `full` completes when its bytes have arrived.  Rows past the end of
-    the sequence become zeros, and count as bytes too."""
+    """Starts the copy of a box of rows of a head.  `full` completes when the box's bytes have arrived.  Rows past the
+    end of the sequence become zeros, and count as bytes too."""
     mbarrier.expect(full.index(slot), x.block_type.nbytes)
     view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
     async_load(x, [b, h, row, 0], full.index(slot), view)
@@ -121,9 +121,9 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """Does the producer's work: for each tile, from the last block of keys to the first, the keys of a block, then the
-    values of the block loaded before it, in the order in which the products need them.  The queries come second,
-    because their slot becomes free only after the last tile's scores."""
+    """Does the producer's work.  For each tile, it goes from the last block of keys to the first.  It loads the keys of
+    a block, then the values of the block loaded before, in the order of the products.  It loads a tile's queries
+    second, because their slot becomes free only after the last tile's scores."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
@@ -167,14 +167,14 @@ def _step(
     q_tile, memory, state, first, begin, row, order, scales,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
-    """Computes the scores of the block at `first`, the value product of the last block, whose weights are known, and
-    the softmax of this block.  Also waits for the next step's keys.
+    """Computes the scores of the block at `first`, the value product of the last block (its weights are known), and the
+    softmax of this block.  Also waits for the next step's keys.
 
-    With two consumers, one computes this softmax while its value product runs, then waits for its next turn.  With
-    three there are no turns.  A consumer waits for both products before its softmax, so it keeps one set of weights and
-    needs 160 registers; the other two use the tensor cores meanwhile.  It starts its value product first: in a model
-    where the tensor cores alternate between warps, the consumers then stay apart, because 64 columns of values last
-    half as long as another's 128 columns of scores.  No GPU has shown this yet."""
+    With two consumers, a consumer computes this softmax while its value product runs, then waits for its next turn.
+    Three consumers have no turns.  A consumer then waits for both products before its softmax, so it keeps one set of
+    weights and needs 160 registers; the other two use the tensor cores meanwhile.  The value product comes first.  In a
+    model where the tensor cores alternate between warps, this keeps the consumers out of step: 64 columns of values
+    take half as long as another consumer's 128 columns of scores.  No GPU has shown this yet."""
     weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn = memory
     TURNS: gl.constexpr = queries.shape[0] == 2
@@ -218,7 +218,7 @@ def _step(
 
 @gluon.jit
 def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
-    """Divides by the sum, including the head's sink, and stores by TMA, which omits rows past the sequence's end."""
+    """Divides by the sum, including the head's sink.  Stores by TMA, which omits rows past the sequence's end."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride = results
     sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
@@ -348,8 +348,8 @@ def _attention(
 
 
 def _map(x: Tensor, rows: int) -> Any:
-    """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; no box passes the end of its
-    sequence.  A dimension of size 1 may have any stride, and TMA needs whole 16 bytes, so this dimension gets 16."""
+    """Returns the tensor map of `x` (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head.  No box passes its
+    sequence's end.  TMA needs strides of whole 16 bytes, so a dimension of size 1, whose stride is free, gets 16."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
     return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, attention.tile_columns(D)], HEADS)
@@ -390,6 +390,6 @@ def ping_pong(
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     return_lse: bool, config: PingPongConfig, bound: Any,
 ) -> None:  # fmt: skip
-    """Runs a producer warp that loads, and warpgroups of 64 rows that take turns at exponentials and products."""
+    """Computes attention with a producer warp that loads, and warpgroups of 64 rows that take turns."""
     ctas, (q_map, k_map, v_map, out_map), numbers, flags = bound
     _attention[(ctas,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *numbers[:3], sinks, *numbers[3:], **flags)

@@ -1,5 +1,5 @@
-"""Peers: torch's scaled_dot_product_attention with a fixed CUDA backend, even if torch would choose another: cuDNN's
-fused attention, the memory-efficient backend (xFormers), and torch's build of FlashAttention-2."""
+"""Peers: torch's scaled_dot_product_attention with a fixed CUDA backend, even if torch would choose another backend.
+They are cuDNN's fused attention, the memory-efficient backend (xFormers), and torch's build of FlashAttention-2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ peer = partial(
 
 
 def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
-    """Computes attention by the backend with this name in `SDPBackend`, which raises `RuntimeError` if it refuses."""
+    """Computes attention by the backend of this name in `SDPBackend`.  The backend may raise `RuntimeError`."""
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

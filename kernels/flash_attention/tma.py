@@ -1,9 +1,9 @@
-"""The kernel `tma`, over masked_tiles: the tensor memory accelerator (TMA) loads the tiles of q, k and v.
+"""The kernel `tma`, the rung after `masked_tiles`: the tensor memory accelerator (TMA) loads the tiles of q, k and v.
 
-One thread issues the load of a tile; with cp.async every thread needs an address, a mask and an instruction for each 16
-bytes, which cost registers and issue slots that the exponentials need.  A map ends with its sequence and its head, and
-TMA gives zeros beyond, so neither a short last tile nor a padded head needs a mask.  A map costs the host a driver call
-per launch, and needs addresses and strides of whole 16 bytes.
+One thread issues the load of a tile.  With cp.async every thread needs an address, a mask and an instruction for each
+16 bytes; these cost registers and issue slots that the exponentials need.  A map ends with its sequence and its head,
+and TMA gives zeros beyond, so neither a short last tile nor a padded head needs a mask.  A map costs the host a driver
+call per launch, and needs addresses and strides that are multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _attention(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes, once for a layout: the grid, of one axis, as only x may exceed 65,535; maps; numbers; constants."""
+    """Computes once for each layout: the grid (one axis: only x may exceed 65,535), maps, numbers and constants."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
     numbers, strides, constants = options(of, S)
@@ -110,6 +110,6 @@ def tma(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes attention; one thread loads the tiles of q, k and v, with zeros past the ends."""
+    """Computes attention: one thread loads the tiles of q, k and v by TMA, with zeros past the ends."""
     grid, (q_map, k_map, v_map), numbers, constants = bound
     _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *numbers, **constants)

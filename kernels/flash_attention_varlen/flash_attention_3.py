@@ -1,4 +1,4 @@
-"""Peer: FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608), the package of its authors, if installed."""
+"""The peer FlashAttention-3 with offsets (Shah et al., arXiv 2407.08608): the package of its authors, if installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flash_attention_3(
     softcap: float | None,
     return_lse: bool,
 ) -> Returned:
-    """Calls `flash_attn_varlen_func`, which allocates the result; returns the log-sum-exp (H, T) as a view (T, H)."""
+    """Calls `flash_attn_varlen_func`, which allocates the result.  Returns its log-sum-exp (H, T) as a view (T, H)."""
     library: Any = import_module(PACKAGE)
     result = library.flash_attn_varlen_func(
         q,

@@ -1,7 +1,7 @@
-"""Peer: FlashInfer's prefill of ragged sequences (Ye et al., arXiv 2501.01005), `flashinfer-python`, if installed.
+"""The peer FlashInfer prefill of ragged sequences (Ye et al., arXiv 2501.01005): `flashinfer-python`, if installed.
 
-`plan` reads the offsets once per step for all layers, and the bench does not time it: see `_flashinfer`.  A log-sum-exp
-takes one more launch.
+`plan` reads the offsets once per step for all layers.  The bench does not measure the plan: see `_flashinfer`.  A
+log-sum-exp takes another launch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.reference.spec import Arguments
 
 
 def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wrapper) -> adapter.FlashInferPlan:
-    """Makes the plan of a step, which serves all its layers; waits for the device.  q and k may be on `meta`."""
+    """Makes the plan of a step, which all layers share.  Waits for the device.  q and k may be on `meta`."""
     (T, H, D), k, device = inputs.q.shape, inputs.k, inputs.cu_seqlens_q.device
     if not T * len(k):
         return adapter.FlashInferPlan()

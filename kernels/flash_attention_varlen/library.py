@@ -1,7 +1,7 @@
-"""torch's FlashAttention-2 with offsets if it takes the inputs, else scaled_dot_product_attention per sequence.
+"""The kernel `library`: torch's FlashAttention-2 with offsets, or scaled_dot_product_attention for each sequence.
 
-The kernel calls the operator, not `torch.nn.attention.varlen`, whose signature changed in each release (2.10 to 2.12).
-"""
+scaled_dot_product_attention takes what FlashAttention-2 refuses.  The kernel calls torch's operator instead of
+`torch.nn.attention.varlen`, whose signature changed in each release (2.10 to 2.12)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def has_flash(q: Tensor) -> bool:
 
 
 def longest_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int) -> int:
-    """Returns the most queries of a sequence, for torch's FlashAttention-2: from 1 it would conclude that no sequence
-    is empty, and view q by the number of sequences."""
+    """Returns the most queries of a sequence, for torch's FlashAttention-2, but at least 2 if a sequence may be empty.
+    With 1, torch would conclude that no sequence is empty, and view q by the number of sequences."""
     return max_seqlen_q if len(q) == len(cu_seqlens_q) - 1 else max(max_seqlen_q, 2)
 
 
@@ -47,7 +47,7 @@ def library(
     softmax_scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Lets torch allocate the result; on the CPU, and in fp32, the host reads the offsets."""
+    """Computes attention by torch, which allocates the result.  On the CPU and in fp32 the host reads the offsets."""
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
     if has_flash(q):

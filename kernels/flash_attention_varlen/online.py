@@ -1,8 +1,8 @@
-"""`online`, over naive: one launch for all sequences, with an online softmax (Dao, "FlashAttention-2", 2023).
+"""The kernel `online`, the rung after `naive`: one launch for all sequences, with an online softmax.
 
-A program is a tile of queries of one sequence and head; if its tile is past the sequence's end, it exits at once.  The
-tiles with the most keys come first: a causal sequence's last rows see all keys, and long tiles must not come at the end
-(longest processing time first, Graham, 1969).
+A program computes a tile of queries of one sequence and head.  It exits at once if its tile is past the sequence's end.
+The tiles with the most keys come first, because long tiles must not come at the end (longest processing time first,
+Graham, 1969).  In a causal sequence the last rows see all keys.  Softmax: Dao, "FlashAttention-2", 2023.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def online_varlen_kernel(
 
 
 def bind(of: Arguments) -> Any:
-    """Computes, once for a layout: the grid, with a CTA for each tile of the longest sequence, of all sequences and
-    heads; the numbers after the tensors; and the constants."""
+    """Computes once for each layout: the grid, the numbers after the tensors, and the constants.  The grid has a CTA
+    for each tile of the longest sequence, of all sequences and heads."""
     H, B = of.q.shape[1], len(of.cu_seqlens_q) - 1
     tiles = cdiv(of.max_seqlen_q, of.config.block_m)
     numbers, strides, constants = options(of, of.max_seqlen_k)
@@ -108,8 +108,8 @@ def online(
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
     softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config, bound: Any,
 ) -> None:  # fmt: skip
-    """Computes all sequences in one launch.  Rows past the last offset are not written: on a GPU only
-    `ROOFLAB_CHECK_VALUES` finds them."""
+    """Computes all sequences in a single launch.  Rows past the last offset are not written.  On a GPU such rows are
+    found only with `ROOFLAB_CHECK_VALUES`."""
     grid, numbers, constants = bound
     if grid[0]:
         online_varlen_kernel[grid](q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *numbers, **constants)

@@ -1,7 +1,7 @@
-"""Peer: `torch.nn.attention.varlen.varlen_attn`, torch's FlashAttention-2, or the kernel that the caller activated for
-the process by `activate_flash_attention_impl`.
+"""The peer `torch.nn.attention.varlen.varlen_attn`: torch's FlashAttention-2, or another kernel that the caller
+activated for the process by `activate_flash_attention_impl`.
 
-Its arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.
+The function's arguments differ between releases: 2.11 has windows, 2.12 also `block_table`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rooflab.roofline.model import Traffic
 
 MODULE = "torch.nn.attention.varlen"
 CAUSAL = (-1, 0)
-"""The window that torch takes for a causal mask aligned at the bottom right."""
+"""The window that stands for a causal mask aligned at the bottom right, in torch."""
 
 
 @cache
 def parameters() -> frozenset[str]:
-    """Returns the names of the arguments of `varlen_attn` in this torch; empty if torch has no such function."""
+    """Returns the names of the arguments of torch's `varlen_attn`.  Empty if this torch has no such function."""
     if importlib.util.find_spec(MODULE) is None:
         return frozenset()
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
@@ -40,13 +40,13 @@ def parameters() -> frozenset[str]:
 
 
 def why_lacking(*needed: str) -> str | None:
-    """Returns a sentence with the `needed` arguments that this torch's `varlen_attn` lacks, or None."""
+    """Returns a sentence that lists the `needed` arguments that this torch's `varlen_attn` lacks, or None."""
     missing = [name for name in needed if name not in parameters()]
     return f"torch {torch.__version__} has no varlen_attn with {missing[0]}" if missing else None
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
-    """Calls `varlen_attn`; returns its log-sum-exp, (H, T) with inf for a query without keys, as (T, H) with -inf."""
+    """Calls `varlen_attn`.  Returns its log-sum-exp (H, T) as (T, H); inf of queries without keys becomes -inf."""
     module: Any = import_module(MODULE)
     if "enable_gqa" in parameters():  # older releases take grouped heads without this option
         options["enable_gqa"] = q.shape[1] != k.shape[-2]
@@ -61,8 +61,8 @@ def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **optio
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts each operand once, because L2 keeps a sequence's keys for its queries; torch always writes a log-sum-exp,
-    which two more launches correct with `return_lse`."""
+    """Counts each operand once, because L2 keeps a sequence's keys for its queries.  torch always writes a log-sum-exp;
+    with `return_lse` two more launches correct it."""
     moved = moved_once(inputs.but(return_lse=True))
     if not inputs.return_lse:
         return moved

@@ -7,5 +7,5 @@ cluster  over fused: several 16-byte vectors a thread, a long row over a cluster
          and outputs quantised to int8 or e4m3 in the same pass
 native   over library, on a CPU: one call of C++; the norm finds the row in cache
 
-cluster is one source for six ops: kernels/lib/rows.cu.
+Six ops share the source of `cluster`: kernels/lib/rows.cu.
 """

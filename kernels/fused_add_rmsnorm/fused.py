@@ -1,4 +1,4 @@
-"""The kernel `fused`, over naive: one pass that rounds the sum, writes it, and norms it in registers."""
+"""The kernel `fused`, the rung after `naive`: one pass rounds and writes the sum, and norms the sum in registers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def fused(
     round_first: bool,
     config: Config,
 ) -> None:
-    """Computes (rmsnorm(x + residual), x + residual), whole rows per program; the norm in fp32, rounded once."""
+    """Computes (rmsnorm(x + residual), x + residual).  A program has whole rows; the fp32 norm is rounded once."""
     T, H = x.shape
     _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
         x, residual, weight, out, new_residual, T, H, x.stride(0), residual.stride(0), out.stride(0),

@@ -1,4 +1,4 @@
-"""The kernel `naive`: residual add and norm as in a model's source code: one torch call per step, the norm in fp32."""
+"""The kernel `naive`: residual add and norm as in a model's source code, one torch call per step, the norm in fp32."""
 
 from __future__ import annotations
 

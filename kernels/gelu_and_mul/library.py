@@ -1,4 +1,4 @@
-"""The kernel `library`: the two torch calls that a user would make without this op: gelu, then the product."""
+"""The kernel `library`: the two torch calls of a user without this op: gelu, then the product."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch")
 def library(x: Tensor, out: Tensor) -> None:
-    """Computes gelu(gate) * up by `gelu` and `mul`; gelu(gate) is rounded to the dtype in between."""
+    """Computes gelu(gate) * up by `gelu` and `mul`.  gelu(gate) is rounded to the dtype between the two calls."""
     I = out.shape[1]
     torch.mul(torch.nn.functional.gelu(x[:, :I], approximate="tanh"), x[:, I:], out=out)

@@ -20,6 +20,6 @@ quack             peer: QuACK's gemm for Hopper in CuTe DSL, if it is installed
 packed            over library, on the CPU: the weight is reordered once at load into oneDNN's blocks
 native            over packed, on a CPU, in C++: panels of 32 columns, which one row streams at the rate of memory
 
-No kernel here was timed on a GPU. When each is predicted to win, and what it needs: docs/notes/gemm.md.
-gemm and gemm_fp8 have one multicast: kernels/lib/multicast.cu.
+No kernel here was measured on a GPU.  docs/notes/gemm.md says when each kernel is predicted to win, and what it needs.
+gemm and gemm_fp8 share the source of `multicast`: kernels/lib/multicast.cu.
 """

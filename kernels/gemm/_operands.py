@@ -17,7 +17,7 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 VECTOR_BYTES = 16
-"""Bytes of the widest load of a thread, and the least that cp.async (cg) and TMA copy."""
+"""The bytes of a thread's widest load.  This is also the least that cp.async (cg) and TMA copy."""
 KINDS = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float16: gl.float16,
@@ -27,12 +27,12 @@ KINDS = {
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once: exact for a GEMV, and nearly exact for the best tile order."""
+    """Counts every operand once.  This is exact for a GEMV, and nearly exact for the best tile order."""
     return panels_traffic(inputs, 0)
 
 
 def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
-    """Counts a once, and b once for each `rows` rows of a; with 0 rows b once."""
+    """Counts `a` once, and `b` once for each `rows` rows of `a`.  With 0 rows, counts `b` once."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     times = -(-M // rows) if rows else 1
@@ -41,24 +41,24 @@ def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts traffic if L2 keeps a group's rows of a; b is read again for each group of row panels."""
+    """Counts the traffic if L2 keeps a group's rows of `a`.  Each group of row panels reads `b` again."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
 def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
-    """Returns the constants that a tiled Triton kernel is compiled with; with maps also the order of a and b."""
+    """Returns the constants of a tiled Triton kernel.  With tensor maps, also the storage order of `a` and `b`."""
     has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
     order = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
     return {**order, **has, "PRECISION": of.precision, **of.config.launch_arguments}
 
 
 def row_stride(addend: Tensor | None) -> int:
-    """Returns the number of elements from row to row of a residual; 0 without a residual."""
+    """Returns the number of elements from a row of a residual to the next row.  Returns 0 without a residual."""
     return 0 if addend is None else addend.stride(0)
 
 
 def epilogue_alone(of: Arguments) -> None:
-    """Writes bias + residual to c, for K = 0: the function `empty` of kernels that need at least one k."""
+    """Writes bias + residual to `c`.  It is the function `empty` (for K = 0) of kernels that need at least one k."""
     total = torch.zeros(of.c.shape, dtype=torch.float32, device=of.c.device)
     for addend in (of.bias, getattr(of, "residual", None)):
         if addend is not None:
@@ -72,12 +72,12 @@ class Stored(NamedTuple):
     rows: int
     columns: int
     stride: int
-    """The number of elements from one row to the next."""
+    """The number of elements from a row to the next row."""
     transposed: bool
-    """Whether the rows in memory are the operand's columns."""
+    """Whether the rows in memory are the columns of the operand."""
 
     def map(self, rows: int, columns: int, gluon: torch.dtype | None = None) -> MapMaker:
-        """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's maps of this dtype."""
+        """Makes Triton's maps for tiles of the operand, `rows` by `columns`, or Gluon's maps of the dtype `gluon`."""
         box = [columns, rows] if self.transposed else [rows, columns]
         shape, strides = [self.rows, self.columns], [self.stride, 1]
         if gluon is None:
@@ -100,19 +100,19 @@ def stored_as(matrix: Tensor, transposed: bool) -> Stored | None:
 
 
 def stored(operand: Tensor, k_dim: int) -> Stored | None:
-    """Returns `operand` for a tensor map, with K innermost if both orders are possible; None if neither order is."""
+    """Returns `operand` for a tensor map, or None if there is no map.  K is innermost if both orders are possible."""
     return stored_as(operand, k_dim == 0) or stored_as(operand, k_dim != 0)
 
 
 def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
-    """Returns a and b, or the first expert's matrix of b, for TMA; `why_not_by_tma` has accepted both before."""
+    """Returns `a`, and `b` or its first expert's matrix, for TMA.  `why_not_by_tma` must have accepted both before."""
     left, right = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
     assert left is not None and right is not None, "refused before"
     return left, right
 
 
 def stored_output(out: Tensor) -> Stored:
-    """Returns `out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
+    """Returns the tensor `out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
     if (matrix := stored_as(out, False)) is None:
         raise ValueError(_refusal("out", out))
     return matrix
@@ -130,11 +130,11 @@ def _refusal(name: str, matrix: Tensor, along: str = "") -> str:
 def why_not_by_tma(
     inputs: Arguments, *, stores: bool = False, gated: bool = False, residual: bool = False
 ) -> str | None:
-    """Returns why a kernel cannot load a and b by TMA, or None, as its `unsupported`.
+    """Returns why a kernel cannot load `a` and `b` by TMA, or None; for the `unsupported` of kernels.
 
     Only gemm, whose calls have a `precision`, takes operands that are not contiguous along K, in 16 bits: wgmma reads
-    wider ones in one order (PTX ISA, wgmma.mma_async).  With `stores` TMA also stores the result, and experts' matrices
-    are rows of one map.  `gated` results have half of b's columns.  With `residual` TMA also loads the residual.
+    wider dtypes in one order (PTX ISA, wgmma.mma_async).  With `stores` TMA also stores the result, and experts'
+    matrices are rows of one map.  `gated` results have half of b's columns.  `residual`: TMA loads the residual too.
     """
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     wide = a.dtype == torch.float32
@@ -160,17 +160,17 @@ def why_not_by_tma(
 
 
 def weight_stride(operand: Tensor, row_dim: int) -> int:
-    """Returns the number of elements from row to row; 0 for a single row, whose stride has no meaning."""
+    """Returns the number of elements from a row to the next, or 0 for a single row, whose stride has no meaning."""
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
 
 def row_strides(of: Arguments) -> tuple[int, ...]:
-    """Returns the number of elements from row to row of a, of b.mT, of the residual and of c."""
+    """Returns the row strides, in elements, of `a`, of `b.mT`, of the residual and of `c`."""
     return weight_stride(of.a, 0), weight_stride(of.b, 1), row_stride(of.residual), of.c.stride(0)
 
 
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
-    """Returns the largest power of two, at most 16, that divides the address of every row of a and of b.mT.
+    """Returns the largest power of two, at most 16, that divides the address of every row of `a` and of `b.mT`.
 
     With `whole_k` it also divides the bytes of K, so a row is a whole number of loads.  For K = 0 it is 16, because
     nothing is read.
@@ -183,5 +183,5 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
 
 
 def along_k(*operands: str) -> dict[str, str]:
-    """Returns the `holds` of a kernel that reads these operands along K, where they must be contiguous."""
+    """Returns a `holds` for a kernel that reads these operands along K: they must be contiguous along K."""
     return {f"{name}[{1 if name == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for name in operands}

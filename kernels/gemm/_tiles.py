@@ -1,4 +1,4 @@
-"""Tiles of products: configs, a CTA's needs, spaces and defaults of gemm, and the order in which CTAs take tiles."""
+"""Tiles of products: configs, a CTA's resources, spaces and defaults of gemm, and the order of tiles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rooflab.reference.spec import Case, Scheme
 ADDRESS_REGISTERS = 24
 """Registers per thread for pointers, masks and the loop counter, besides the accumulators."""
 WGMMA_ROWS = 64
-"""The least rows of a wgmma product; in smaller tiles warps multiply 16 rows by mma.sync."""
+"""The least rows of a wgmma product.  In smaller tiles, warps multiply 16 rows by mma.sync."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Config(StreamTile):
     """A config: a tile, its pipeline, and the order of tiles."""
 
     group_m: int = 8
-    """The number of row panels of tiles that share their columns of B in L2."""
+    """The number of row panels of tiles that share their columns of `b` in L2."""
 
 
 @triton.jit
 def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Returns row and column of the `tile`-th tile: CTAs that run at once share rows and columns in L2, because within
-    a group of GROUP_M row panels the row changes fastest."""
+    """Returns the row and the column of tile number `tile`.  Within a group of GROUP_M row panels the row changes
+    fastest, so CTAs that run at once share rows and columns in L2."""
     group_tiles = GROUP_M * tiles_n
     first_m = tile // group_tiles * GROUP_M
     group_m = min(tiles_m - first_m, GROUP_M)
@@ -54,24 +54,24 @@ def grouped_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 def by_fma(scheme: Scheme) -> bool:
-    """Returns whether threads multiply by FMAs: the tensor cores have no exact fp32."""
+    """Returns whether threads multiply by FMAs, because the tensor cores have no exact fp32."""
     return scheme.activation == torch.float32 and scheme.name != "tf32"
 
 
 def tensor_cores(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the `sizes` of a table of defaults: `tensor_cores` is 0 where threads multiply by FMAs."""
+    """Returns `tensor_cores` as a size for a table of defaults: 0 if threads multiply by FMAs, else 1."""
     return {"tensor_cores": int(not by_fma(scheme))}
 
 
 def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the `sizes` of a table of defaults: the number of values of the result."""
+    """Returns `outputs` as a size for a table of defaults: the number of values of the result."""
     return {"outputs": int(case["M"]) * int(case["N"])}
 
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
     """Returns rows of defaults for 16 bits, then the same rows for 32 bits with half as many values along K.
 
-    A row with several configs becomes one row for each of them.
+    A row with several configs becomes several rows, with one config each.
     """
     each = [(most, config) for most, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
     wide = [(most, replace(config, block_k=config.block_k // 2)) for most, config in each]
@@ -79,13 +79,13 @@ def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[
 
 
 Sides = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Lists of rows, columns and K of tiles: every combination is worth a try."""
+"""Three lists of a tile's sizes: rows, columns and K.  Every combination is a config to try."""
 
 
 def space(
     of: type, sides: Sides, exact: Sides | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    """All combinations of sides, or of `exact` for FMAs, and options; `in_bytes`: a side along K is in bytes."""
+    """Makes all combinations of `sides` (for FMAs, of `exact`) and options.  `in_bytes`: sides along K are bytes."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         chosen = exact if exact is not None and by_fma(scheme) else sides
@@ -102,8 +102,8 @@ def space(
 def tile_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """Returns the needs of a CTA for each of `tiles` tiles of `columns` columns: its staged tiles of a and b, and
-    `barriers` for each stage; `sums` fp32 values for each output in registers, and without tensor cores both tiles.
+    """Returns the resources of a CTA for `tiles` tiles of `columns` columns: in shared memory staged tiles of `a` and
+    `b`, and `barriers` for each stage; in registers `sums` fp32 values per output, and without tensor cores both tiles.
 
     wgmma reads a stage while others are filled.  mma.sync and FMAs copy a stage to registers and free it at once, so
     Triton allocates one stage fewer (read in the compiled kernels; tests/contracts/test_configs.py compares them).
@@ -118,24 +118,24 @@ def tile_footprint(
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
-    """Returns the needs if at most one CTA per SM takes tile after tile, with more shared memory."""
+    """Returns the resources `needs` with more shared memory, if at most one CTA per SM takes tile after tile."""
     ctas = min(needs.ctas, HOPPER_SMS)
     flops = needs.tensor_flops * needs.ctas / max(1, ctas)
     return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
 
 
 def by_pointers(config: Any, case: Case, scheme: Scheme = BF16, **more: int) -> Footprint:
-    """Returns the needs for (M, N) outputs by pointers: tiles of a and b for every allocated stage."""
+    """Returns the resources for (M, N) outputs, with loads through pointers: tiles of `a` and `b` for each stage."""
     tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return tile_footprint(config, config.block_n, tiles, case, scheme, **more)
 
 
 by_tma = partial(by_pointers, barriers=1)
-"""The needs of a rung that loads by TMA: as `by_pointers`, and a barrier per stage."""
+"""The footprint function of rungs that load by TMA: `by_pointers`, with a barrier per stage."""
 
 
 def tma_space(of: type, rows: tuple[int, ...] = (64, 128, 256), **options: Any) -> Callable[..., Any]:
-    """Returns the space of tiles that TMA loads: 128 or 256 bytes along K."""
+    """Returns the space of tiles that TMA loads, with 128 or 256 bytes along K."""
     sides = rows, (32, 64, 128, 256), (128, 256)
     return space(of, sides, in_bytes=True, num_stages=(2, 3, 4, 6), group_m=(1, 8, 16), **options)
 
@@ -196,8 +196,8 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns defaults for few rows of a: the least rows of a product, and 256 bytes of each row of the weight (128 if
-    the tile of a is as large as the weight's); with these stages for 16, 32 and 64 rows, and `exact` for FMAs."""
+    """Returns defaults for few rows of `a`: the least rows of a product, and 256 bytes of each weight row (128 if both
+    tiles are equally large).  `stages` is for 16, 32 and 64 rows; `exact` is the number of stages for FMAs."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

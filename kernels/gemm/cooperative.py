@@ -1,15 +1,15 @@
-"""The kernel `cooperative`, over warp_specialized, in Gluon: consumers are independent; no warp waits for a store.
+"""The kernel `cooperative`, the rung after `warp_specialized`, in Gluon: each consumer has a product in flight.
 
-One warp issues the TMA loads through a ring in shared memory and runs ahead into the next tile while the last one is
-stored.  Two warpgroups share a tile of B; each has half of the rows of A, its own accumulator, and always one product
+One warp issues the TMA loads through a ring in shared memory.  It runs ahead into the next tile while the last tile is
+stored.  Two warpgroups share a tile of B.  Each has half of the rows of A, its own accumulator, and always one product
 in flight: it frees a slot after the next product has started, so the tensor cores never wait.  Each half of a finished
-tile is staged in shared memory and stored by TMA; a wait for the store comes only when that memory is needed again.
-TMA loads a residual into the same memory during the products.  Consumers hold most registers (setmaxnreg).  Design:
-CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al.,
-2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot: `multicast` does.
+tile is staged in shared memory and stored by TMA.  A warp waits for a store only when it needs that memory again. TMA
+loads a residual into the same memory during the products.  Consumers hold most registers (setmaxnreg).  Design:
+CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al., 2024).
+CUTLASS also multicasts within a cluster.  Gluon 3.6 has no multicast; the rung `multicast` in CUDA C++ has it.
 
-A slot of the ring is `full` when its bytes have arrived.  It has one `empty` barrier per consumer, which completes when
-that consumer's products of the slot are done; the producer refills the slot when both are complete.
+A slot of the ring is `full` when its bytes have arrived.  A slot has one `empty` barrier per consumer, which completes
+when that consumer's products of the slot are done.  The producer refills the slot when both barriers are complete.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm.md.
 """
@@ -41,32 +41,32 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, LaunchConfig, Tuni
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 THREADS = 384
-"""Threads of a CTA: two consumers and the producer warp's warpgroup; setmaxnreg moves registers between them."""
+"""Threads of a CTA: two consumers and the producer warp's warpgroup.  setmaxnreg moves registers between warpgroups."""
 ADDRESS_REGISTERS, BARRIERS = 24, 3
 """Registers per thread besides the accumulators; barriers of a slot: a `full`, and an `empty` for each consumer."""
 DEEP_K = 2048
-"""The K from which a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
+"""From this K on, a fourth slot is predicted to gain more than staging a whole tile; not measured."""
 
 
 @dataclass(frozen=True)
 class Ring(LaunchConfig):
-    """A config: a tile of two consumers, and the ring that a producer fills."""
+    """A config: a tile that two consumers share, and the ring that a producer fills."""
 
     block_m: int
-    """The rows of a tile; each consumer takes half."""
+    """The number of rows of a tile.  Each consumer takes half of the rows."""
     block_n: int
     block_k: int
     stages: int
     """The number of slots of the ring."""
     group_m: int
-    """The number of row panels of tiles that share their columns of B in L2."""
+    """The number of row panels of tiles that share their columns of `b` in L2."""
     store_n: int
-    """The number of columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
+    """The columns of a finished tile that are staged at once: all columns, or half if the ring needs the memory."""
 
 
 def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Case, scheme: Scheme) -> Footprint:
-    """Returns the needs of a producer and two consumers for `tiles` tiles of `columns` columns, at most one CTA per SM:
-    an fp32 accumulator of half a tile each, the ring, its barriers, and `staged` values of the result."""
+    """Returns the resources of a producer and two consumers for `tiles` tiles of `columns` columns, at most one CTA per
+    SM: two fp32 accumulators of half a tile, the ring and its barriers, and `staged` values of the result."""
     values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
     ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
     return Footprint(
@@ -79,20 +79,20 @@ def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Cas
 
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of the ring and of the staged part of a tile."""
+    """Returns the resources of the ring and of the staged part of a tile."""
     tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     return ring_footprint(config, config.block_n, tiles, config.block_m * config.store_n, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether tiles have 64 or 128 bytes along K, and are staged whole or by halves."""
+    """Returns whether tiles have 64 or 128 bytes along K, and are staged whole or in halves."""
     halves, along_k = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
     return along_k in (64, 128) and config.store_n in halves
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns sizes for the table of defaults: values of the result, and 1 where a tile is staged by halves, to make
-    room for a slot. A residual would make a consumer that stages a whole tile wait."""
+    """Returns sizes for the table of defaults: `outputs`, and `halves`, which is 1 if a tile is staged in halves to
+    make space for a slot.  With a residual, a consumer that stages a whole tile would wait."""
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
@@ -174,7 +174,7 @@ def _fetch(residual, staged, landed, row, column):
 
 @gluon.jit
 def _await(landed, landing, HAS_RESIDUAL: gl.constexpr):
-    """Waits for the residual in the staged memory, or else until TMA has read the data stored from there."""
+    """Waits for the residual in the staged memory, or without a residual until TMA has read the data stored there."""
     if HAS_RESIDUAL:
         mbarrier.wait(landed, landing)
     else:
@@ -287,7 +287,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for a layout: the makers of the maps of a, b, c and the residual, the grid, sizes, and constants."""
+    """Computes for each layout: the makers of the maps of all operands and `c`, the grid, sizes, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     residual = None if of.residual is None else _operands.stored_as(of.residual, False)
@@ -336,7 +336,7 @@ def cooperative(
     config: Ring,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once."""
+    """Computes `a @ b + bias + residual` on Hopper's tensor cores, accumulated in fp32 and rounded once."""
     a_map, b_map, c_map, residual_map, grid, sizes, constants = bound
     added = None if residual is None else residual_map(residual)
     _gemm[grid](a_map(a), b_map(b), bias, added, c_map(c), *sizes, **constants)

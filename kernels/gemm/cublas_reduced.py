@@ -1,7 +1,7 @@
-"""Peer: cuBLAS with torch's default setting, which may add the partial sums of a split K in 16 bits.
+"""The peer cuBLAS with torch's default setting, which may add the partial sums of a split K in 16 bits.
 
-The lab's `library` adds them in fp32 (`kernels/precision.py`).  An honest comparison needs both: a kernel that beats
-the library must also beat this peer, where the peer is exact enough to pass the check.
+The project's `library` adds them in fp32 (`kernels/precision.py`).  An honest comparison needs both: a kernel that
+beats the library must also beat this peer, if the peer is exact enough to pass the check.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rooflab.kernels.takes import HALVES
 def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:
-    """Computes a b + bias or + residual, like `library`, with 16-bit reductions allowed for this call alone."""
+    """Computes `a @ b + bias` or `a @ b + residual` like `library`, with 16-bit reductions allowed for this call."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True

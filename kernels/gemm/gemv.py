@@ -1,16 +1,16 @@
-"""The kernel `gemv`, over naive, for one to four rows of a: reads the weight once, 16 bytes per thread at a time.
+"""The kernel `gemv`, the rung after `naive`, for one to four rows of `a`: reads the weight once, 16 bytes per thread.
 
 With so few rows the product is a stream of weights, so there is no tile, no tensor core and no staging in shared
 memory.  A warp takes `rows` rows of the weight, issues `rows * unroll` loads before it uses the first, and reduces in
-the warp.  If that leaves too few warps, K is split over the warps of a CTA, then over a cluster of CTAs; their partial
+the warp.  If that leaves too few warps, K is split over the warps of a CTA, then over a cluster of CTAs.  Their partial
 sums meet in distributed shared memory in a fixed order, without a second launch or a workspace.
 
-At HBM's rate of an H100 (14.5 bytes a clock and SM) its loop takes 20% of the issue slots for one row of a and 43% for
-four (230 and 487 instructions for 4 KB of the weight), so up to four rows cost as much as one row.
+At HBM's rate of an H100 (14.5 bytes a clock and SM) the loop takes 20% of the issue slots for one row of `a` and 43%
+for four (230 and 487 instructions for 4 KB of the weight), so up to four rows cost as much as one row.
 
-Within `pdl()` a warp asks for its first `rows * unroll` vectors, up to 17 MB on all SMs, before it waits for the kernel
-before; `swap_ab` says which latency this can hide.  The loads do not use `ld.global.nc`, which ptxas moves behind the
-wait.
+Within `pdl()` a warp requests its first `rows * unroll` vectors, up to 17 MB on all SMs, before it waits for the
+previous kernel.  `swap_ab` says which latency this can hide.  The loads do not use `ld.global.nc`, because ptxas moves
+such loads behind the wait.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 MOST_ROWS = 4
-"""The most rows of a: each row costs one FMA per weight; with more rows tensor cores are cheaper."""
+"""The most rows of `a`.  Each row costs one FMA per weight; with more rows tensor cores are cheaper."""
 WARPS, WARP = 8, 32
 """The number of warps of a CTA, and the number of threads of a warp."""
 WARPS_PER_SM = 24
-"""The warps per SM at which the default aims: with 8 vectors of 512 bytes each, 96 KB are in flight."""
+"""The warps per SM that the default config aims at: with 8 vectors of 512 bytes each, 96 KB are in flight."""
 
 
 @dataclass(frozen=True)
 class GemvConfig:
-    """The division of the weight over warps and CTAs."""
+    """A config: how the weight is divided among warps and CTAs."""
 
     rows: int
-    """The number of rows of the weight per warp; they share the loads of a."""
+    """The number of rows of the weight per warp.  These rows share the loads of `a`."""
     unroll: int
-    """The number of vectors of each row that are loaded at once."""
+    """The number of vectors of each row that a thread loads at once."""
     warps_k: int
-    """The number of warps of a CTA that share a row; each takes every `warps_k * split`-th piece of 32 vectors."""
+    """The number of warps of a CTA that share a row.  Each takes every `warps_k * split`-th piece of 32 vectors."""
     split: int
     """The number of CTAs of a cluster that share a row."""
 
 
 def pieces(K: int, scheme: Scheme) -> int:
-    """Counts the loads of a whole warp per row of K, with the widest vector."""
+    """Returns the number of pieces in a row of K.  A piece is a load of a whole warp with the widest vector."""
     return int(cdiv(K * scheme.activation.itemsize, WARP * _operands.VECTOR_BYTES))
 
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's needs: registers for vectors in flight and sums; shared memory for each warp's sums."""
+    """Returns a CTA's resources: registers for vectors in flight and sums; shared memory for each warp's sums."""
     sums = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,
@@ -78,7 +78,7 @@ def rule(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def fewest_shares(case: Case, scheme: Scheme = BF16) -> GemvConfig:
-    """Chooses the fewest shares of K that give every SM its warps, but no more than K has pieces."""
+    """Chooses the fewest shares of K that give every SM enough warps, but at most one share per piece of K."""
     N, most = int(case["N"]), pieces(int(case["K"]), scheme)
     rows = 2 if int(case["M"]) <= 2 else 4
     shares = 1
@@ -92,7 +92,7 @@ TUNING = Tuning(GemvConfig, CONFIGS, fewest_shares, footprint, rule)
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for a layout: options of the compiler, the grid, sizes and strides."""
+    """Computes for each layout: compiler options, the grid, sizes and strides."""
     a, b, config = of.a, of.b, of.config
     (K, N), M = b.shape, a.shape[0]
     options = _cuda.macros(
@@ -141,7 +141,7 @@ def gemv(
     config: GemvConfig,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual in exact fp32 FMAs, for at most four rows of a; two runs agree bit for bit."""
+    """Computes `a @ b + bias + residual` in exact fp32 FMAs, for up to four rows of `a`; runs agree bit for bit."""
     options, grid, numbers = bound
     compiled = _cuda.load(SOURCE, "gemv", options=options, dependent=pdl_is_on())
     compiled(grid, (WARPS * WARP,), a, b, bias, residual, c, *numbers)

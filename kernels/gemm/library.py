@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's matmul, which is cuBLAS on CUDA, oneDNN or MKL on the CPU."""
+"""The kernel `library`: torch's matrix product, which is cuBLAS on CUDA, and oneDNN or MKL on the CPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TAKES = {
     "residual is None or bias is None": "None beside a bias, because torch has no call that adds both before it rounds",
     "precision == 'ieee' or device != 'cpu'": "ieee, because torch has no TF32 on a CPU",
 }
-"""The conditions (`holds`) on the arguments of torch's products."""
+"""The conditions (`holds`) on the arguments of torch's matrix products."""
 
 
 def product(
     a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str, c: Tensor | None
 ) -> Tensor:
-    """Makes one call of torch; `precision="tf32"` allows TF32 for this call alone."""
+    """Makes one call of torch.  `precision="tf32"` allows TF32 for this call only."""
     addend = residual if bias is None else bias
     if precision == "ieee":
         return torch.mm(a, b, out=c) if addend is None else torch.addmm(addend, a, b, out=c)
@@ -34,5 +34,5 @@ def product(
 def library(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:
-    """Computes a b + bias or + residual by `torch.mm` or `torch.addmm`, with operands of any strides."""
+    """Computes `a @ b + bias` or `a @ b + residual` by `torch.mm` or `torch.addmm`.  Operands may have any strides."""
     return product(a, b, bias, residual, precision, c)

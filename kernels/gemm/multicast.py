@@ -1,14 +1,14 @@
-"""The kernel `multicast`, over cooperative, in CUDA C++: a cluster of two CTAs loads once the columns of b of both.
+"""The kernel `multicast`, the rung after `cooperative`, in CUDA C++: a cluster of two CTAs loads shared columns once.
 
-cooperative asks L2 for 48 KB for 64 of K in a tile of 128 x 256, which are 48 bytes per clock and SM at the rate of the
-tensor cores.  Here two CTAs of a cluster have tiles one below the other; each loads half of b's tile, and TMA writes it
-into the shared memory of both (multicast): 32 KB, 32 bytes per clock.  Gluon 3.6 has no multicast, so the kernel is
-CUDA C++, with tensor maps that the host encodes by the driver's call.  The rest is cooperative's design (CUTLASS's
-cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, example 48): one product in flight,
-registers moved to the consumers, a persistent walk over tiles.  A tile is stored in boxes of 64 columns, of which a
-consumer stages two, so four slots of the ring fit beside them; a residual comes by TMA into the same boxes.
+`cooperative` asks L2 for 48 KB per 64 of K in a tile of 128 x 256: 48 bytes per clock and SM at the rate of the tensor
+cores.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of the tile of `b`, and TMA
+writes it into the shared memory of both (multicast): 32 KB, 32 bytes per clock.  Gluon 3.6 has no multicast, so the
+kernel is CUDA C++, with tensor maps that the host encodes by the driver's call.  The rest is `cooperative`'s design
+(CUTLASS's cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, example 48): one product in
+flight, registers moved to the consumers, a persistent walk over tiles.  A tile is stored in boxes of 64 columns.  A
+consumer stages two boxes, so four slots of the ring fit too; a residual comes by TMA into the same boxes.
 
-Both CTAs wait for the slower of them: a slot is free when the consumers of both have read it.  Unmeasured on a GPU.
+Both CTAs wait for the slower CTA: a slot is free when the consumers of both have read it.  Not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULTS = Defaults(
     (({"narrow_tiles": HOPPER_SMS}, ClusterTile(2, 128, 6, 16, 2)), ({}, ClusterTile(2, 256, 4, 16, 2))),
     sizes=lambda case, scheme: {"narrow_tiles": cdiv(int(case["M"]), 128) * cdiv(int(case["N"]), 128)},
 )
-"""The default tiles: narrow where one wave holds all, else wide; the deepest ring that fits beside two staged boxes."""
+"""The default tiles: narrow if all fit in a wave, else wide.  The deepest ring that fits beside two staged boxes."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2,), block_n=(128, 256)), DEFAULTS, shared.footprint)
 
 
@@ -66,7 +66,7 @@ def multicast(
     precision: str,
     config: ClusterTile,
 ) -> None:
-    """Computes a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
+    """Computes `a @ b + bias + residual` on Hopper's tensor cores, in fp32, rounded once; `b` is multicast."""
     (left, right), output = _operands.stored_operands(a, b), _operands.stored_output(c)
     added = (c, output) if residual is None else (residual, _operands.stored_as(residual, False))
     maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, output), added) if matrix]

@@ -41,7 +41,7 @@ def _gemm(
 
 @kernel(backend="triton", traffic=lambda inputs: panels_traffic(inputs, BLOCK_M))
 def naive(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> None:
-    """Computes a b + bias by outer products, accumulated in fp32."""
+    """Computes `a @ b + bias` by outer products, accumulated in fp32."""
     (M, K), N = a.shape, b.shape[1]
     _gemm[(cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)](
         a,

@@ -1,4 +1,4 @@
-"""The kernel `native`, over packed, in C++: panels of 32 columns, which every product reads once, in order.
+"""The kernel `native`, the rung after `packed`, in C++: every product reads panels of 32 columns once, in order.
 
 The layout is as in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, at load.
 """
@@ -25,22 +25,22 @@ PANEL = 32
 
 @dataclass(frozen=True)
 class Panels(Packed):
-    """A (K, N) weight in panels of 32 columns, or codes with a scale for each column.
+    """A weight (K, N) in panels of 32 columns: values, or codes with a scale for each column.
 
-    `tensor`: (N / 32 rounded up, K, 32), zeros after the last column.
+    `tensor`: (N / 32 rounded up, K, 32), with zeros after the last column.
     """
 
     scales: Tensor | None = None
-    """The scales (N,) fp32 of int8 codes; None for other weights."""
+    """The fp32 scales (N,) of int8 codes, or None for other weights."""
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes, padding included."""
+        """Returns the bytes of the packed weight, with padding."""
         return self.tensor.nbytes + nbytes(self.scales)
 
 
 def pack(b: torch.Tensor) -> Panels:
-    """Packs `b` in panels.  b: (K, N); raises `ValueError` on another shape."""
+    """Packs `b` (K, N) in panels.  Raises `ValueError` on another shape."""
     check_shape("b", b, None, None)
     K, N = b.shape
     count = -(-N // PANEL)
@@ -50,18 +50,18 @@ def pack(b: torch.Tensor) -> Panels:
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides and threads for a layout."""
+    """Returns the sizes, strides and threads that a layout needs."""
     (M, N), K = of.c.shape, of.a.shape[1]
     return sizes(M, N, K, of.a.stride(0), of.c.stride(0), torch.get_num_threads())
 
 
 def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) -> None:
-    """Computes a b * scales + bias; the weight has a's dtype, or is int8 with scales."""
+    """Computes `(a @ b) * scales + bias`.  The weight has the dtype of `a`, or is int8 with scales."""
     pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, bias, c))
     built(SOURCE, "ipppppp")(DTYPES[a.dtype], *pointers, bound)
 
 
 @kernel(backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic, holds=along_k("a"))
 def native(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
-    """Computes a b + bias with a weight from `pack`, in fp32, rounded once."""
+    """Computes `a @ b + bias` with a weight from `pack`, in fp32, rounded once."""
     product(a, b, bias, c, bound)

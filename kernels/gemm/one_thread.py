@@ -1,8 +1,7 @@
-"""The kernel `one_thread`, like naive, in CUDA C++: one output per thread, two loads per product, as in first CUDA
-lessons.
+"""The kernel `one_thread`, in CUDA C++, as simple as `naive`: one output per thread, two loads per product.
 
-A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B; if B is a transposed
-weight, it reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.
+A warp's 32 outputs are neighbours in a row.  The warp reads one value of A and a row of B.  If B is a transposed
+weight, the warp reads one value from each of 32 rows: 32 sectors for 32 values.  Only caches keep values for reuse.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.launcher import kernel
 
 ROWS, COLUMNS = 8, 32
-"""Rows and columns of a CTA's outputs, as in the source."""
+"""Rows and columns of a CTA's outputs, as in the CUDA source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 """The names of the dtypes in CUDA C++."""
@@ -38,7 +37,7 @@ ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__
     },
 )
 def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
-    """Computes a b + bias + residual in fp32 FMAs, in the order of k; operands of any strides."""
+    """Computes `a @ b + bias + residual` in fp32 FMAs, in the order of k.  Operands may have any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
     numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)

@@ -1,10 +1,10 @@
-"""The kernel `persistent`, over tma: one CTA per SM takes tile after tile; it loads the next before storing the last.
+"""The kernel `persistent`, the rung after `tma`: one CTA per SM takes tile after tile, and loads ahead during stores.
 
-With one CTA per tile, each tile pays for filling the pipeline and for the epilogue; only other CTAs of the SM can hide
-this, and the largest tiles leave no room for others.  Here both loops are fused into one (`flatten`), so the pipeline
-of loads runs on across tiles.  TMA stores the result from shared memory in parts (`store_parts`), so the pipeline keeps
-more of that memory.  The last wave takes as long as before: if M and N leave most SMs without a tile, use split_k or
-stream_k.
+With one CTA per tile, each tile pays for filling the pipeline and for the epilogue.  Only other CTAs of the SM can hide
+this cost, and the largest tiles leave no space for other CTAs.  Here both loops are fused into one (`flatten`), so the
+pipeline of loads runs on across tiles.  TMA stores the result from shared memory in parts (`store_parts`), so the
+pipeline keeps more of that memory.  The last wave takes as long as before: if M and N leave most SMs without a tile,
+use split_k or stream_k.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_STORE_COLUMNS = 64
-"""The least columns of a part, if there are several parts: 128 bytes per row in 16 bits."""
+"""The least columns of a part, if a tile is stored in several parts: 128 bytes per row in 16 bits."""
 MOST_EXCHANGED = 128 * 128
 """The most values that Triton exchanges at once (read in the kernels; tests/ops/test_gemm_ladder.py compares)."""
 WARP_ROWS = 16
-"""The rows of a warp, of the 64 rows of a wgmma."""
+"""The number of rows of one warp, of the 64 rows of a wgmma."""
 
 
 @dataclass(frozen=True)
 class TileInParts(Config):
-    """A tile, and the number of parts in which it is stored."""
+    """A config: a tile, and the number of parts in which it is stored."""
 
     store_parts: int = 1
-    """The number of parts of a tile's columns that are stored one after another: 1, 2 or 4."""
+    """The number of parts of a tile's columns: 1, 2 or 4.  The parts are stored one after another."""
 
 
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of tiles of a and b, a barrier per stage, and a part of the result; at most one CTA per SM.
+    """Returns the resources: tiles of `a` and `b`, a barrier per stage, a part of the result; at most one CTA per SM.
 
-    Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
-    also exchange a whole tile that is divided into parts if several warps share its rows.
+    Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  If
+    several warps share the rows of a tile that is stored in parts, they also exchange the whole tile.
     """
     whole = config.block_m * config.block_n * scheme.output.itemsize
     part = whole // config.store_parts
@@ -56,13 +56,13 @@ def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
-    """Returns configs whose parts, if there are several, have at least 128 bytes per row in 16 bits."""
+    """Returns the configs.  If a tile has several parts, a part has at least 128 bytes per row in 16 bits."""
     every = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
     return tuple(c for c in every if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns a tile, and the same tile with one and two stages less, because a residual takes their memory."""
+    """Returns a tile with all its stages, one less and two less, because a residual takes a stage's memory."""
     most = TileInParts(*tile)
     return tuple(replace(most, num_stages=most.num_stages - fewer) for fewer in range(3))
 
@@ -90,7 +90,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """The left and the right half of a tile's columns; each thread keeps its values, since a warp owns 16 rows."""
+    """Returns the left and the right half of a tile's columns.  A thread keeps its values: a warp owns 16 rows."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -146,7 +146,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for a layout: the makers of maps, the grid, sizes and a stride, and constants."""
+    """Computes for each layout: the makers of maps, the grid, sizes and a stride, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     c = _operands.stored_output(of.c).map(config.block_m, config.block_n // config.store_parts)
@@ -185,6 +185,6 @@ def persistent(
     config: TileInParts,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual on tensor cores, summed in fp32; TMA loads the operands and stores the result."""
+    """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads operands and stores the result."""
     (a_map, b_map, c_map), grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *numbers, **constants)

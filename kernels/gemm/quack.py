@@ -1,7 +1,7 @@
-"""Peer: QuACK's GEMM for Hopper, in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`), if it is installed.
+"""The peer `quack`: QuACK's GEMM for Hopper in CuTe DSL (https://github.com/Dao-AILab/quack, `quack-kernels`).
 
-Its `gemm` tunes itself: the first call of each shape and dtype compiles and times 44 configs on Hopper (0.6.4).
-QuACK's users get the same config; a time measured after a warm-up does not contain the tuning.
+QuACK's `gemm` tunes itself: the first call of each shape and dtype compiles and measures 44 configs on Hopper (0.6.4).
+QuACK's users get the same config.  A time measured after a warm-up does not contain the tuning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why QuACK cannot take the operands: on Hopper 0.6.4 needs rows that are a multiple of 16 bytes apart."""
+    """Returns why QuACK cannot take the operands, or None: on Hopper 0.6.4 needs row strides of whole 16 bytes."""
     a, b, residual = inputs.a, inputs.b, inputs.residual
     if not a.numel() or not b.numel():
         return None
@@ -31,13 +31,13 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def check_out(of: Arguments) -> None:
-    """Raises `ValueError` on a `c` that QuACK cannot write."""
+    """Raises `ValueError` on a tensor `c` that QuACK cannot write."""
     if reason := _why_not("out", of.c, (1,)):
         raise ValueError(reason)
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
-    """Returns why QuACK cannot take a matrix, or None; one of `inner_dims` must be contiguous."""
+    """Returns why QuACK cannot take a matrix, or None.  One of the dimensions `inner_dims` must be contiguous."""
     address = address_of(matrix) % ALIGNMENT
     for dim in inner_dims:
         if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == address:
@@ -62,7 +62,7 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
     traffic=traffic,
 )
 def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:
-    """Computes a b + bias + residual by `gemm`, or by `gemm_add` with a residual; both addends need 0.6.2."""
+    """Computes `a @ b + bias + residual` by `gemm`, or with a residual by `gemm_add`.  Both addends need 0.6.2."""
     library: Any = import_module("quack.gemm_interface")
     added = {} if bias is None else {"bias": bias}
     if residual is None:

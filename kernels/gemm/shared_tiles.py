@@ -1,6 +1,6 @@
-"""The kernel `shared_tiles`, over one_thread: tiles of A and B in shared memory, 8 x 8 outputs per thread in registers.
+"""The kernel `shared_tiles`, the rung after `one_thread`: tiles in shared memory, 8 x 8 outputs per thread.
 
-A CTA of 256 threads uses each value that it reads from memory 128 times; a thread uses each value that it reads from
+A CTA of 256 threads uses each value that it reads from memory 128 times.  A thread uses each value that it reads from
 shared memory eight times.  The next tile is loaded to registers during a product and written to the other of two
 buffers, so a step of 8 k has one barrier.  Four elements move at once if strides and addresses allow.  Tiles are fp32,
 in a layout without bank conflicts.  Products are fp32 FMAs: the meaning of `precision="ieee"` for fp32.
@@ -21,7 +21,7 @@ from rooflab.kernels.gemm.one_thread import ELEMENTS
 from rooflab.kernels.launcher import kernel
 
 TILE, THREADS, GROUP = 128, 256, 4
-"""Outputs of a CTA in each dimension, its threads, and the number of elements that move at once, as in the source."""
+"""A CTA's outputs in each dimension, its threads, and the number of elements that move at once, as in the source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 
@@ -45,7 +45,7 @@ def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
     },
 )
 def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
-    """Computes a b + bias + residual in fp32 FMAs, from tiles in shared memory; operands of any strides."""
+    """Computes `a @ b + bias + residual` in fp32 FMAs from tiles in shared memory.  Operands may have any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
     numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)

@@ -1,9 +1,9 @@
-"""The kernel `split_k`, over pipelined, for few rows of a: K is split over CTAs until one wave of CTAs fills the SMs.
+"""The kernel `split_k`, the rung after `pipelined`, for few rows of `a`: splits K over CTAs until a wave fills the SMs.
 
 With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs read nothing.  Here each CTA takes a
-share of a tile's K and writes an fp32 partial sum; a second launch adds the shares in order, so two runs agree bit for
-bit.  Atomic adds would not agree.  A counter that tells a CTA that it is the last would have to be zero before every
-launch, on every stream and in every replay of a graph, which costs a launch or a persistent buffer.
+share of a tile's K and writes an fp32 partial sum.  A second launch adds the shares in order, so two runs agree bit for
+bit.  With atomic adds they would not agree.  A counter could tell a CTA that it is the last, but the counter would have
+to be zero before every launch, on every stream and in every replay of a graph: a launch or a persistent buffer more.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
 
 REDUCE_COLUMNS = 256
-"""The outputs per CTA of the second launch."""
+"""The number of outputs per CTA of the second launch."""
 LEAST_CTAS = 3 * HOPPER_SMS // 4
-"""The least CTAs: with fewer, too many SMs are idle; with this many, busy SMs use the bandwidth of the idle ones."""
+"""The least number of CTAs.  With fewer, too many SMs are idle; from here on, busy SMs use the idle SMs' bandwidth."""
 LEAST_STEPS = 4
-"""The least tiles of K per share: with fewer, a CTA ends before its loads overlap."""
+"""The least tiles of K per share.  With fewer tiles, a CTA ends before its loads overlap."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class SplitTile(StreamTile):
 
 
 def share_steps(K: int, config: SplitTile) -> int:
-    """Returns the tiles of K per share; the last share may have fewer."""
+    """Returns the number of tiles of K per share.  The last share may have fewer tiles."""
     return cdiv(cdiv(K, config.block_k), config.split)
 
 
 def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of split_k's first launch, where each CTA takes a share of a tile's K."""
+    """Returns the resources of the first launch of split_k, where each CTA takes a share of a tile's K."""
     needs = tile_needs(config, case, scheme)
     depth = share_steps(int(case["K"]), config) * config.block_k
     return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * depth)
 
 
 def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a CTA fits and every share of K has a tile of K."""
+    """Returns whether a CTA fits and each share of K has at least a tile of K."""
     whole = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return whole and shared_k(config, case, scheme).fits
 
@@ -63,7 +63,7 @@ TILES = few_rows(SplitTile, 64, (5, 5, 7), 3)
 
 
 def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
-    """Chooses the least split that fills the SMs, if shares keep `LEAST_STEPS` tiles of K.
+    """Chooses the least split that fills the SMs, if each share keeps `LEAST_STEPS` tiles of K.
 
     At most 64 KB of the weight are in flight, so that two CTAs fit on an SM.
     """
@@ -147,7 +147,7 @@ def _reduce(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts b once per row of tiles; with a split also an fp32 sum per output and share, written and read."""
+    """Counts `b` once per row of tiles.  A split adds an fp32 sum per output and share, written and read."""
     config, whole = inputs.config, panels_traffic(inputs, inputs.config.block_m)
     if config.split == 1:
         return whole
@@ -156,7 +156,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes for a layout: the grids, sizes and strides, and constants of both launches."""
+    """Computes for each layout: the grids, sizes and strides, and constants of both launches."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.split)
@@ -194,7 +194,7 @@ def split_k(
     config: SplitTile,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual in fp32; a split allocates split * M * N fp32 sums; two runs agree bit for bit."""
+    """Computes `a @ b + bias + residual` in fp32.  A split needs split * M * N fp32 sums.  Runs agree bit for bit."""
     grid, numbers, constants, reduce_grid, reduce_numbers, reduce_constants = bound
     partial = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
     _gemm[grid](a, b, bias, residual, c, partial, *numbers, **constants)

@@ -1,10 +1,10 @@
-"""The kernel `stream_k`, over split_k: each SM gets the same share of all tiles' steps, for any number of tiles.
+"""The kernel `stream_k`, the rung after `split_k`: each SM gets the same share of the steps of all tiles.
 
 With a split every tile has the same number of CTAs, which rarely fits the SMs.  Here the steps of all tiles form one
-sequence, which is cut into one equal part per SM (Osama et al., "Stream-K: Work-centric Parallel Decomposition for
-Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile; a part of a tile is
-written as an fp32 partial sum, and a second launch adds a tile's sums in order, so two runs agree bit for bit.  The
-paper's CTAs wait for one another by flags, which would have to be zero before every launch (see split_k).
+sequence.  It is cut into equal parts, one per SM (Osama et al., "Stream-K: Work-centric Parallel Decomposition for
+Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile.  The sum of a cut tile's
+part is written as an fp32 partial sum, and a second launch adds a tile's sums in order, so two runs agree bit for bit.
+The paper's CTAs wait for one another by flags, which would have to be zero before every launch (see split_k).
 
 One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored.
 """
@@ -31,12 +31,12 @@ from rooflab.roofline.model import Traffic
 
 
 def tile_steps(K: int, config: StreamTile) -> int:
-    """Returns the number of tiles of K; one empty tile if K is 0."""
+    """Returns the number of tiles of K, or 1 (an empty tile) if K is 0."""
     return max(cdiv(K, config.block_k), 1)
 
 
 def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of stream_k's first launch, where each CTA takes a share of all steps.
+    """Returns the resources of the first launch of stream_k, where each CTA takes a share of all steps.
 
     A tile from tensor cores passes through more shared memory when it is stored, in parts or whole (read in the
     compiled kernels; tests/ops/test_gemm_ladder.py compares them).
@@ -52,8 +52,8 @@ def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint
 TUNING = Tuning(
     StreamTile, few_space(StreamTile, num_stages=(3, 4, 5, 6, 8, 12)), few_rows(StreamTile, 128, (7, 6, 8), 8), streamed
 )
-"""Configs for one CTA per SM, which has all of the SM's memory.  The number of tiles need not fit the SMs, so tiles are
-wide: the loop then computes the place of fewer of them."""
+"""The tuning for one CTA per SM, which has all of the SM's memory.  The number of tiles need not fit the SMs, so tiles
+are wide: the loop then computes the position of fewer tiles."""
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def _fix_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts b once per row of tiles; if tiles are cut, also two fp32 tiles per SM, written and read."""
+    """Counts `b` once per row of tiles.  If tiles are cut, also counts two fp32 tiles per SM, written and read."""
     a, config = inputs.a, inputs.config
     whole = panels_traffic(inputs, config.block_m)
     _, programs, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
@@ -147,7 +147,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) -> tuple[int, int, bool]:
-    """Returns tiles, programs, and whether a tile is cut, so that a second launch is needed."""
+    """Returns the number of tiles, the number of programs, and whether a tile is cut (needs a second launch)."""
     tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
     steps = tile_steps(K, config)
     programs = min(sm_count(device), tiles * steps)
@@ -155,7 +155,7 @@ def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) ->
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes for a layout: programs, sizes and strides, constants, and those of a second launch if a tile is cut."""
+    """Computes for each layout: programs, sizes and strides, constants, and the second launch if a tile is cut."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     tiles, programs, cut = _shares(M, K, N, config, of.a.device)
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
@@ -192,7 +192,7 @@ def stream_k(
     config: StreamTile,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual in fp32; allocates two fp32 tiles per SM; two runs agree bit for bit."""
+    """Computes `a @ b + bias + residual` in fp32.  Allocates two fp32 tiles per SM.  Two runs agree bit for bit."""
     programs, numbers, constants, fix_up = bound
     partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=c.device)
     _gemm[(programs,)](a, b, bias, residual, c, partial, *numbers, **constants)

@@ -1,6 +1,6 @@
-"""The kernel `swap_ab`, over split_k: C^T = W A^T, so the weight's rows are wgmma's M = 64 and the batch its N.
+"""The kernel `swap_ab`, the rung after `split_k`: C^T = W A^T, so weight rows are wgmma's M = 64 and the batch is N.
 
-wgmma computes 64 rows by n columns, n a multiple of 8: a batch of 1 is padded to 8 as columns, but to 64 as rows
+wgmma computes 64 rows by n columns, n a multiple of 8.  A batch of 1 is padded to 8 as columns, but to 64 as rows
 (CUTLASS issue 1176 and DeepGEMM say the same).  If there are too few tiles of 64 or 128 rows of the weight for the SMs,
 K is split over a cluster of CTAs.  Their partial sums meet in distributed shared memory in a fixed order, without a
 workspace, a second launch, or a counter that must be zero before the next launch.
@@ -29,37 +29,37 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 LOADERS = 128 + 32
-"""The threads that load the weight (128) and a (32); for each 64 rows of the weight 128 more threads multiply."""
+"""The threads that load: 128 for the weight, 32 for `a`.  Another 128 threads multiply each 64 rows of the weight."""
 PIECE_BYTES = 128
-"""Bytes along K of one piece of a row: the widest swizzle."""
+"""The bytes along K of a piece of a row: the widest swizzle."""
 COLUMNS = (8, 16, 32, 64)
-"""The possible numbers of rows of a per tile; each further tile of rows reads the weight again."""
+"""The possible numbers of rows of `a` per tile.  Each further tile of rows reads the weight again."""
 RING_BYTES = 112 * 1024
-"""Bytes of the ring, half of an SM's shared memory: two CTAs fit, and a single CTA keeps over 80 KB in flight."""
+"""The bytes of the ring, half of an SM's shared memory.  Two CTAs fit; a single CTA keeps over 80 KB in flight."""
 LEAST_CTAS = 9 * HOPPER_SMS // 10
 
 
 @dataclass(frozen=True)
 class SwapAbConfig:
-    """A config: a tile, the depth of its ring, and the split of K."""
+    """A config: a tile, the depth of the ring, and the split of K."""
 
     block_m: int
-    """The number of rows of a: the N of wgmma."""
+    """The number of rows of `a` in a tile: the N of wgmma."""
     block_n: int
-    """The number of rows of the weight: 64 per warpgroup."""
+    """The number of rows of the weight in a tile: 64 per warpgroup."""
     block_k: int
     num_stages: int
     split: int
-    """The number of CTAs of a cluster, which share a tile's K."""
+    """The number of CTAs of a cluster, which share the K of a tile."""
 
 
 def columns(case: Case) -> int:
-    """Returns the rows of a in a tile: all rows, if a tile can have them."""
+    """Returns the number of rows of `a` in a tile: all rows, if a tile can have so many."""
     return min(max(next_power_of_2(int(case["M"])), COLUMNS[0]), COLUMNS[-1])
 
 
 def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of a ring of tiles in shared memory, reused for the sums, and of accumulators in registers."""
+    """Returns the resources: a ring of tiles in shared memory, reused for the sums, and accumulators in registers."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     depth = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
     tile = (config.block_m + config.block_n) * config.block_k
@@ -73,10 +73,10 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
 
 
 def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a CTA has all rows of a that a tile can have, every share of K has a tile of K, and the ring has
-    room for the sums.
+    """Returns whether a CTA has all rows of `a` that a tile can have, each share of K has a tile of K, and the ring has
+    space for the sums.
 
-    A thread's rows must be 8 or 16 apart, so that their swizzle is the same: tiles are one or two pieces deep.
+    A tile must be one or two pieces deep: a thread's rows are then 8 or 16 rows apart and have the same swizzle.
     """
     needs, pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
@@ -85,10 +85,10 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
-    """Chooses tiles of 128 rows if the tile of a is worth sharing, then the least split that gives every SM a CTA.
+    """Chooses tiles of 128 rows if the tile of `a` is worth sharing, then the least split that gives every SM a CTA.
 
-    If possible all CTAs run at once, two per SM: they share the bandwidth, so one more CTA on some SMs costs nothing,
-    but a second wave would.
+    If possible all CTAs run at once, two per SM.  They share the bandwidth, so one more CTA on some SMs costs nothing,
+    but a second wave would cost time.
     """
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     block_m, piece = columns(case), PIECE_BYTES // scheme.activation.itemsize
@@ -117,7 +117,7 @@ TUNING = Tuning(
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for a layout: options of the compiler, grid, threads, sizes and strides, bytes of shared memory."""
+    """Computes for each layout: compiler options, grid, threads, sizes and strides, bytes of shared memory."""
     a, b, config = of.a, of.b, of.config
     (K, N), M, size = b.shape, a.shape[0], a.element_size()
     options = _cuda.macros(
@@ -171,7 +171,7 @@ def swap_ab(
     config: SwapAbConfig,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual on wgmma, accumulated in fp32; every 64 rows of a read the weight again."""
+    """Computes `a @ b + bias + residual` by wgmma, in fp32.  Every 64 rows of `a` read the weight again."""
     options, grid, threads, numbers, shared_bytes = bound
     compiled = _cuda.load(SOURCE, "swap_ab", options=options, dependent=pdl_is_on())
     compiled(grid, threads, a, b, bias, residual, c, *numbers, shared_bytes=shared_bytes)

@@ -1,6 +1,6 @@
-"""The kernel `tma`, over pipelined: the tensor memory accelerator (TMA) loads whole tiles, which tensor maps describe.
+"""The kernel `tma`, the rung after `pipelined`: the tensor memory accelerator (TMA) loads whole tiles by tensor maps.
 
-One thread issues the load of a tile, and a barrier counts its bytes; with cp.async every thread needs an address, a
+One thread issues the load of a tile, and a barrier counts its bytes.  With cp.async every thread needs an address, a
 mask and an instruction for each 16 bytes.  TMA writes zeros past the edges, in the layout that wgmma reads.  NN, NT and
 TN differ only in the map, which describes the matrix in memory; wgmma reads 16-bit operands in both orders.  A map
 costs the host a driver call per launch, and needs addresses and row strides of whole 16 bytes.
@@ -50,7 +50,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for a layout: the makers of the maps of a and b, the grid, sizes and strides, and constants."""
+    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and strides, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)
@@ -88,6 +88,6 @@ def tma(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands."""
+    """Computes `a @ b + bias + residual` on the tensor cores, accumulated in fp32.  TMA loads the operands."""
     a_map, b_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), bias, residual, c, *numbers, **constants)

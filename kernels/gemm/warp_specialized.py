@@ -1,15 +1,15 @@
-"""The kernel `warp_specialized`, over persistent: one warpgroup only loads, and two only multiply (`warp_specialize`).
+"""The kernel `warp_specialized`, the rung after `persistent`: one warpgroup only loads, two only multiply.
 
 A CTA has 384 threads.  The producer gives up registers (`setmaxnreg`) and issues TMA loads as soon as a slot in shared
-memory is free, also during the epilogue.  Each consumer multiplies half of a tile's rows, so both share b's tile, and
-128 x 256 outputs fit into registers.  A consumer waits for its product before it frees the slot; meanwhile the other
-consumer uses the tensor cores.  Both store at the same time, and no product runs then.
+memory is free, also during the epilogue.  Each consumer multiplies half of a tile's rows, so both share the tile of b,
+and 128 x 256 outputs fit into registers.  A consumer waits for its product before it frees the slot; meanwhile the
+other consumer uses the tensor cores.  Both consumers store at the same time, and no product runs then.
 
-Triton does this only with `num_warps` of 4, the size of one part, and ignores the option with 8 (read in the code of
-3.6 and 3.7), so `rule` refuses 8.  Its pass halves the loads of a along M, but not the box of a map from the host:
-3.7 refuses to compile that, and 3.6 copies 128 rows into the place of 64, on a barrier that expects 64.  Therefore
-every CTA makes the maps when it starts, in scratch memory that the launcher gives to Triton.  The pass cannot divide
-the epilogue into parts, so a whole tile of the result waits in shared memory.
+Triton does this (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  It ignores the option with
+8 (read in the code of 3.6 and 3.7), so `rule` refuses 8.  Triton's pass halves the loads of `a` along M, but not the
+box of a map from the host.  Triton 3.7 refuses to compile that; 3.6 copies 128 rows into the memory of 64, on a barrier
+that expects 64.  So every CTA makes the maps when it starts, in scratch memory that the launcher gives to Triton. The
+pass cannot divide the epilogue into parts, so a whole tile of the result waits in shared memory.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 THREADS = 384
-"""The threads of the two consumers, and of the producer warp's warpgroup."""
+"""The threads of the two consumers and of the producer warp's warpgroup."""
 SPECIALIZED_BARRIERS = 6
-"""The barriers of a stage: full and empty, for both halves of a and for b (read in the compiled kernels)."""
+"""The barriers of a stage: full and empty, for both halves of `a` and for `b` (read in the compiled kernels)."""
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of the consumers' accumulators; and of tiles of a and b, their barriers, and the result."""
+    """Returns the resources: the consumers' accumulators, tiles of `a` and `b`, their barriers, and the result."""
     values = config.block_m * config.block_n
     needs = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
     needs = replace(needs, threads=THREADS, registers=values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
@@ -47,7 +47,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a CTA has 4 warps: with another number Triton ignores `warp_specialize`."""
+    """Returns whether a CTA has 4 warps.  With another number Triton ignores `warp_specialize`."""
     return config.num_warps == 4 and config.block_m >= 128
 
 
@@ -109,12 +109,12 @@ def _gemm(
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocates memory for the maps; torch's allocations are aligned, and reused in the order of the stream."""
+    """Allocates memory for the maps.  torch's allocations are aligned, and reused in the order of the stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for a layout: the grid, sizes and strides of the mapped matrices, and constants."""
+    """Computes for each layout: the grid, sizes and strides of the mapped matrices, and constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
@@ -156,7 +156,7 @@ def warp_specialized(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes a b + bias + residual on tensor cores, summed in fp32; TMA loads the operands and stores the result."""
+    """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads operands and stores the result."""
     grid, numbers, constants = bound
     # Runs in a copy of the context, so that the caller's allocator stays in force outside.
     contextvars.copy_context().run(_launch, grid, a, b, bias, residual, c, *numbers, **constants)

@@ -8,6 +8,6 @@ promoted_ws  over promoted: one warp loads, and up to three warpgroups take turn
 multicast    over promoted_ws, in CUDA C++: a cluster of two CTAs loads the columns of b that both need once
 deep_gemm    peer: DeepGEMM's fp8_gemm_nt, if it is installed; block scales only
 
-No kernel here was timed on a GPU. What each is predicted to gain: docs/notes/gemm_fp8.md.
-gemm and gemm_fp8 have one multicast: kernels/lib/multicast.cu.
+No kernel here was measured on a GPU.  The predicted gain of each kernel is in docs/notes/gemm_fp8.md.
+gemm and gemm_fp8 share the source of `multicast`: kernels/lib/multicast.cu.
 """

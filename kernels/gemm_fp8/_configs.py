@@ -1,4 +1,4 @@
-"""The tiles of gemm_fp8's Triton rungs: a CTA's needs, and a table of defaults for each rung."""
+"""The tiles of gemm_fp8's Triton rungs: a CTA's resources, and a table of defaults for each rung."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rooflab.kernels.gemm._tiles import Config, by_pointers, outputs, space
 from rooflab.kernels.tuning import BF16, Defaults, Tuning
 
 BLOCK_K = 128
-"""K of a stage: 128 bytes are the widest swizzle of TMA and wgmma, and 128 values share a block scale."""
+"""The size of a stage along K: 128 bytes are the widest swizzle of TMA and wgmma, and 128 values share a scale."""
 
 
 def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
-    """Returns tiles of one or two warpgroups, which have 64 rows or more each."""
+    """Returns the configs of tiles with one or two warpgroups.  Each warpgroup has at least 64 rows."""
     sides, stages = ((64, 128), columns, (BLOCK_K,)), (3, 4, 5, 6, 8)
     every = space(Config, sides, num_warps=(4, 8), num_stages=stages, group_m=(1, 8))
     return lambda case, scheme=BF16: tuple(c for c in every(case, scheme) if 16 * c.num_warps <= c.block_m)

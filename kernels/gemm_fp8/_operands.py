@@ -1,4 +1,4 @@
-"""Helpers of gemm_fp8's rungs on the host: traffic, scales, maps for TMA, and the operands that they refuse."""
+"""Helpers of gemm_fp8's rungs on the host: traffic, scales, maps for TMA, and the operands that the rungs refuse."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 BLOCKS, ONE_EACH = "a_scale[1:]", "not a_scale[1:]"
-"""The `holds` of kernels with one kind of scales: block scales have a second dimension, and so a second stride."""
+"""The `holds` of kernels that take one kind of scales: block scales have a second dimension, so a second stride."""
 
 
 def block_scaled(a_scale: torch.Tensor) -> bool:
-    """Returns whether the scales are block scales; otherwise each operand has one scale."""
+    """Returns whether the scales are block scales.  Otherwise each operand has a single scale."""
     return a_scale.ndim == 2
 
 
 def scale_strides(of: Arguments) -> tuple[int, ...]:
-    """Returns the strides of both block scales; zeros for one scale each."""
+    """Returns the strides of both block scales, or zeros if each operand has a single scale."""
     return (*of.a_scale.stride(), *of.b_scale.stride()) if block_scaled(of.a_scale) else (0, 0, 0, 0)
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Returns why fp8 operands do not fit TMA and wgmma, or None; cuBLASLt and DeepGEMM need both along K too."""
+    """Returns why fp8 operands do not fit TMA and wgmma, or None.  cuBLASLt and DeepGEMM also need both along K."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
@@ -41,7 +41,7 @@ def why_no_tma(inputs: Arguments) -> str | None:
 
 
 def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """Returns what `why_no_tma` returns, but None for empty operands; with `stores` TMA also stores a result."""
+    """Returns the result of `why_no_tma`, but None for empty operands.  With `stores` TMA also stores a result."""
     a, b = inputs.a, inputs.b
     if not a.numel() or not b.numel():
         return None
@@ -52,7 +52,7 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for a layout: the makers of the maps of a and b, the grid, sizes and strides."""
+    """Computes for each layout: the makers of the maps of `a` and `b`, the grid, sizes and strides."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     left, right = stored_operands(of.a, of.b)
     a_map, b_map = left.map(config.block_m, BLOCK_K), right.map(BLOCK_K, config.block_n)
@@ -61,13 +61,13 @@ def by_maps(of: Arguments) -> Any:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once; the best tile order comes close to this."""
+    """Counts every operand once.  The best tile order comes close to this traffic."""
     a, b = inputs.a, inputs.b
     return Traffic(nbytes(a, b, inputs.a_scale, inputs.b_scale, inputs.bias), 2 * a.shape[0] * b.shape[1])
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts a once, b once per group of row panels without reuse from L2."""
+    """Counts `a` once, and `b` once per group of row panels, without reuse from L2."""
     config, once = inputs.config, traffic(inputs)
     more = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
     return Traffic(once.read_bytes + more * nbytes(inputs.b), once.write_bytes)

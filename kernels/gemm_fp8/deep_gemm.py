@@ -1,4 +1,4 @@
-"""Peer: DeepGEMM's fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM), if it is installed."""
+"""The peer DeepGEMM: an fp8 product with block scales (https://github.com/deepseek-ai/DeepGEMM), if installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.kernels.launcher import kernel
 from rooflab.reference.gemm_fp8 import GROUP
 
 MULTIPLE = 8
-"""The divisor of N: rows of a bf16 output must be a multiple of 16 bytes apart, as TMA needs."""
+"""N must be a multiple of this: TMA needs row strides of a bf16 output that are multiples of 16 bytes."""
 
 
 @kernel(
@@ -40,7 +40,7 @@ def deep_gemm(
 ) -> None:
     """Calls `deep_gemm.fp8_gemm_nt`, which takes `b.mT` and `b_scale.mT`.
 
-    Unless a_scale is stored as (K / 128, M) with M a multiple of four, DeepGEMM copies it in one more launch.
+    DeepGEMM copies `a_scale` in another launch, unless it is stored as (K / 128, M) with M a multiple of four.
     """
     library: Any = import_module("deep_gemm")
     library.fp8_gemm_nt((a, a_scale), (b.mT, b_scale.mT), c)

@@ -1,11 +1,11 @@
-"""The kernel `fast_accum`, over naive: e4m3 tiles go by TMA to the fp8 tensor cores, whose accumulator sums all of K.
+"""The kernel `fast_accum`, the rung after `naive`: TMA loads e4m3 tiles, and the fp8 accumulator sums all of K.
 
 Hopper's fp8 accumulator keeps 13 bits after the leading bit and truncates (DeepSeek-V3, arXiv 2412.19437, section
-3.3.2; MMA-Sim, arXiv 2511.10909), so its error grows with K, not with the square root of K.  The kernel therefore needs
-`fast_accum=True`, as `torch._scaled_mm` does, and the reference then allows that accumulator's tolerance: 3 K / 32 x
+3.3.2; MMA-Sim, arXiv 2511.10909).  So the error grows with K, not with the square root of K.  The kernel therefore
+needs `fast_accum=True`, as `torch._scaled_mm` does.  The reference then allows that accumulator's tolerance: 3 K / 32 x
 2**-13 of a partial sum.  In a model that no GPU has confirmed here, normal data have an error of at most 70 x 2**-13 of
-the sum at K = 16384, and 2.6 x 2**-13 with `promoted`.  Triton does this by default in every fp8 `tl.dot` with an
-accumulator.
+the sum at K = 16384, and 2.6 x 2**-13 with `promoted`.  Triton uses this accumulator by default in every fp8 `tl.dot`
+with an accumulator.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def fast_accum(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes (a_scale a) (b_scale b) + bias, all of K summed in Hopper's fp8 accumulator."""
+    """Computes `(a_scale * a) @ (b_scale * b) + bias`, with all of K summed in Hopper's fp8 accumulator."""
     a_map, b_map, grid, sizes, _, stride_om = bound
     _gemm[grid](
         a_map(a),

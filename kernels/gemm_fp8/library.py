@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's scaled product: cuBLASLt on CUDA, oneDNN or a plain loop on the CPU."""
+"""The kernel `library`: torch's scaled product, which is cuBLASLt on CUDA, and oneDNN or a plain loop on the CPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rooflab.reference.gemm_fp8 import GROUP
 from rooflab.reference.spec import Arguments
 
 MULTIPLE = 16
-"""The divisor of N and K that cuBLASLt needs."""
+"""For cuBLASLt, N and K must be multiples of this."""
 BLOCK_K = 4 * GROUP
-"""The divisor of K for block scales: cuBLASLt reads columns of scales in multiples of four, and torch does not pad."""
+"""With block scales, K must be a multiple of this.  cuBLASLt reads columns of scales by fours; torch does not pad."""
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Why `torch._scaled_mm` (2.11 to 2.13) cannot take the inputs (as its source and meta function say), or None."""
+    """Returns why `torch._scaled_mm` (2.11 to 2.13) cannot take the inputs (by its source and meta code), or None."""
     a, b, a_scale, b_scale = inputs.a, inputs.b, inputs.a_scale, inputs.b_scale
     (K, N), M, blocks = b.shape, a.shape[0], block_scaled(a_scale)
     if a.device.type == "cpu":
@@ -50,7 +50,7 @@ def unsupported(inputs: Arguments) -> str | None:
 def library(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor | None, *, fast_accum: bool
 ) -> Tensor:
-    """Calls `torch._scaled_mm`, which promotes sums unless `fast_accum`; without a K it would leave out the bias."""
+    """Calls `torch._scaled_mm`, which promotes sums unless `fast_accum` is True.  For K = 0 it would omit the bias."""
     product = partial(
         torch._scaled_mm, a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum
     )

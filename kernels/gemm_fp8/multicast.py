@@ -1,10 +1,10 @@
-"""The kernel `multicast`, over promoted_ws, in CUDA C++: a cluster of two CTAs loads once the columns of b of both.
+"""The kernel `multicast`, the rung after `promoted_ws`, in CUDA C++: a cluster of two CTAs loads shared columns once.
 
-A tile of 192 x 128 asks L2 for 40 KB for 128 of K, which are 53 bytes per clock and SM at the rate of the tensor cores:
-more than anything measured for Hopper's L2.  Here two CTAs with tiles one below the other each load half of b's tile
-for both (TMA's multicast, as DeepGEMM does): 32 KB, 43 bytes per clock.  The device code is `lib/multicast.cu`; a
-consumer waits for its product of 128 of K and adds it in fp32, with its block scales, while others multiply.
-Unmeasured on a GPU.
+A tile of 192 x 128 asks L2 for 40 KB per 128 of K: 53 bytes per clock and SM at the rate of the tensor cores, more than
+anything measured for Hopper's L2.  Here two CTAs have tiles one below the other.  Each CTA loads half of the tile of b
+for both (TMA's multicast, as DeepGEMM does): 32 KB, 43 bytes per clock.  The device code is `lib/multicast.cu`.  A
+consumer waits for its product of 128 of K and adds it in fp32, with its block scales, while other consumers multiply.
+Not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rooflab.kernels.tuning import Defaults, Tuning
 from rooflab.reference.spec import Arguments
 
 BLOCK_N = 128
-"""The number of columns of a tile: the columns of one block scale."""
+"""The number of columns of a tile, which share a block scale."""
 _TWO, _THREE = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
 DEFAULTS = Defaults((({"M": 2048}, _TWO), ({"N": 2112}, _THREE), ({"N": 7168}, _TWO), ({}, _THREE)))
-"""The default tiles: three consumers request a tenth less from L2; two fill the last wave better in some cases."""
+"""The default tiles.  Three consumers request a tenth less from L2; two fill the last wave better in some cases."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)), DEFAULTS, shared.footprint)
 
 
 def stored(of: Arguments) -> tuple[Stored, ...]:
-    """Computes for a layout: a, b.mT and c as rows in memory.  Raises `ValueError` on a `c` that TMA cannot store."""
+    """Computes for each layout: `a`, `b.mT` and `c` as rows in memory.  Raises `ValueError` if TMA cannot store `c`."""
     return *stored_operands(of.a, of.b), stored_output(of.c)
 
 
@@ -67,7 +67,7 @@ def multicast(
     config: ClusterTile,
     bound: tuple[Stored, ...],
 ) -> None:
-    """Computes the same sums as `promoted`; b is multicast in a cluster."""
+    """Computes the same sums as `promoted`.  TMA multicasts `b` in a cluster."""
     left, right, output = (CudaMap(base, *rows[:3]) for base, rows in zip((a, b, c), bound, strict=True))
     shared.launch(
         "fp8",

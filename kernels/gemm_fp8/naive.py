@@ -1,4 +1,4 @@
-"""The kernel `naive`, a first version: both operands dequantized to fp32 in memory, and one fp32 product."""
+"""The kernel `naive`, a first version: both operands are dequantized to fp32 in memory; then one fp32 product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.reference.gemm_fp8 import GROUP
 def naive(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *, fast_accum: bool
 ) -> None:
-    """Computes (a_scale a) (b_scale b) + bias in fp32, rounded to bf16 once; operands of any strides."""
+    """Computes `(a_scale * a) @ (b_scale * b) + bias` in fp32, rounded to bf16 once.  Operands may have any strides."""
     K, N = b.shape
     if block_scaled(a_scale):
         a_scale = a_scale.repeat_interleave(GROUP, 1)[:, :K]

@@ -1,9 +1,9 @@
-"""The kernel `promoted`, over fast_accum: every 128 of K, the sum moves to an fp32 accumulator, with its scales.
+"""The kernel `promoted`, the rung after `fast_accum`: each 128 of K, the scaled sum is added to an fp32 accumulator.
 
-Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py), so each 128 of K begin a new sum, and CUDA cores add it in
+Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py).  So each 128 of K begin a new sum, and CUDA cores add it in
 fp32: one add per output with one scale per operand, one multiply-add with 1 x 128 and 128 x 128 block scales.  The code
-does this explicitly, because `max_num_imprecise_acc=128` in a pipelined loop gives PTX that adds the registers before
-it waits for the wgmma that writes them (read in Triton 3.7.1's PTX).
+does this explicitly.  With `max_num_imprecise_acc=128` in a pipelined loop, Triton's PTX adds the registers before it
+waits for the wgmma that writes them (read in Triton 3.7.1's PTX).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def promoted(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes (a_scale a) (b_scale b) + bias, each 128 of K on the fp8 tensor cores and their sums in fp32."""
+    """Computes `(a_scale * a) @ (b_scale * b) + bias`: each 128 of K on fp8 tensor cores, the sums in fp32."""
     a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
         a_map(a),

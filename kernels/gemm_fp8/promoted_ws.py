@@ -1,11 +1,11 @@
-"""The kernel `promoted_ws`, over promoted: one warp only loads; a warpgroup's promotions overlap another's wgmma.
+"""The kernel `promoted_ws`, the rung after `promoted`: one warp only loads; promotions overlap another group's wgmma.
 
-In promoted all warps wait for a product, then all add it, and meanwhile the tensor cores are idle.  Here each 64 rows
-of the tile belong to a consumer warpgroup that waits only for the producer, so one consumer multiplies while another
-promotes (DeepGEMM's scheme, with a third consumer if there are enough rows).  CTAs are persistent: the producer loads
-the next tile and TMA stores the last one while consumers work.  Two pieces of 64 rows per consumer would read less from
-L2, but spill 136 bytes per thread with block scales, because ptxas gives the products of the pieces separate registers.
-"""
+In `promoted` all warps wait for a product, then all add it, and meanwhile the tensor cores are idle.  Here each 64 rows
+of the tile belong to a consumer warpgroup that waits only for the producer.  So a consumer multiplies while another
+consumer promotes (DeepGEMM's scheme, with a third consumer if there are enough rows).  CTAs are persistent: the
+producer loads the next tile and TMA stores the last tile while consumers work.  Two pieces of 64 rows per consumer
+would read less from L2.  But they spill 136 bytes per thread with block scales, because ptxas gives the products of the
+pieces separate registers."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from rooflab.roofline.occupancy import HOPPER
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
-"""Registers per thread, by number of consumers: an SM's 65536 minus the producer's, in eights, at most 255."""
+"""Registers per thread, by number of consumers: an SM's 65536 minus the producer's, a multiple of 8, at most 255."""
 SUM_REGISTERS = 16
-"""The least registers of a consumer for addresses, barriers and scales, besides its accumulators."""
+"""The least registers of a consumer for addresses, barriers and scales.  The accumulators come on top."""
 
 
 @dataclass(frozen=True)
 class ConsumerTile:
-    """A config: tile sizes and depth of the ring; the tile's K is 128, and each 64 rows belong to a consumer."""
+    """A config: tile sizes and the depth of the ring.  A tile has 128 of K; each 64 rows belong to a consumer."""
 
     block_m: int
     block_n: int
     num_stages: int
     group_m: int = 8
-    """The number of row panels of tiles that share their columns of b in L2."""
+    """The number of row panels of tiles that share their columns of `b` in L2."""
 
 
 def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs: registers at launch, which the kernel redistributes; the ring, and the tile that is stored; at
-    most one CTA per SM.
+    """Returns the resources: registers at launch, which the kernel redistributes, the ring, and the tile that is
+    stored.  An SM has at most one CTA.
 
-    The producer is one warp, but counts as four, because registers are given to warpgroups.
+    The producer is one warp but counts as four, because registers are given to warpgroups.
     """
     warps = 4 * (config.block_m // 64 + 1)
     ring = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
@@ -217,7 +217,7 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes for a layout: maps of a, b.mT and c, whether TMA stores c, the grid, numbers, and constants."""
+    """Computes for each layout: maps of `a`, `b.mT` and `c`, whether TMA stores `c`, the grid, numbers, constants."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N = a.shape, b.shape[1]
     by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
@@ -275,7 +275,7 @@ def promoted_ws(
     config: ConsumerTile,
     bound: Any,
 ) -> None:
-    """Computes the same sums as `promoted`, by specialized warps in persistent CTAs; TMA stores c if its rows allow."""
+    """Computes the same sums as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
     a_map, b_map, c_map, by_tma, grid, numbers, constants = bound
     target = c if by_tma else c.new_empty((1, 8))
     _gemm[grid](a_map(a), b_map(b), c_map(target), a_scale, b_scale, bias, c, *numbers, **constants)

@@ -8,5 +8,5 @@ tma          over grouped: whole tiles by TMA, through one map for all experts; 
 cooperative  over tma: one CTA per SM walks over the existing tiles; one warp loads, two warpgroups multiply; it skips a
              half tile without rows, and stores whole tiles by TMA
 
-Tried, predicted, not built: docs/notes/gemm_grouped.md.
+Ideas that were tried, predicted or not built: docs/notes/gemm_grouped.md.
 """

@@ -1,8 +1,8 @@
-"""The tiles of gemm_grouped: the number that the host launches, a CTA's needs, and defaults of the Triton rungs.
+"""The tiles of gemm_grouped: the number that the host launches, a CTA's resources, and defaults of the Triton rungs.
 
-The host knows neither the rows of an expert nor its row panels.  Expert e may use the panels from
+The host knows neither the rows of an expert nor the expert's row panels.  Expert e may use the panels from
 floor(offsets[e] / BLOCK_M) + e on.  It needs at most floor(offsets[e + 1] / BLOCK_M) - floor(offsets[e] / BLOCK_M) + 1
-panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough; some stay empty.
+panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough.  Some panels stay empty.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rooflab.reference.spec import Case, Scheme
 
 
 def panels(T: int, E: int, block_m: int) -> int:
-    """Returns the number of row panels that is enough for any T rows in E groups."""
+    """Returns a number of row panels that is enough for any division of T rows into E groups."""
     return T // block_m + E
 
 
 def tile_count(config: Any, case: Case) -> int:
-    """Counts the possible tiles of the result."""
+    """Returns the number of tiles that the result may need."""
     return panels(int(case["T"]), int(case["E"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """Returns gemm's footprint, with a CTA for each possible tile."""
+    """Returns the footprint of gemm, with a CTA for each tile that the result may need."""
     return tile_footprint(config, config.block_n, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns gemm's sizes, the average rows of an expert, the values of the result, and all columns of b."""
+    """Returns sizes for defaults: gemm's, an expert's average rows, values of the result, all columns of `b`."""
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
     return {"rows": cdiv(T, max(1, E)), "outputs": T * N, "columns": E * N, **tensor_cores(case, scheme)}
 

@@ -1,15 +1,15 @@
-"""`cooperative`, over tma: persistent CTAs take the tiles of all experts; one warp loads, two warpgroups multiply.
+"""The kernel `cooperative`, the rung after `tma`: persistent CTAs; one warp loads, and two warpgroups multiply.
 
 The producer runs ahead through a ring in shared memory into the next tile, of any expert, while the last tile is
-stored; the consumers share a tile of B, each with half of the tile's rows.  A half without rows of the expert is
-neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 128.  Only existing tiles are counted,
-so CTAs share them evenly; a grid that the host bounds cannot do that.  TMA stores a tile if all its rows are the
-expert's.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's grouped
-layouts (DeepSeek, 2025), which pad each group to whole tiles.
+stored. Two consumer warpgroups share a tile of B; each has half of the tile's rows.  A half without rows of the expert
+is neither loaded nor multiplied, so a group's last tile is padded to 64 rows, not 128.  Only existing tiles are
+counted, so CTAs share them evenly; a grid that the host bounds cannot do that.  TMA stores a tile if all its rows are
+the expert's. Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's
+grouped layouts (DeepSeek, 2025), which pad each group to whole tiles.
 
-The ring and its barriers are as in gemm/cooperative.py.  Every partition holds the running sum of the experts' row
-panels in registers, one or a few experts per thread, so it finds a tile's expert by two reductions.  A consumer finds
-its next tile while its last product is in flight.
+The ring and its barriers are as in gemm/cooperative.py.  The producer and the consumers hold the running sum of the
+experts' row panels in registers, one or a few experts per thread, so they find a tile's expert by two reductions.  A
+consumer finds its next tile while its last product is in flight.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_EXPERTS = 32
-"""The least experts that are looked up together: one per thread of a warp."""
+"""The least number of experts that are looked up together: one per thread of a warp."""
 
 
 def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of the ring and of the staged result."""
+    """Returns the resources of the ring and of the staged result."""
     staged, tiles = config.block_m * config.store_n, tile_count(config, case)
     return ring_footprint(config, config.block_n, tiles, staged, case, scheme)
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether tiles are staged whole or by halves."""
+    """Returns whether a tile is staged whole or in halves."""
     return config.store_n in (config.block_n, config.block_n // 2)
 
 
@@ -79,7 +79,7 @@ def _add(left, right):
 
 @gluon.jit
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
-    """Returns, for each expert, the row panels of all experts up to and including it."""
+    """Returns for each expert the number of row panels of all experts up to this expert."""
     each: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
     layout: gl.constexpr = gl.BlockedLayout([each], [32], [WARPS], [0])
     experts = gl.arange(0, BLOCK_E, layout)
@@ -90,7 +90,7 @@ def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.
 
 @gluon.jit
 def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
-    """Finds the `tile`-th tile: expert, first row, end of the expert's rows, and column of tiles."""
+    """Finds tile number `tile`: its expert, first row, end of the expert's rows, and column of tiles."""
     earlier = panels * tiles_n <= tile
     expert = gl.sum(earlier.to(gl.int32), 0)
     inside = tile - gl.max(gl.where(earlier, panels, 0), 0) * tiles_n
@@ -132,7 +132,7 @@ def _produce(
 
 @gluon.jit
 def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
-    """Stores columns of a tile: by TMA if all rows are the expert's, else by rows through pointers."""
+    """Stores columns of a tile: by TMA if all rows are the expert's, else row by row through pointers."""
     ROWS: gl.constexpr = part.shape[0]
     COLUMNS: gl.constexpr = part.shape[1]
     size: gl.constexpr = part.dtype.primitive_bitwidth // 8
@@ -233,7 +233,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for a layout: the makers of the maps of a, b and out, the grid, a stride and sizes, and constants.
+    """Computes for each layout: the makers of the maps of `a`, `b` and `out`, the grid, a stride, sizes, constants.
 
     Raises `ValueError` if TMA cannot store `out`.
     """
@@ -270,6 +270,6 @@ def by_maps(of: Arguments) -> Any:
     },
 )
 def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Ring, bound: Any) -> None:
-    """Multiplies each expert's rows by its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""
+    """Multiplies each expert's rows by the expert's matrix on Hopper's tensor cores, in fp32, rounded once."""
     a_map, b_map, out_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *numbers, **constants)

@@ -12,11 +12,11 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 ALIGNMENT = 16
-"""The divisor, in bytes, of addresses and strides (messages of torch 2.11 and 2.13)."""
+"""Addresses and strides must be multiples of this many bytes (messages of torch 2.11 and 2.13)."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts a once, and the matrix of each expert with rows once; the best tile order comes close to this."""
+    """Counts `a` once, and once the matrix of each expert with rows.  The best tile order comes close to this."""
     a, b, offsets = inputs.a, inputs.b, inputs.offsets
     _, K, N = b.shape
     used = len(list(group_rows(offsets)))
@@ -26,7 +26,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why torch refuses the operands, or would not use its grouped kernel, or None."""
+    """Returns why torch refuses the operands or would not use its grouped kernel, or None."""
     a, b = inputs.a, inputs.b
     if a.device.type == "cuda" and a.dtype != torch.bfloat16:
         return f"a: expected bf16, because torch would loop on the host for others on CUDA, got {a.dtype}"
@@ -49,6 +49,6 @@ def unsupported(inputs: Arguments) -> str | None:
 
 @kernel(backend="torch", traffic=traffic, unsupported=unsupported, aligned=("a", "b"))
 def library(a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
-    """Calls `torch._grouped_mm`, which takes the ends of the groups and no `out`; it may pad the rows of its result."""
+    """Calls `torch._grouped_mm`, which takes the groups' ends and no `out`.  The result's rows may be padded."""
     T, N = a.shape[0], b.shape[2]
     return torch._grouped_mm(a, b, offs=offsets[1:]) if T and N and a.shape[1] else a.new_zeros((T, N))

@@ -13,7 +13,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch", unsupported=padded_rows_refused)
 def naive(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor) -> None:
-    """Multiplies each expert's rows by its matrix by `torch.mm`, expert by expert."""
+    """Multiplies each expert's rows by the expert's matrix, by `torch.mm`, expert after expert."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(itertools.pairwise(bounds)):
         if end > start:

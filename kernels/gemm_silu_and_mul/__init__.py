@@ -9,5 +9,5 @@ tma          over fused: whole tiles by TMA, both halves of B in one box of thre
 persistent   over tma: one CTA per SM; the loads of the next tile start before the last one is activated and stored
 cooperative  over persistent: one warp loads, two warpgroups multiply 64 rows by 256 columns each and activate
 
-Tried, predicted, not built: docs/notes/gemm_silu_and_mul.md.
+Ideas that were tried, predicted or not built: docs/notes/gemm_silu_and_mul.md.
 """

@@ -1,4 +1,4 @@
-"""The tiles of gemm_silu_and_mul's Triton rungs: a CTA's needs, and a table of defaults for each rung."""
+"""The tiles of gemm_silu_and_mul's Triton rungs: a CTA's resources, and a table of defaults for each rung."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class Config(LaunchConfig):
 
     block_m: int
     block_i: int
-    """The number of columns of gate, and the same number of columns of up."""
+    """The number of columns of gate in a tile.  The tile has as many columns of up."""
     block_k: int
     num_warps: int
     num_stages: int
     group_m: int = 8
-    """The number of row panels of tiles that share their columns of B in L2."""
+    """The number of row panels of tiles that share their columns of `b` in L2."""
 
 
 def tile_count(config: Any, case: Case) -> int:
-    """Counts the tiles of the result."""
+    """Returns the number of tiles of the result."""
     return cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """Returns gemm's footprint for 2 I columns."""
+    """Returns the footprint of gemm for 2 I columns."""
     return tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
 by_tma = partial(by_pointers, barriers=1)
-"""The needs of a rung that loads by TMA: as `by_pointers`, and a barrier per stage."""
+"""The footprint function of rungs that load by TMA: `by_pointers`, with a barrier per stage."""
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs by TMA and of a tile of the result; at most one CTA per SM."""
+    """Returns the resources of a rung that loads by TMA and stages a tile of the result; at most one CTA per SM."""
     return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns gemm's sizes for a table of defaults, and the number of outputs."""
+    """Returns gemm's sizes for a table of defaults, and the number of values of the result."""
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
 
 

@@ -1,4 +1,4 @@
-"""Helpers of gemm_silu_and_mul's rungs on the host: traffic, maps for TMA, and the operands that they refuse."""
+"""Helpers of gemm_silu_and_mul's rungs on the host: traffic, maps for TMA, and the operands that the rungs refuse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ why_no_maps = partial(why_not_by_tma, stores=True, gated=True)
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for a layout: the makers of the maps of a, the weight as (2, I, K) and out; sizes."""
+    """Computes for each layout: the makers of the maps of `a`, the weight as (2, I, K) and `out`; sizes."""
     config = of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half = weight.rows // 2
@@ -28,7 +28,7 @@ def by_maps(of: Arguments) -> Any:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts a once, b once per group of row panels without reuse from L2, and the result."""
+    """Counts `a` once, `b` once per group of row panels without reuse from L2, and the result."""
     a, b, config = inputs.a, inputs.b, inputs.config
     M = a.shape[0]
     panels = cdiv(M, config.block_m * config.group_m)

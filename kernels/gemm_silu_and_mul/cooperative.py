@@ -1,9 +1,9 @@
-"""The kernel `cooperative`, over persistent: one warp only loads, and two warpgroups only multiply and activate.
+"""The kernel `cooperative`, the rung after `persistent`: one warp only loads, two warpgroups multiply and activate.
 
 The producer runs ahead through a ring in shared memory into the next tile, while the last tile is activated and stored.
 The consumers share the tile of gate and up; each has half of the rows of A and its own accumulator.  Design and sources
-are as in gemm's cooperative; here a slot of the ring also holds the boxes of gate and of up in sequence, which a
-consumer reads as one operand.
+are as in gemm's cooperative.  Here a slot of the ring also holds the boxes of gate and of up in sequence, and a
+consumer reads both boxes as one operand.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 @dataclass(frozen=True)
 class PairRing(LaunchConfig):
-    """A config: a tile of gate and up, and the ring."""
+    """A config: a tile of gate and up, and the ring that a producer fills."""
 
     block_m: int
-    """The rows of a tile; each consumer takes half."""
+    """The number of rows of a tile.  Each consumer takes half of the rows."""
     block_i: int
-    """The number of columns of gate, and the same number of columns of up."""
+    """The number of columns of gate in a tile.  The tile has as many columns of up."""
     block_k: int
     stages: int
     """The number of slots of the ring."""
     group_m: int = 16
-    """The number of row panels of tiles that share their columns of B in L2."""
+    """The number of row panels of tiles that share their columns of `b` in L2."""
 
 
 def footprint(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the needs of the ring and of the staged result."""
+    """Returns the resources of the ring and of the staged result."""
     staged, tiles = config.block_m * config.block_i, tile_count(config, case)
     return ring_footprint(config, 2 * config.block_i, tiles, staged, case, scheme)
 
@@ -119,7 +119,7 @@ def _produce(
 
 @gluon.jit
 def _silu_product(accumulator, kind: gl.constexpr):
-    """Returns silu of the left half times the right half; a thread has both values of each place."""
+    """Returns silu of the left half times the right half.  A thread has both values of each position."""
     rows: gl.constexpr = accumulator.shape[0]
     half: gl.constexpr = accumulator.shape[1] // 2
     gate, up = accumulator.reshape((rows, 2, half)).permute((0, 2, 1)).split()
@@ -219,7 +219,7 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes for a layout: the makers of the maps of a, the weight and out, the grid, and sizes."""
+    """Computes for each layout: the makers of the maps of `a`, the weight and `out`, the grid, and sizes."""
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half, rows = config.block_m // 2, weight._replace(transposed=False)
@@ -250,6 +250,6 @@ def by_maps(of: Arguments) -> Any:
     },
 )
 def cooperative(a: Tensor, b: Tensor, out: Tensor, *, config: PairRing, bound: Any) -> None:
-    """Computes silu(a gate) * (a up) on Hopper's tensor cores, summed in fp32 and rounded once."""
+    """Computes `silu(a @ gate) * (a @ up)` on Hopper's tensor cores, summed in fp32 and rounded once."""
     a_map, b_map, out_map, grid, sizes = bound
     _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, num_warps=4, **config.launch_arguments)

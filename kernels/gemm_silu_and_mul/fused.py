@@ -1,10 +1,10 @@
-"""The kernel `fused`, over library: one launch; gate and up stay in registers in fp32; only the result is rounded.
+"""The kernel `fused`, the rung after `library`: one launch; gate and up stay in fp32 registers; one rounding.
 
 This saves the write and the read of the product's 2 I columns, and two launches.  Triton's software pipelining loads
 the next tiles by cp.async during a product, as in gemm's pipelined.
 
 A tile of B has columns of gate and the same columns of up, so one product gives both: a warpgroup's instruction reads
-its rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values of each place, so
+its rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values of each position, so
 separating the halves moves no data.
 """
 
@@ -26,7 +26,7 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _silu_product(tile):
-    """Returns silu of a tile's left half times its right half, in fp32: a thread has both values of each place."""
+    """Returns silu of a tile's left half times its right half, in fp32.  A thread has both values of each position."""
     rows: tl.constexpr = tile.shape[0]
     half: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
@@ -62,7 +62,7 @@ def _gemm(
 
 
 def by_pointers(of: Arguments) -> Any:
-    """Computes for a layout: the grid, and sizes and strides."""
+    """Computes for each layout: the grid, and sizes and strides."""
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     grid = (cdiv(M, config.block_m) * cdiv(I, config.block_i),)
     return grid, (M, I, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
@@ -86,6 +86,6 @@ def by_pointers(of: Arguments) -> Any:
     },
 )
 def fused(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
-    """Computes silu(a gate) * (a up), summed on tensor cores in fp32 (fp32 on the FMA units) and rounded once."""
+    """Computes `silu(a @ gate) * (a @ up)`, summed in fp32 on tensor cores (fp32 by FMAs) and rounded once."""
     grid, numbers = bound
     _gemm[grid](a, b, out, *numbers, **config.launch_arguments)

@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 
 @kernel(backend="torch", unsupported=padded_rows_refused)
 def naive(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Computes silu(a gate) * (a up) by `torch.mm` twice and the activation in fp32, step by step."""
+    """Computes `silu(a @ gate) * (a @ up)` by two calls of `torch.mm` and an activation in fp32, step by step."""
     I = out.shape[1]
     gate, up = torch.mm(a, b[:, :I]).float(), torch.mm(a, b[:, I:]).float()
     torch.mul(gate * torch.sigmoid(gate), up, out=out)

@@ -11,6 +11,6 @@ dequant_dot  over naive, any rows of a: codes become the left operand of wgmma i
              groups of 32, whose rows of 16 bytes are half of what L2 sends
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
-Tried, predicted, not built: docs/notes/gemm_w4a16.md.
-Four and eight bits have one gemv, kernels/lib/stream.cu, and one dequant_dot, kernels/lib/dequant_dot.py.
+Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md.
+Four and eight bits share `gemv` (kernels/lib/stream.cu) and `dequant_dot` (kernels/lib/dequant_dot.py).
 """

@@ -1,9 +1,9 @@
-"""The packed form of the codes: as large as the original, made once, at load.
+"""The packed codes of a four-bit weight: as large as the original, and made once, at load.
 
 Each 32 codes along K (16 bytes) are four words of eight codes.  Word t holds lane t's codes of a quad for two steps of
-an mma of 16 along K, k = 16 s + 8 h + 2 t + e, in its four bits number 2 s + h + 4 e.  So the mask 0x000f000f, applied
-to a word shifted by 0, 4, 8 and 12, gives two neighbours in the order of a bf16x2 register; and Triton, which
-multiplies from registers in the same layout (`dequant_dot`), moves no code between lanes.  Codes past K are 0.
+an mma of 16 along K, k = 16 s + 8 h + 2 t + e, in the word's four-bit field number 2 s + h + 4 e.  A word is shifted by
+0, 4, 8 and 12.  Then the mask 0x000f000f gives two neighbours in the order of a bf16x2 register.  Triton multiplies
+from registers in the same layout (`dequant_dot`), so it moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 32
 WORDS = 4
-"""The number of words per block."""
+"""The number of 32-bit words for each 32 codes along K."""
 CHUNK_K = 128
 """The number of values along K that a quad of lanes holds at once."""
 
@@ -34,16 +34,16 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 PACKED = Argument(f"N {WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
-"""The result of `pack`, as an argument of a contract."""
+"""The result of `pack`, described as an argument of a contract."""
 HOLDS = {
     "scale[1] == 1 or G <= 1": "stride 1 along groups",
     "zero is None or zero[1] == 1 or G <= 1": "stride 1 along groups",
     "zero is None or zero[0] == scale[0] or N == 1": "the strides of scale",
     **along_k("a"),
 }
-"""The `holds` of the kernels that take the packed form."""
+"""The `holds` of the kernels that take the packed codes."""
 
 
 def subgroups(group: int) -> int:
-    """Returns the number of groups that a quad holds at once."""
+    """Returns the number of groups that a quad of lanes holds at once."""
     return CHUNK_K // group

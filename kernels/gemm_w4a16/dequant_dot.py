@@ -1,7 +1,7 @@
-"""The kernel `dequant_dot`, over naive, for many rows of a: codes become bf16 in registers, before the tensor core.
+"""The kernel `dequant_dot`, the rung after `naive`, for many rows of `a`: codes become bf16 in registers before wgmma.
 
 One launch replaces nine, and the weight is read from HBM once, at half a byte per value.  cp.async copies codes to
-shared memory several groups ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.
+shared memory several groups ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in shared memory.
 The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split if there are too few tiles.
 """
 
@@ -22,7 +22,7 @@ BITS = 4
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes for a layout: the arguments of `shared.launch`; a tile's K is a group."""
+    """Computes for each layout the arguments of `shared.launch`.  A tile has one group along K."""
     return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 
@@ -56,5 +56,5 @@ def dequant_dot(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes a W + bias, W = (code - zero) scale, on the tensor cores; b from `pack`; two runs agree bit for bit."""
+    """Computes `a @ W + bias`, W = (code - zero) * scale, on tensor cores; `b` from `pack`; runs agree bit for bit."""
     shared.launch(bound, a, b, scale, zero, bias, c)

@@ -1,11 +1,11 @@
-"""The kernel `gemv`, over naive, for few rows of a: each code is read once, through registers to the tensor core.
+"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: each code is read once, through registers.
 
 The product is a stream of packed codes (`lib/stream.cu`).  A warp keeps four chunks of 1 KB in flight, 16 bytes per
 lane.  A code becomes bf16 exactly: its bits are put below a power of two, two codes at a time, and one subtraction
 follows (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows of the weight with up to 16 columns,
-so a second row of a costs nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is
-split over the warps of a CTA, then over a cluster, for one full wave; partial sums meet in distributed shared memory in
-a fixed order.
+so a second row of `a` costs nothing.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K
+is split over the warps of a CTA, then over a cluster, for one full wave.  Partial sums meet in distributed shared
+memory in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rooflab.reference.spec import Arguments
 
 BITS = 4
 MOST_OF_32 = MOST_COLUMNS // subgroups(32)
-"""The most rows of a that the kernel multiplies in groups of 32."""
+"""The most rows of `a` that the kernel multiplies with groups of 32."""
 
 
 def divided(of: Arguments) -> Any:
-    """Computes for a layout the arguments of `stream.launch`."""
+    """Computes for each layout the arguments of `stream.launch`."""
     return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 
@@ -68,5 +68,5 @@ def gemv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes a W + bias for up to eight rows of a, four in groups of 32, b from `pack`; runs agree bit for bit."""
+    """Computes `a @ W + bias` for up to eight rows of `a` (four with groups of 32); `b` is from `pack`."""
     stream.launch(bound, a, b, scale, zero, bias, c)

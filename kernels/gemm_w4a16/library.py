@@ -1,9 +1,9 @@
-"""`library`, torch's product with a four-bit weight: `_weight_int4pack_mm`, whose layout differs between devices.
+"""The kernel `library`: torch's product with a four-bit weight, `_weight_int4pack_mm`.
 
-On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even k in the *high* half and orders them
-for mma.m16n8k16; on a CPU `_convert_weight_to_int4pack_for_cpu` takes one code per int32.  Both products take scales
-and offsets interleaved, (K/group, N, 2) in bf16, and a weight is (code - 8) scale + offset: a zero point becomes
-(8 - zero) scale, rounded to bf16.  `prepare` packs and interleaves, once.
+The layout differs between devices.  On CUDA (tinygemm) `_convert_weight_to_int4pack` takes bytes (N, K/2) with the even
+k in the *high* half and orders the codes for mma.m16n8k16.  `_convert_weight_to_int4pack_for_cpu` takes one code per
+int32.  Both products take scales and offsets interleaved, (K/group, N, 2) in bf16, and a weight is (code - 8) scale +
+offset.  A zero point becomes the offset (8 - zero) scale, rounded to bf16.  `prepare` packs and interleaves, once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 INNER_K_TILES = 8
-"""The number of tiles of 16 along K that are stored together on CUDA: with eight a thread loads 16 bytes at a time."""
+"""The number of tiles of 16 along K that are stored together on CUDA: with eight, a thread loads 16 bytes at once."""
 MULTIPLES = {"N": (8, 16), "K": (16 * INNER_K_TILES, 2)}
-"""The divisors of N and K: on CUDA, and on a CPU."""
+"""N and K must be multiples of these numbers: the first on CUDA, the second on a CPU."""
 HOLDS = {"G > 0 and K % G == 0 and K // G in (32, 64, 128)": "whole groups of 32, 64 or 128"} | {
     f"{name} % ({on_cuda} if device == 'cuda' else {on_cpu}) == 0 < {name}": (
         f"{name} in multiples of {on_cuda} on CUDA and of {on_cpu} on a CPU, as torch packs it"
     )
     for name, (on_cuda, on_cpu) in MULTIPLES.items()
 }
-"""The conditions of torch (2.11 to 2.13), as its source checks them."""
+"""The conditions that torch (2.11 to 2.13) sets, as its source checks them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TinygemmWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> TinygemmWeight:
-    """Packs b, (N, K/2) uint8, with the op's scale and zero, in torch's layouts for its device.
+    """Packs `b` (N, K/2) uint8, with the op's scale and zero, in torch's layouts for the device of `b`.
 
     Raises `ValueError` if torch cannot pack them.
     """
@@ -67,7 +67,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once, and one offset per scale."""
+    """Counts every operand once, with an offset for each scale."""
     a, b = inputs.a, inputs.b
     packed = b.nbytes if isinstance(b, TinygemmWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
     return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
@@ -84,7 +84,7 @@ def traffic(inputs: Arguments) -> Traffic:
     off={"bias": "torch has no call that adds a bias before it rounds"},
 )
 def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Computes a W; b from `pack` contains scale and zero; torch's call takes no `out`."""
+    """Computes `a @ W`.  `b` is from `pack` and contains scale and zero.  torch's call takes no `out`."""
     (M, K), N = a.shape, b.shape[0]
     if not M:
         return a.new_empty((M, N))

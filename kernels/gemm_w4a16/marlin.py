@@ -1,6 +1,6 @@
-"""Peer: Marlin (Frantar et al., arXiv 2408.11743), the package `marlin` of its authors: symmetric, groups of 128, fp16.
+"""The peer Marlin (Frantar et al., arXiv 2408.11743): its authors' package `marlin`; symmetric, groups of 128, fp16.
 
-Marlin multiplies only fp16.  The call converts the activation to fp16 and the result to bf16: its time includes two
+Marlin multiplies only fp16.  The call converts the activation to fp16 and the result to bf16.  So its time includes two
 small launches that a model in fp16 would not need.
 """
 
@@ -23,7 +23,7 @@ from rooflab.roofline.model import Traffic
 GROUP = 128
 MULTIPLES = {"N": 256, "K": 128}
 SCALE_TILE = 8
-"""The size of a tile of scales: 64 neighbours along N are stored as an 8 x 8 tile, transposed."""
+"""The size of a tile of scales.  64 neighbours along N are stored as a transposed tile of 8 x 8."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MarlinWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """Packs b, (N, K/2) uint8, by Marlin's own code with scales of 1; the real scales follow in Marlin's order.
+    """Packs `b` (N, K/2) uint8 by Marlin's own code, with scales of 1.  Then adds the real scales in Marlin's order.
 
     Raises `ValueError` on sizes that Marlin does not take.
     """
@@ -56,7 +56,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once for Marlin's product, and the bytes of the conversions."""
+    """Counts every operand of Marlin's product once, and the bytes of the conversions."""
     a = inputs.a
     M, (N, half_K) = a.shape[0], inputs.b.shape
     scales, result = 2 * inputs.scale.numel(), 2 * M * N
@@ -82,7 +82,7 @@ def traffic(inputs: Arguments) -> Traffic:
     traffic=traffic,
 )
 def marlin(a: Tensor, b: MarlinWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Computes a W by `marlin.mul`; a lies within fp16's range; b from `pack`."""
+    """Computes `a @ W` by `marlin.mul`.  The values of `a` must be in fp16's range; `b` is from `pack`."""
     result = torch.empty((a.shape[0], b.shape[0]), dtype=torch.half, device=a.device)
     if result.numel():
         library: Any = import_module("marlin")

@@ -11,6 +11,6 @@ packed       over library, on a CPU: library's call for few rows; for many rows 
 native       over packed, on a CPU, in C++: codes in panels that every product reads once, in order; they become fp32 as
              they are loaded
 
-Tried, predicted, not built: docs/notes/gemm_w8a16.md.
-Four and eight bits have one gemv, kernels/lib/stream.cu, and one dequant_dot, kernels/lib/dequant_dot.py.
+Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
+Four and eight bits share `gemv` (kernels/lib/stream.cu) and `dequant_dot` (kernels/lib/dequant_dot.py).
 """

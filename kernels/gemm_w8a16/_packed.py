@@ -1,9 +1,9 @@
-"""The packed form of the codes: as large as the original, made once, at load.
+"""The packed codes of an eight-bit weight: as large as the original, and made once, at load.
 
 Each 16 codes along K (16 bytes) are four words.  Word t holds the codes that lane t of a quad gives to an mma of 16
-along K, k = 8 h + 2 t + e, in byte h + 2 e.  So the mask 0x00ff00ff, applied to a word as it is and shifted by 8, gives
-two neighbours in the order of a bf16x2 register; and Triton, which multiplies from registers in the same layout
-(`dequant_dot`), moves no code between lanes.  Codes past K are 0.
+along K, k = 8 h + 2 t + e, in byte h + 2 e.  The mask 0x00ff00ff, applied to a word and to the word shifted by 8, gives
+two neighbours in the order of a bf16x2 register.  Triton multiplies from registers in the same layout (`dequant_dot`),
+so it moves no code between lanes.  Codes past K are 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 16
 WORDS = 4
-"""The number of words per block."""
+"""The number of 32-bit words for each 16 codes along K."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
@@ -30,4 +30,4 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 PACKED = Argument(f"N {WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
-"""The result of `pack`, as an argument of a contract."""
+"""The result of `pack`, described as an argument of a contract."""

@@ -1,7 +1,7 @@
-"""The kernel `dequant_dot`, over naive, for many rows of a: codes become bf16 in registers, before the tensor core.
+"""The kernel `dequant_dot`, the rung after `naive`, for many rows of `a`: codes become bf16 in registers before wgmma.
 
 One launch replaces four, and the weight is read from HBM once, at one byte per value.  cp.async copies codes to shared
-memory several tiles ahead; wgmma multiplies them from registers, with up to 128 rows of a from shared memory.  Sums are
+memory several tiles ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in shared memory.  Sums are
 fp32 and scaled once at the end, so no weight is rounded.  K is split if there are too few tiles.
 """
 
@@ -42,5 +42,5 @@ BITS = 8
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any
 ) -> None:
-    """Computes a (scale b) + bias on the tensor cores; b from `pack`; two runs agree bit for bit."""
+    """Computes `a @ (scale * b) + bias` on the tensor cores; `b` is from `pack`.  Two runs agree bit for bit."""
     shared.launch(bound, a, b, scale, None, bias, c)

@@ -1,8 +1,8 @@
-"""The kernel `gemv`, over naive, for few rows of a: each code is read once, through registers to the tensor core.
+"""The kernel `gemv`, the rung after `naive`, for few rows of `a`: each code is read once, through registers.
 
-It is the stream of gemm_w4a16/gemv (`lib/stream.cu`) with eight-bit codes: the seven low bits of a code are put below
-128 in bf16 and the value of its sign is subtracted, two codes at a time and exactly.  Up to eight rows of a are
-multiplied at once.  Sums are fp32 and scaled once at the end, so no weight is rounded.
+The kernel is the stream of gemm_w4a16/gemv (`lib/stream.cu`) with eight-bit codes.  The seven low bits of a code are
+put below 128 in bf16 and the value of the sign bit is subtracted, two codes at a time and exactly.  Up to eight rows of
+`a` are multiplied at once.  Sums are fp32 and scaled once at the end, so no weight is rounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rooflab.kernels.lib.stream import MOST_M, Config
 
 BITS = 8
 SUBGROUPS = 1
-"""The number of groups that a quad holds: a whole row shares a scale."""
+"""The number of groups that a quad of lanes holds: a whole row shares a scale."""
 
 
 @kernel(
@@ -45,5 +45,5 @@ SUBGROUPS = 1
     },
 )
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
-    """Computes a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""
+    """Computes `a @ (scale * b) + bias` for up to eight rows of `a`; `b` is from `pack`.  Runs agree bit for bit."""
     stream.launch(bound, a, b, scale, None, bias, c)

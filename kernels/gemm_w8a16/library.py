@@ -1,10 +1,10 @@
-"""The kernel `library`, torch's product with an int8 weight: `torch._weight_int8pack_mm`.
+"""The kernel `library`: torch's product with an int8 weight, `torch._weight_int8pack_mm`.
 
-On a CPU with AVX-512 or AVX2, the codes become fp32 in registers, so only codes are read from memory, once per four
-rows of a.  Preliminary, least of 60 interleaved calls on one busy core of an AMD EPYC with AVX-512, torch 2.13.0, M=1,
-N=K=4096, three weights in turn: 1.6 ms; torch.nn.functional.linear in bf16 takes 3.6 ms, with a weight packed for
-oneDNN 2.7 ms; the codes alone take 0.7 ms at the rate of a sum over fp32.  On CUDA (torch 2.9 on) it uses one thread
-per output, after a conversion of the activation to fp32: correct at every shape, but no rival to tensor cores.
+On a CPU with AVX-512 or AVX2, the codes become fp32 in registers.  So only codes are read from memory, once per four
+rows of `a`.  Preliminary, least of 60 interleaved calls on one busy core of an AMD EPYC with AVX-512, torch 2.13.0,
+M=1, N=K=4096, three weights in turn: 1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, with a weight packed for
+oneDNN 2.7 ms; the codes alone take 0.7 ms at the rate of a sum over fp32.  On CUDA (torch 2.9 on) the call uses a
+thread per output, after a conversion of the activation to fp32: correct at every shape, but no rival to tensor cores.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 CPU_STEP = 16
-"""The number of values along K that the CPU's kernel reads at once, without a mask at the end of a row."""
+"""The number of values along K that the CPU's kernel reads at once, without a mask for the end of a row."""
 CPU_ROWS = 4
 CPU_ALIGNMENT = {"a": 32, "b": 16}
-"""The divisor, in bytes, of the address of every row on a CPU, for aligned loads."""
+"""On a CPU, the address of every row must be a multiple of this many bytes, for aligned loads."""
 CUDA_LIMIT = 2**31
-"""The least number of elements of an operand that the CUDA kernel cannot take, because it counts in 32 bits."""
+"""The CUDA kernel takes only operands with fewer elements than this, because it counts in 32 bits."""
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts on a CPU the codes once per four rows of a; on CUDA three steps, the activation and the result in fp32."""
+    """Counts on a CPU the codes once per four rows of `a`; on CUDA three steps, with fp32 activation and result."""
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":
@@ -38,7 +38,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """Why torch (2.11 to 2.13) cannot take the operands, or None; on a CPU it does not check K and reads past rows."""
+    """Returns why torch (2.11 to 2.13) cannot take the operands, or None.  On CPUs torch reads past rows unchecked."""
     if bias is not None:
         return "bias: expected none, because torch has no call that adds a bias before it rounds"
     if not a.is_contiguous() or not b.mT.is_contiguous():
@@ -63,6 +63,6 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: t
     unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias),
 )
 def library(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes a (scale b) by `torch._weight_int8pack_mm`, summed in fp32; torch's call takes no `out`."""
+    """Computes `a @ (scale * b)` by `torch._weight_int8pack_mm`, summed in fp32.  torch's call takes no `out`."""
     M, N = a.shape[0], b.shape[1]
     return torch._weight_int8pack_mm(a, b.mT, scale) if M and N else a.new_empty((M, N))

@@ -1,6 +1,6 @@
-"""The kernel `native`, over packed, in C++: loads turn codes in panels into fp32; a scale multiplies its column's sum.
+"""The kernel `native`, the rung after `packed`, in C++: loads turn codes into fp32; a scale multiplies a column's sum.
 
-With one row, only the bytes of the codes matter.  No weight is rounded.
+The codes are in panels.  With one row, only the bytes of the codes matter.  No weight is rounded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> Panels:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once; the weight was packed at load."""
+    """Counts every operand once, because the weight was packed at load."""
     a, (K, N) = inputs.a, inputs.b.shape
     return Traffic(nbytes(a, inputs.scale, inputs.bias) + K * N, len(a) * N * a.element_size())
 
@@ -42,5 +42,5 @@ def traffic(inputs: Arguments) -> Traffic:
     holds=along_k("a"),
 )
 def native(a: Tensor, b: Panels, scale: Tensor, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
-    """Computes a (scale b) + bias in fp32, rounded once; b from `pack`, with the scales in it."""
+    """Computes `a @ (scale * b) + bias` in fp32, rounded once.  `b` is from `pack` and contains the scales."""
     native_gemm.product(a, b, bias, c, bound)

@@ -1,10 +1,10 @@
-"""The kernel `packed`, over library, on a CPU: for many rows of a, codes become bf16 in cache, block by block.
+"""The kernel `packed`, the rung after `library`, on a CPU: for many rows of `a`, codes become bf16 in cache.
 
-torch's own call reads the codes again for every four rows of a, and multiplies in fp32.  For few rows torch's call is
-the fastest, and this kernel calls it; for many rows it takes three times as long as a bf16 product.  Here a block of
-codes becomes bf16, which is exact, in a buffer as large as a core's L2, and one oneDNN call multiplies it and scales
-its fp32 sums: no weight is rounded, and only codes come from memory.  With a bias, or a scale of another dtype, the
-block is scaled instead, which rounds each weight once.
+torch's own call reads the codes again for every four rows of `a`, and multiplies in fp32.  For few rows torch's call is
+the fastest, and this kernel calls it.  For many rows torch's call takes three times as long as a bf16 product.  Here a
+group of output channels at a time becomes bf16, which is exact, in a buffer as large as a core's L2.  A oneDNN call
+then multiplies it and scales the fp32 sums: no weight is rounded, and only codes come from memory.  With a bias, or a
+scale of another dtype, the buffer is scaled instead, which rounds each weight once.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
 """
@@ -25,13 +25,13 @@ from rooflab.roofline.model import Traffic
 FEW_ROWS = 16
 """The most rows for which torch's int8 call is not slower."""
 BLOCK_VALUES = 2**19
-"""The number of weights per block: 1 MiB in bf16, the L2 of a core."""
+"""The number of weights that are converted at a time: 1 MiB in bf16, the L2 of a core."""
 CHANNELS = 16
-"""The divisor of the number of channels of a block."""
+"""The number of output channels that are converted at a time is a multiple of this."""
 
 
 def pack(b: torch.Tensor) -> torch.Tensor:
-    """Stores b, (K, N) int8, as (N, K) at an address that torch's call takes; returns b itself if it is stored so.
+    """Stores `b` (K, N) int8 as (N, K), at an address that torch's call takes.  Returns `b` itself if nothing is to do.
 
     Raises `ValueError` on another dtype or shape.
     """
@@ -44,7 +44,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts library's traffic for few rows; for many rows every operand once, because blocks stay in cache."""
+    """Counts library's traffic for few rows; for many rows every operand once, because L2 keeps the buffer."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -52,7 +52,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why oneDNN cannot multiply many rows of bf16 here or would read the padding of a, or None."""
+    """Returns why oneDNN cannot multiply many rows of bf16 here or would read the padding of `a`, or None."""
     if _few(inputs.a, inputs.b, inputs.scale, inputs.bias):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -76,7 +76,7 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     traffic=traffic,
 )
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes a (scale b) + bias; for many rows of a by blocks of output channels; b is best from `pack`."""
+    """Computes `a @ (scale * b) + bias`; many rows of `a` by groups of output channels.  `b` is best from `pack`."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)

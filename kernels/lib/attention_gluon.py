@@ -1,7 +1,7 @@
 """Helpers of attention's Gluon kernels: the order of tiles, and the online softmax of a warpgroup's 64 rows of queries.
 
-Names as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i its sum of weights.  m_i is in the unit of
-the exponent (base 2, scaled), so one multiply-add turns a score into an exponent.
+Names as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i the sum of its weights.  m_i is in the
+unit of the exponent (base 2, scaled), so a multiply-add turns a score into an exponent.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from rooflab.kernels.tuning import Footprint
 from rooflab.reference.spec import Arguments
 
 ROWS: gl.constexpr = gl.constexpr(64)
-"""The number of queries of a consumer: the rows of one wgmma."""
+"""The number of queries of a consumer warpgroup: the rows of one wgmma."""
 LOG2E: gl.constexpr = gl.constexpr(_attention.LOG2E)
 LN2: gl.constexpr = gl.constexpr(_attention.LN2)
 WARPGROUP = 128
-"""The threads of a consumer, and of the producer warp's warpgroup: setmaxnreg moves registers between warpgroups."""
+"""The threads of a consumer's or of the producer's warpgroup.  setmaxnreg moves registers between warpgroups."""
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = {2: 240, 3: 160}, 24
-"""Registers per thread after setmaxnreg: for a consumer, by the number of consumers; for the producer's warpgroup,
-which gets the least that setmaxnreg allows."""
+"""Registers per thread after setmaxnreg.  A consumer's registers depend on the number of consumers.  The producer's
+warpgroup gets the least that setmaxnreg allows."""
 ADDRESS_REGISTERS = 24
-"""Registers per thread for peak, sum, descriptors and loop counters, besides accumulator, scores and weights."""
+"""Registers per thread for maximum, sum, descriptors and loop counters, besides accumulator, scores and weights."""
 
 SECTION_BYTES = 32 * 2**20
-"""Bytes of keys and values that L2 is assumed to keep, of its 50 MB, for the order of tiles; unmeasured."""
+"""Bytes of keys and values that L2 is assumed to keep (of its 50 MB), for the order of tiles; not measured."""
 
 
 def tile_columns(head_dim: int) -> int:
-    """Returns the columns of a tile: TMA fills columns past head_dim with zeros, and does not store them."""
+    """Returns the columns of a tile.  TMA fills columns past `head_dim` with zeros, and does not store them."""
     return max(64, 1 << (head_dim - 1).bit_length())
 
 
 def consumer_registers(head_dim: int, block_n: int) -> int:
-    """Returns a consumer's registers: fp32 accumulator and scores and 16-bit weights, for 64 rows on 128 threads."""
+    """Returns a consumer's registers per thread (64 rows, 128 threads): fp32 accumulator and scores, 16-bit weights."""
     return tile_columns(head_dim) // 2 + block_n // 2 + block_n // 4 + ADDRESS_REGISTERS
 
 
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the needs of a CTA: average registers of the threads, or a consumer's number where that is more than it
-    may have, so that no CTA fits; in shared memory both rings, `rows` more rows of a head, and barriers.
+    """Returns the resources of a CTA: average registers of its threads; both rings, `rows` rows of a head, and
+    barriers. If a consumer needs too many registers, the average is replaced by the consumer's number, so that no CTA
+    fits.
 
-    Causal programs differ in their work, so `tensor_flops` is 0.
-    """
+    Causal programs differ in their work, so `tensor_flops` is 0."""
     held = consumer_registers(head_dim, block_n)
     average = (consumers * held + PRODUCER_REGISTERS) // (consumers + 1)
     return Footprint(
@@ -62,14 +62,14 @@ def footprint(
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns the number of query heads of a section.  L2 keeps the keys and values (B, S, H_kv, D) that they read."""
+    """Returns the number of query heads of a section, for which L2 keeps the keys and values.  k: (B, S, H_kv, D)."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns the `scales` of `softmax`, which turn a score into an exponent: the size of the softmax scale, and for a
-    soft cap two more."""
+    """Returns the argument `scales` of `softmax`, which turns a score into an exponent.  It is the absolute softmax
+    scale in base 2, or with a soft cap three factors."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -80,14 +80,14 @@ def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
 
 @triton.jit
 def nth_tile(turn, cta, ctas):
-    """Returns the tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the
-    longest tile of one round has the shortest of the next."""
+    """Returns the number of a CTA's tile in round `turn`.  Every second round goes over the CTAs backwards, so a CTA
+    with the longest tile of a round has the shortest tile of the next round."""
     return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
 
 
 @triton.jit
 def count_tiles(tiles, cta, ctas):
-    """Counts the tiles of a CTA."""
+    """Returns the number of tiles that the CTA `cta` computes."""
     rounds = tiles // ctas
     position = cta if rounds % 2 == 0 else ctas - 1 - cta
     return rounds + (1 if position < tiles % ctas else 0)
@@ -95,8 +95,8 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns a tile's row (in tiles) and its head. In the last section long tiles come first, in the section before
-    it short tiles, and so on, so lengths change slowly."""
+    """Returns a tile's row (in tiles) and its head.  In the last section long tiles come first, in the section before
+    it short tiles, and so on.  So the lengths change slowly."""
     index = tile // (section * tiles_m)
     first = index * section
     size = min(heads - first, section)
@@ -110,15 +110,15 @@ def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
 
 @gluon.constexpr_function
 def product_layout(columns):
-    """Returns wgmma's layout of a product of 64 rows in the registers of a warpgroup: 16 rows of all columns a warp."""
+    """Returns wgmma's register layout of a product of 64 rows: each warp of a warpgroup has 16 rows of all columns."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Counts the blocks from `begin` to `end`, without the last block: blocks that the diagonal cuts, blocks without a
-    mask, and blocks that the far end of the window cuts. The first row sees keys up to `first`, the last row up to
-    `last`."""
+    """Returns three counts of the key blocks from `begin` to `end`, except the last block: blocks that the diagonal
+    cuts, blocks without a mask, and blocks that the far end of the window cuts.  The first row sees keys up to `first`,
+    the last row up to `last`."""
     whole = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
     in_window = begin
     if window is not None:
@@ -129,14 +129,14 @@ def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
-    """Returns for a block of scores: weights, new m_i and l_i, and the factor that rescales earlier sums.
+    """Returns for a block of scores: the weights, the new m_i and l_i, and the factor that rescales earlier sums.
 
-    With MASKED a row sees the `window` keys (None: all) up to its `last`, a column of numbers, and up to `end`; both
-    count from the block's first key, and either may be None.
+    With MASKED a row sees its `window` keys (None: all) up to its `last` key (`last` is a column) and up to `end`.
+    `last` and `end` count from the block's first key, and either may be None.
 
-    m_i is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse that product with
-    the subtraction and round differently, so sums with a constant m_i would drift (by 3e-4 after 127 blocks of scores
-    of 66).
+    m_i is kept multiplied by `scale`.  If each step multiplied it again, the compiler would fuse the multiplication
+    with the subtraction and round differently.  Sums with a constant m_i would then drift (by 3e-4 after 127 blocks of
+    scores of 66).
     """
     scale, stretch, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
@@ -158,14 +158,14 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
 
 @gluon.jit
 def rescaled(accumulator, shrink):
-    """Returns the accumulator times its rows' factors."""
+    """Returns the accumulator with each row multiplied by its factor `shrink`."""
     return accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
 
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Packs pairs of neighbours in 16 bits, two per register; the compiler would separate and join single 16-bit values
-    again between loops."""
+    """Packs pairs of neighbouring 16-bit values, two per register.  Between loops, the compiler would separate single
+    16-bit values and join them again."""
     rounding: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(rounding, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -173,7 +173,7 @@ def packed(weights, dtype: gl.constexpr):
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
-    """Converts weights, in 16-bit pairs or fp32, to the left factor of a `product` with values, in 16-bit registers."""
+    """Converts weights (16-bit pairs or fp32) to the left operand of a `product` with values, in 16-bit registers."""
     if weights.dtype == gl.int32:
         even, odd = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
@@ -186,7 +186,7 @@ def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
 
 @gluon.jit
 def finished(m_i, l_i, sink):
-    """Returns the factor that makes the accumulator the result, and the natural log-sum-exp.
+    """Returns the factor that turns the accumulator into the result, and the natural log-sum-exp.
 
     sink: the score of a weight without a value, or None.
     """

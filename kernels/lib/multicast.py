@@ -1,4 +1,4 @@
-"""The rung `multicast` of gemm and gemm_fp8 on the host: tiles, a CTA's needs, and the launch of `multicast.cu`."""
+"""The rung `multicast` of gemm and gemm_fp8 on the host: tiles, a CTA's resources, and the launch of `multicast.cu`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rooflab.roofline.occupancy import HOPPER
 
 SOURCE = (_cuda.LIB / "multicast.cu").read_text()
 CLUSTER = 2
-"""The number of CTAs that share their columns of b."""
+"""The number of CTAs of a cluster, which share the same columns of `b`."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
-"""Registers per thread, by number of consumers; the producer's warpgroup has 24."""
+"""Registers per thread of a consumer, by the number of consumers.  The producer's warpgroup has 24 per thread."""
 ADDRESS_REGISTERS = 24
-"""Registers per thread for addresses, descriptors and loop counters, besides the accumulators."""
+"""Registers per thread for addresses, descriptors and loop counters.  The accumulators come on top."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ class ClusterTile:
     block_n: int
     """The number of columns of a tile."""
     stages: int
-    """The number of slots of the ring, with 128 bytes along K each."""
+    """The number of slots of the ring; a slot holds 128 bytes along K."""
     group_m: int
-    """The number of row panels of tiles that share their columns of b in L2."""
+    """The number of row panels of tiles that share their columns of `b` in L2."""
     staged: int
-    """The number of boxes of 64 columns that a consumer has in shared memory for its stores."""
+    """The number of boxes of 64 columns in shared memory that a consumer has for its stores."""
 
     @property
     def block_m(self) -> int:
-        """Returns the rows of a tile."""
+        """Returns the number of rows of a tile."""
         return BOX_ROWS * self.consumers
 
     @property
     def shared_bytes(self) -> int:
-        """Returns the bytes of the ring, the staged boxes, and the barriers."""
+        """Returns the shared memory of a CTA in bytes: the ring, the staged boxes, and the barriers."""
         boxes = self.stages * (self.consumers + self.block_n // BOX_ROWS) + self.consumers * self.staged
         return boxes * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
 
     def clusters(self, M: int, N: int) -> int:
-        """Counts the tiles of clusters."""
+        """Returns the number of tiles that clusters compute for a product of M by N."""
         return cdiv(M, self.block_m * CLUSTER) * cdiv(N, self.block_n)
 
 
@@ -63,8 +63,8 @@ tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged
 
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the mean registers of the CTA's threads, for one fp32 value per output, in fp8 also for its sum; and the
-    bytes of the ring, the staged boxes and the barriers."""
+    """Returns the mean registers of the CTA's threads, and the bytes of the ring, the staged boxes and the barriers.
+    Each output has an fp32 value in registers; in fp8 it also has an fp32 sum."""
     size, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
     values = config.block_n // 2 * (2 if size == 1 else 1)
     tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER
@@ -113,9 +113,9 @@ def launch(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     block_scales: bool = False,
 ) -> None:
-    """Launches on the maps of a, b, the output and the residual (or the output again); `sizes` are M, N and K.
+    """Launches the kernel on maps of `a`, `b`, the output and the residual (or the output again).  sizes: M, N and K.
 
-    kind: `bf16`, `fp16` or `fp8`; along_k: whether a and b are contiguous along K; scales: of a and b in fp8.
+    kind: `bf16`, `fp16` or `fp8`; along_k: whether `a` and `b` are contiguous along K; scales: of both in fp8.
     """
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)

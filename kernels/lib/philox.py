@@ -1,6 +1,6 @@
 """Philox-4x32-10 and the exponential race by torch's calls.
 
-torch has no unsigned multiply, so int64 holds the 32-bit words: products wrap modulo 2**64 with the right bits, and a
+torch has no unsigned multiply, so int64 holds the 32-bit words.  Products wrap modulo 2**64 with the right bits, and a
 mask cuts the result of an arithmetic shift to 32 bits.
 """
 
@@ -18,7 +18,7 @@ def philox(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns Philox's four words for key = seed and counter = (position, block, stream, 0), int64 in [0, 2**32).
 
-    The int64 tensors broadcast.  The steps are in place once all words have the full shape.
+    The int64 tensors broadcast.  Once all words have the full shape, the rounds compute in place.
     """
     k0, k1 = seed & LOW, (seed >> 32) & LOW
     c0 = (position & LOW) + 0 * (seed + block)  # of the full shape
@@ -36,19 +36,19 @@ def philox(
 
 
 def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
-    """The words (B, V) of all tokens for seed, position and stream (B,): a call of Philox serves four tokens."""
+    """Returns the words (B, V) of all tokens for seed, position and stream (B,); a Philox call serves four tokens."""
     blocks = torch.arange(-(-V // 4), device=seed.device)
     streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
     return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]
 
 
 def words_of_tokens(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """Returns the words (N,) of single tokens, each with its own seed and position."""
+    """Returns the words (N,) of N tokens, each with its own seed and position."""
     words = torch.stack(philox(seed, position, token >> 2), dim=-1)
     return words.gather(-1, (token & 3)[:, None]).squeeze(-1)
 
 
 def log_exponential(word: torch.Tensor) -> torch.Tensor:
-    """Returns log E for each word, fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns log E of each word x in fp32: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_()

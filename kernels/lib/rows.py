@@ -22,33 +22,33 @@ from rooflab.reference.spec import Case, Scheme
 
 SOURCE = (_cuda.LIB / "rows.cu").read_text()
 OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
-"""The numbers that stand for the ops in the source."""
+"""The number that stands for each op in the CUDA source."""
 QUANTIZED = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""The numbers that stand for the dtypes of quantised results."""
+"""The number that stands for each dtype of quantised results in the CUDA source."""
 TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
 WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
-"""The number of weight or bias vectors that are loaded with each vector of a row."""
+"""The number of weight or bias vectors that are loaded with each vector of a row, by op."""
 VECTOR_BYTES = 16
 WARP = 32
 MOST_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
-"""The most threads of a CTA that share a row, values of a thread, and CTAs of a portable cluster."""
+"""Three maxima: threads of a CTA that share a row, values per thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256
-"""The number of threads of a CTA with several rows."""
+"""The number of threads of a CTA that has several rows."""
 VECTORS = 4
-"""Vectors of a thread where many rows are in progress: 64 bytes are requested before the first is used."""
+"""Vectors per thread where many rows are in progress: a thread requests 64 bytes before it uses the first."""
 RESIDENT_THREADS = 768
-"""The number of threads per SM in a persistent grid; with up to 80 registers each, all of them run at once."""
+"""The number of threads per SM in a persistent grid.  With up to 80 registers each, all of them run at once."""
 MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
-"""The most values of a row that the registers of a cluster hold; with two rows in fp32, half as many of each."""
+"""The most values of a row that a cluster's registers hold.  Of two rows in fp32, they hold half as many each."""
 MOST_PAIRED = 8
-"""The most vectors that a thread holds of each of two inputs."""
+"""The most vectors that a thread holds of each input, for ops with two inputs."""
 PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
-"""The most bytes per row, for each of two inputs, that the registers of a cluster hold."""
+"""The most bytes per row and input that a cluster's registers hold, for ops with two inputs."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """The division of the rows over threads and CTAs."""
+    """A config: how the rows are divided among threads and CTAs."""
 
     lanes: int
     """The number of threads of a CTA that share a row."""
@@ -57,36 +57,36 @@ class Config:
     rows: int
     """The number of rows of a CTA."""
     cluster: int
-    """The number of CTAs that share a row."""
+    """The number of CTAs that share a row: a cluster."""
     persistent: bool
-    """Whether the grid has only as many CTAs as run at once, which take all rows and request the next row early."""
+    """Whether the grid has only as many CTAs as run at once.  They take all rows, and request the next row early."""
 
 
 def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
-    """Counts the 16-byte vectors of a row."""
+    """Returns the number of 16-byte vectors in a row."""
     return max(1, cdiv(int(case["H"] if "H" in case else case["I"]) * scheme.activation.itemsize, VECTOR_BYTES))
 
 
 def most_vectors(op: str, itemsize: int) -> int:
-    """Returns the most 16-byte vectors of a thread: 64 values, or eight vectors of each of two inputs."""
+    """Returns the most 16-byte vectors per thread: 64 values, or for ops with two inputs eight vectors of each."""
     return min(MOST_VALUES * itemsize // VECTOR_BYTES, MOST_PAIRED if op in TWO_INPUTS else 16)
 
 
 def may_persist(config: Config) -> bool:
-    """Returns whether registers hold two rows at once: more vectors or threads spill."""
+    """Returns whether registers can hold two rows at once.  With more vectors or threads, registers would spill."""
     return config.vectors <= VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
 def ctas_of(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
-    """Returns the CTAs of a persistent grid: 768 threads per SM, in whole clusters."""
+    """Returns the number of CTAs of a persistent grid: 768 threads per SM, in whole clusters."""
     resident = sms * max(1, RESIDENT_THREADS // (config.lanes * config.rows))
     return max(config.cluster, min(groups, resident // config.cluster * config.cluster))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns every division by powers of two that covers a row and leaves at most half of the threads idle.
+    """Returns all configs in powers of two that cover a row and leave at most half of the threads idle.
 
-    A CTA has whole warps, and at most 512 threads; a CTA of a cluster has one row, and four warps or more.
+    A CTA has whole warps and at most 512 threads.  A CTA of a cluster has one row and at least four warps.
     """
     needed = vectors_of(case, scheme)
     divisions: list[Config] = []
@@ -101,14 +101,14 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def tuning(op: str) -> Tuning:
-    """Returns the configs of the `cluster` rung of `op`."""
+    """Returns the tuning of the rung `cluster` of `op`."""
     inputs = 1 + (op in TWO_INPUTS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Returns registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
 
-        The registers of values are read from compiled code: 28, and 1.5 for each value of a thread (6 * vectors /
-        itemsize); 12 more for two sums or a quantisation.
+        The registers for values are read from compiled code: 28, plus 1.5 for each value of a thread (6 * vectors /
+        itemsize), plus 12 for two sums or a quantisation.
         """
         heavy = op == "layernorm" or scheme.output.itemsize == 1
         weights = WEIGHTS.get(op, 0) if config.vectors <= VECTORS else 0
@@ -122,7 +122,7 @@ def tuning(op: str) -> Tuning:
         )
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Chooses, for few rows, as many threads and CTAs as a row has vectors; for many rows, 64 bytes a thread."""
+        """Returns the default config.  For few rows a thread has one vector, for many rows 64 bytes."""
         T, needed = int(case["T"]), vectors_of(case, scheme)
         many, cluster = T > HOPPER_SMS, 1
         vectors = min(VECTORS // inputs if many else 1, next_power_of_2(needed))
@@ -141,7 +141,7 @@ def tuning(op: str) -> Tuning:
         return dataclasses.replace(config, persistent=more and may_persist(config))
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether the config covers the row; a CTA of a cluster has one row."""
+        """Returns whether the config covers the row.  A CTA of a cluster must have one row."""
         covered = config.lanes * config.vectors * config.cluster >= vectors_of(case, scheme)
         covered = covered and (config.cluster == 1 or config.rows == 1)
         held = config.vectors <= most_vectors(op, scheme.activation.itemsize)
@@ -151,9 +151,9 @@ def tuning(op: str) -> Tuning:
 
 
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
-    """Registers the decorated launcher as the rung `cluster` of `op`; `takes` are further fields of `kernel`.
+    """Registers the decorated launcher as the rung `cluster` of `op`.  `takes` are further fields of `kernel`.
 
-    `over_fused` compares the code with the code of `fused`; `wide` is a case in which a cluster shares a row.
+    `over_fused` states how the code differs from the code of `fused`; `wide` is a case in which a cluster shares a row.
     """
     shows = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
@@ -190,9 +190,9 @@ def launch(
     round_first: bool = False,
     config: Config,
 ) -> None:
-    """Runs `op` on rows of x (T, N) and `second` (T, N) into `out` (T, N), `sums` (T, N) and `scale` (T,).
+    """Runs `op` on rows of `x` (T, N) and `second` (T, N).  Writes `out` (T, N), `sums` (T, N) and `scale` (T,).
 
-    All arguments were checked before.
+    The caller has checked all arguments.
     """
     T, width = out.shape
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]
@@ -219,7 +219,7 @@ def launch(
 
 
 def _piece(width: int, vector: int, tensors: list[torch.Tensor]) -> int:
-    """The elements that one access may move: the largest power of two that divides the width and row addresses."""
+    """Returns the elements of one access: the largest power of two that divides the width and the row addresses."""
     bits = width | vector
     for tensor in tensors:
         bits |= address_of(tensor) // tensor.element_size()

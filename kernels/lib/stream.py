@@ -21,67 +21,67 @@ from rooflab.roofline.occupancy import MAX_REGISTERS_PER_THREAD
 SOURCE = (_cuda.LIB / "stream.cu").read_text()
 WARP = 32
 ROWS = 16
-"""The number of rows of the weight per warp: the M of mma.m16n8k16."""
+"""The number of weight rows per warp: the M of mma.m16n8k16."""
 COLUMNS = 8
 """The number of columns of a tile: the N of mma.m16n8k16."""
 MOST_COLUMNS = 16
-"""The most columns: two mma per 16 x 16 codes; with more, activations would take the registers of the stream."""
+"""The most columns: two mma per 16 x 16 codes.  With more, activations would take the registers of the stream."""
 MOST_M = 8
 VECTOR_BYTES = 16
-"""Bytes of a load of a, where each row of a is a whole number of such loads."""
+"""Bytes of a load of `a`, if each row of `a` is a whole number of such loads."""
 QUAD_BYTES = 64
-"""Bytes of a row that a warp loads at once."""
+"""Bytes of a weight row that a warp loads at once."""
 OTHER_REGISTERS = 32
 """The least registers for addresses, scales and dequantized codes."""
 MAGIC = 0x43004300
-"""The number 128 in bf16, twice in one word."""
+"""A word that holds 128 in bf16 twice."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """The division of the weight over warps and CTAs."""
+    """A config: how the weight is divided among warps and CTAs."""
 
     warps: int
     """The number of warps of a CTA."""
     warps_k: int
-    """The number of warps that share 16 rows; each takes every `warps_k * split`-th chunk of K."""
+    """The number of warps that share 16 rows.  Each warp takes every `warps_k * split`-th chunk of K."""
     split: int
     """The number of CTAs of a cluster that share 16 rows."""
     depth: int
-    """The number of chunks that a warp has in flight ahead of the chunk that it multiplies."""
+    """The number of chunks that a warp loads ahead of the chunk that it multiplies."""
 
 
 def chunks(K: int, bits: int) -> int:
-    """Counts the pieces of 64 bytes in a row of codes."""
+    """Returns the number of 64-byte chunks in a row of codes."""
     return -(-K * bits // (8 * QUAD_BYTES))
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Counts the tiles of eight columns for M rows of a, with one column per group that a quad holds at once."""
+    """Returns the number of tiles of eight columns for M rows of `a`: a column per row and group of a 64-byte load."""
     return -(-M * subgroups // COLUMNS)
 
 
 def warps_per_sm(tiles: int, zeros: bool) -> int:
-    """Counts the warps that an SM's registers hold: 128 per thread, 168 with a second tile of activations or with zero
-    points, 255 with both."""
+    """Returns the number of warps whose registers an SM holds: 128 registers per thread, 168 with a second tile of
+    activations or with zero points, 255 with both."""
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Returns ways to divide the weight, for codes of `bits`; `subgroups` gives the groups of a quad by the scheme."""
+    """Returns the tuning for codes of `bits`; `subgroups` gives the groups in a 64-byte load by the scheme."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        """Returns every way to split K over three warps or more, with two to eight chunks in flight."""
+        """Returns all configs that split K over warps and over CTAs, with two to eight chunks in flight."""
         sizes = itertools.product(((4, 1), (4, 2), *((n, n) for n in (3, 4, 5, 6, 8))), (1, 2, 4, 8), (2, 4, 6, 8))
         return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns the rows of a, at most the number that the kernel takes, and their tiles of columns."""
+        """Returns the rows of `a`, at most the number that the kernel takes, and the number of their column tiles."""
         M = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Registers: codes in flight, activations of this and the next chunk; shared memory: each warp's sums."""
+        """Returns registers (codes in flight, activations of two chunks) and shared memory (the warps' sums)."""
         M, tiles = tiles_of(case, scheme)
         return Footprint(
             threads=WARP * config.warps,
@@ -97,7 +97,7 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return whole and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Makes one wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
+        """Returns a config of one wave: shares of K that fill every SM's warps once, at most one per chunk of K."""
         rows, most = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4
@@ -112,14 +112,14 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
+    """Counts every operand once: L1 and L2 keep `a` for all warps that read it; partial sums stay in the cluster."""
     a, scale = inputs.a, inputs.scale
     read = nbytes(a, inputs.b, scale, getattr(inputs, "zero", None), inputs.bias)
     return Traffic(read, a.shape[0] * scale.shape[0] * a.element_size())
 
 
 def divided(of: Arguments, bits: int, subgroups: int) -> Any:
-    """Computes for a layout: options of the compiler, the grid, the threads of a CTA, sizes and strides."""
+    """Computes what a layout needs: compiler options, the grid, the threads of a CTA, sizes and strides."""
     a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
@@ -147,6 +147,6 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
 def launch(
     bound: Any, a: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Launches the kernel.  codes: packed int32 (N, words); scale and zero: per group, rows contiguous."""
+    """Launches the kernel.  codes: packed int32 (N, words); scale and zero: a value per group, rows contiguous."""
     options, grid, threads, numbers = bound
     _cuda.load(SOURCE, "gemv", options=options)(grid, threads, a, codes, scale, zero, bias, c, *numbers)
