@@ -28,16 +28,16 @@ ROUNDED_WEIGHT_FACTOR = 3.5
 
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns a (scale b) + bias in fp64, (M, N).  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16."""
+    """Returns `a @ (scale * b) + bias` in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16."""
     CONTRACT.check({"a": a, "b": b, "scale": scale, "bias": bias})
     product = a.double() @ dequantize_int8(b.mT, scale).mT
     return product if bias is None else product + bias.double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands, W quantised and scaled by 1/sqrt(K), so that the product is of order one at every K.
+    """Makes normal operands and quantises W, scaled by 1/sqrt(K), so that the product is of order one at every K.
 
-    Its channels differ in magnitude by up to a factor of 4. The activation is bf16 and the weight int8 in any scheme.
+    Channels of W differ in magnitude by up to a factor of 4. The activation is bf16 and W is int8 in any scheme.
     """
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
@@ -82,7 +82,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """Returns the tolerance for a (M, K) times the dequantised weight (K, N), both fp64, as `tolerance` defines it."""
+    """Returns the error that `tolerance` allows for `a` (M, K) times the dequantised `weight` (K, N), both in fp64."""
     magnitude = a.abs() @ weight.abs()
     if bias is not None:
         magnitude = magnitude + bias.double().abs()
@@ -95,7 +95,7 @@ def within(
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at edges in K, one k outweighs all others together, with the largest codes of both signs."""
+    """Adversarial inputs: at tile edges in K, one k outweighs all other k, with the largest codes of both signs."""
     K = int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)

@@ -74,8 +74,8 @@ def reference(
 
 
 def whole(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` unless scales and norms come in pairs, a head has all rotated columns, and caches have the
-    right dtype."""
+    """Raises `ValueError` unless scales and norms come in pairs, the tables rotate at most D columns, and caches have
+    the right dtype."""
     for name, words in (("scale", "scales"), ("norm", "norms")):
         first, second = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first) is None) != (arguments.get(second) is None):
@@ -114,7 +114,7 @@ CONTRACT = Contract(
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Returns x (T, heads, D) in fp64, normed if there is a weight."""
+    """Returns x (T, heads, D) in fp64; if `weight` is not None, x is normed."""
     return x.double() if weight is None else normed(x.double(), weight, eps, 0.0, None)
 
 
@@ -139,7 +139,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Allows q and the written keys the error of a rotation in fp32 and one rounding; all else must be equal.
 
     The error is 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype
-    and scale. Values that are not rotated are rounded only in an e4m3 cache, or after a norm. The division by a scale
+    and scale. Values outside the rotation are rounded only in an e4m3 cache or after a norm. The division by a scale
     errs too, and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
     """
     R = 2 * inputs["cos"].shape[1]
@@ -166,7 +166,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the limits of rows (n, heads, D): the first R values of a head are rotated, all are rounded to `dtype`;
+    """Returns the allowed errors of rows (n, heads, D) whose first R values per head are rotated, rounded to `dtype`.
     `more` is the error of x before the rotation, in u_32."""
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
@@ -260,7 +260,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 def cost(args: Arguments) -> Cost:
     """The cost: reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct
-    position; three FLOPs a value, and with a norm four more and one rsqrt a head."""
+    position; three FLOPs per value; with a norm, four more FLOPs per value and one rsqrt per head."""
     written = int((args.slot_mapping >= 0).sum())
     row = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
