@@ -1,7 +1,7 @@
-"""Device code that attention's Triton kernels share: the range of key tiles, the weights of one tile, the result.
+"""Device code that attention's Triton kernels share: it computes the range of key tiles, the weights, and the result.
 
-Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023, whose names these are: m_i is a row's
-running maximum, l_i its sum of weights, acc its sum of weighted values.  m_i has the unit of the exponent (base 2,
+Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023, with the same names: m_i is a row's running
+maximum, l_i the row's sum of weights, acc the row's sum of weighted values.  m_i has the unit of the exponent (base 2,
 scaled), so one multiply-add turns a score into an exponent, and the sums are rescaled by exactly 1 while m_i stays.
 """
 
@@ -24,12 +24,12 @@ def capped(scores, cap):
 
 @triton.jit
 def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """For queries `first` to `last`: some query sees keys `begin` to `end`, every query sees keys `full` to `whole`.
+    """Returns begin, full, whole and end, the bounds of three ranges of keys for the queries `first` to `last`.
 
-    `begin` is the first key that query `first` sees; it is not rounded to a tile, so no key before all windows is
-    loaded and its value does not matter.  `full` and `whole` are whole tiles after `begin`.  So there are three ranges:
-    `begin` to `full`, which a window cuts; `full` to `whole`, which needs no mask; and `whole` to `end`, which the
-    diagonal or the end of the keys cuts.
+    `begin` is the first key that query `first` sees.  It is not rounded to a tile, so no key before all windows is
+    loaded. `full` and `whole` are whole tiles after `begin`.  From `begin` to `full` a window cuts the keys.  From
+    `full` to `whole` every query sees every key, so no mask is needed.  From `whole` to `end` the diagonal or the end
+    of the keys cuts.
     """
     begin = 0
     full = 0
@@ -48,21 +48,21 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
 
 @triton.jit
 def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
-    """Returns where rows of a head begin, int64: offsets of batch, row, head pass 2**31 elements in a long context."""
+    """Returns the offsets of the rows of a head; int64, because offsets exceed 2**31 elements in long contexts."""
     return b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h + rows.to(tl.int64) * stride_t
 
 
 @triton.jit
 def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Reads the pages of the keys from `start` on in a row of a block table; entries past `end` are not read."""
+    """Reads the pages of the keys from `start` on, from a row of a block table.  It reads no entries past `end`."""
     keys = start + tl.arange(0, BLOCK_N)
     return tl.load(row_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
 
 
 @triton.jit
 def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
-    """Loads a tile of keys or values: with `MASKED`, zeros for keys that are not `there`, as memory past the end may
-    hold NaN, and 0 * NaN is NaN; with `PADDED`, zeros for columns that are not `real`."""
+    """Loads a tile of keys or values.  With `MASKED`, keys outside `there` become 0, because memory past the end may
+    hold NaN, and 0 * NaN is NaN.  With `PADDED`, columns outside `real` become 0."""
     if MASKED:
         tile = tl.load(ptrs, mask=there & real, other=0.0)
     elif PADDED:
@@ -78,10 +78,10 @@ def weigh(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
-    """Returns weights of the key tile at `start`, the factor that rescales earlier sums, the new m_i and l_i.
+    """Returns the weights of the key tile at `start`, the factor that rescales earlier sums, and the new m_i and l_i.
 
     scores: (rows, BLOCK_N) products; rows: positions of the queries.  A score times `factor` is its exponent.  With
-    `MASKED` the tile may contain keys that a row does not see.  The weight at the maximum is 2**RANGE, the sum's unit.
+    `MASKED` the tile may contain keys that a row does not see.  The weight at the maximum is 2**RANGE.
     """
     if CAP:
         scores = capped(scores * scale, cap)
@@ -109,9 +109,9 @@ def weigh(
 
 @triton.jit
 def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, lse_rows, there, HEAD_DIM: tl.constexpr):
-    """Stores the output, and the natural log-sum-exp if `lse_ptr` is not None, of the rows that are `there`.
+    """Stores the rows of the mask `there`: the output, and if `lse_ptr` is not None, the natural log-sum-exp.
 
-    sinks_offset: one head for all rows, or one head per row; out_rows, lse_rows: where each row begins, int64.
+    sinks_offset: one head for all rows, or one head per row.  out_rows, lse_rows: the offset of each row, int64.
     """
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E

@@ -1,7 +1,7 @@
 """Helpers of attention's Gluon kernels: the order of tiles, and the online softmax of a warpgroup's 64 rows of queries.
 
-Names as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i its sum of weights.  m_i is in the unit of
-the exponent (base 2, scaled), so one multiply-add turns a score into an exponent.
+Names are as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i the row's sum of weights.  m_i is in
+the unit of the exponent (base 2, scaled), so one multiply-add turns a score into an exponent.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ ROWS: gl.constexpr = gl.constexpr(64)
 LOG2E: gl.constexpr = gl.constexpr(_attention.LOG2E)
 LN2: gl.constexpr = gl.constexpr(_attention.LN2)
 WARPGROUP = 128
-"""The threads of a consumer, and of the producer warp's warpgroup: setmaxnreg moves registers between warpgroups."""
+"""The number of threads of a warpgroup: of a consumer, and of the producer.  setmaxnreg acts on whole warpgroups."""
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = {2: 240, 3: 160}, 24
-"""Registers per thread after setmaxnreg: for a consumer, by the number of consumers; for the producer's warpgroup,
-which gets the least that setmaxnreg allows."""
+"""Registers per thread after setmaxnreg: of a consumer, by the number of consumers, and of the producer's warpgroup.
+The producer's warpgroup gets the least that setmaxnreg allows."""
 ADDRESS_REGISTERS = 24
-"""Registers per thread for peak, sum, descriptors and loop counters, besides accumulator, scores and weights."""
+"""Registers per thread for maximum, sum, descriptors and loop counters, besides accumulator, scores and weights."""
 
 SECTION_BYTES = 32 * 2**20
 """Bytes of keys and values that L2 is assumed to keep, of its 50 MB, for the order of tiles; unmeasured."""
 
 
 def tile_columns(head_dim: int) -> int:
-    """Returns the columns of a tile: TMA fills columns past head_dim with zeros, and does not store them."""
+    """Returns the columns of a tile.  TMA loads zeros into columns past head_dim, and does not store these columns."""
     return max(64, 1 << (head_dim - 1).bit_length())
 
 
 def consumer_registers(head_dim: int, block_n: int) -> int:
-    """Returns a consumer's registers: fp32 accumulator and scores and 16-bit weights, for 64 rows on 128 threads."""
+    """Returns a consumer's registers per thread for 64 rows: fp32 accumulator and scores, and 16-bit weights."""
     return tile_columns(head_dim) // 2 + block_n // 2 + block_n // 4 + ADDRESS_REGISTERS
 
 
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the needs of a CTA: average registers of the threads, or a consumer's number where that is more than it
-    may have, so that no CTA fits; in shared memory both rings, `rows` more rows of a head, and barriers.
+    """Returns the needs of a CTA.  Registers: the average of the threads, or the consumer's number if a consumer needs
+    too many, so that no CTA fits.  Shared memory: both rings, `rows` more rows of a head, and barriers.
 
     Causal programs differ in their work, so `tensor_flops` is 0.
     """
@@ -62,14 +62,14 @@ def footprint(
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns the number of query heads of a section.  L2 keeps the keys and values (B, S, H_kv, D) that they read."""
+    """Returns the number of query heads of a section.  L2 keeps the keys and values (B, S, H_kv, D) of a section."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns the `scales` of `softmax`, which turn a score into an exponent: the size of the softmax scale, and for a
-    soft cap two more."""
+    """Returns the `scales` of `softmax`, which turn a score into an exponent: the magnitude of the softmax scale, and
+    for a soft cap two more factors."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -80,8 +80,8 @@ def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
 
 @triton.jit
 def nth_tile(turn, cta, ctas):
-    """Returns the tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the
-    longest tile of one round has the shortest of the next."""
+    """Returns the tile of a CTA in round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the
+    longest tile of one round has the shortest tile of the next round."""
     return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
 
 
@@ -95,8 +95,8 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns a tile's row (in tiles) and its head. In the last section long tiles come first, in the section before
-    it short tiles, and so on, so lengths change slowly."""
+    """Returns a tile's row (in tiles) and the tile's head. Long tiles come first in the last section, short tiles in
+    the section before, and so on, so lengths change slowly."""
     index = tile // (section * tiles_m)
     first = index * section
     size = min(heads - first, section)
@@ -116,9 +116,9 @@ def product_layout(columns):
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Counts the blocks from `begin` to `end`, without the last block: blocks that the diagonal cuts, blocks without a
-    mask, and blocks that the far end of the window cuts. The first row sees keys up to `first`, the last row up to
-    `last`."""
+    """Counts the blocks of keys from `begin` to `end`, without the last block: blocks that the diagonal cuts, blocks
+    without a mask, and blocks that the far end of the window cuts. The first row sees keys up to `first`, the last row
+    up to `last`."""
     whole = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
     in_window = begin
     if window is not None:
@@ -131,11 +131,11 @@ def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
 def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     """Returns for a block of scores: weights, new m_i and l_i, and the factor that rescales earlier sums.
 
-    With MASKED a row sees the `window` keys (None: all) up to its `last`, a column of numbers, and up to `end`; both
-    count from the block's first key, and either may be None.
+    With MASKED a row sees `window` keys (None: all keys) up to the row's entry in `last`, and none past `end`. `last`
+    and `end` count from the block's first key; each may be None.
 
-    m_i is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse that product with
-    the subtraction and round differently, so sums with a constant m_i would drift (by 3e-4 after 127 blocks of scores
+    m_i is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse this product with the
+    subtraction and round it differently. Sums with a constant m_i would then drift (by 3e-4 after 127 blocks of scores
     of 66).
     """
     scale, stretch, cap = scales
@@ -158,14 +158,14 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
 
 @gluon.jit
 def rescaled(accumulator, shrink):
-    """Returns the accumulator times its rows' factors."""
+    """Returns the accumulator, each row multiplied by the factor of the row."""
     return accumulator * gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
 
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Packs pairs of neighbours in 16 bits, two per register; the compiler would separate and join single 16-bit values
-    again between loops."""
+    """Packs pairs of neighbouring 16-bit values, one pair per register.  Between loops the compiler would separate and
+    join single 16-bit values again."""
     rounding: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(rounding, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -186,7 +186,7 @@ def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
 
 @gluon.jit
 def finished(m_i, l_i, sink):
-    """Returns the factor that makes the accumulator the result, and the natural log-sum-exp.
+    """Returns the factor that turns the accumulator into the result, and the natural log-sum-exp.
 
     sink: the score of a weight without a value, or None.
     """

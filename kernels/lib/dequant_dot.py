@@ -1,8 +1,8 @@
 """The rung `dequant_dot` of gemm_w4a16 and gemm_w8a16: configs, device code, launch.
 
-The product is transposed, W (N, K) times a.mT: then codes are the left operand of wgmma, which may come from registers,
-and the many output channels fill its 64 rows.  `_packed.py` orders codes so that a thread's words hold its fragment of
-the operand: masks and one subtraction turn them into bf16, without a shuffle or a second trip through shared memory.
+The product is transposed: W (N, K) times a.mT.  So the codes are the left operand of wgmma, which may be in registers,
+and output channels fill its 64 rows.  `_packed.py` orders codes so that a thread's words hold its fragment of the
+operand.  Masks and one subtraction turn words into bf16, without a shuffle or a trip through shared memory.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ REDUCED = 1024
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """A config: tile sizes and launch options; the tile's K is a group, or 128 with eight bits."""
+    """A config: tile sizes and launch options.  A tile has one group of K values, or 128 with eight-bit codes."""
 
     block_m: int
-    """The number of rows of a."""
+    """The number of rows of `a` in a tile."""
     block_n: int
-    """The number of rows of the weight."""
+    """The number of rows of the weight in a tile."""
     num_warps: int
     num_stages: int
     split: int = 1
-    """The number of CTAs that share a tile's K; their sums go through memory in fp32, and a second launch adds them."""
+    """The number of CTAs that share a tile's K.  A second launch adds their fp32 sums, which go through memory."""
 
 
 def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
-    """Returns configs: tiles that one or two warpgroups hold in registers, up to eight stages, and K split by up to
-    eight, for codes of `bits`; `block_k_of` gives K of a tile by the scheme."""
+    """Returns the configs for codes of `bits` bits: tiles that one or two warpgroups hold in registers, up to eight
+    stages, and K split by up to eight.  `block_k_of` gives the K of a tile for a scheme."""
     shape = [(64, 4), (128, 4), (128, 8)]
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
@@ -56,8 +56,8 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(block_m, *width, stages, split) for block_m, width, stages, split in sizes)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns registers: sums of a group and of all, the codes as operand; and shared memory: stages of codes and
-        of a, with one stage more, because wgmma reads one while the next tile arrives."""
+        """Returns registers: the sums of a group and of all groups, and the codes as operand.  Shared memory: stages of
+        codes and of `a`, and one stage more, because wgmma reads a stage while the next tile arrives."""
         M, N, K, block_k = int(case["M"]), int(case["N"]), int(case["K"]), block_k_of(scheme)
         threads, outputs = 32 * config.num_warps, config.block_m * config.block_n
         held = outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
@@ -71,12 +71,12 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each share has a tile of K."""
+        """Returns whether each of the `split` shares of K has at least one tile."""
         whole = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
         return whole
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Chooses one tile for up to 128 rows of a, and splits K until the CTAs fill the shared memory of all SMs."""
+        """Chooses one tile for up to 128 rows of `a`, and splits K until the CTAs fill the shared memory of all SMs."""
         M, N, block_k = int(case["M"]), int(case["N"]), block_k_of(scheme)
         block_m = next((size for size in (16, 32, 64) if M <= size), 128)
         block_n = 64 if block_m <= 64 else 128
@@ -197,7 +197,7 @@ def _add_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts a once; the weight once per tile of rows, without reuse from L2; sums of shares of K, written and read."""
+    """Counts `a` once, the weight once per tile of rows (no reuse in L2), and the write and read of split sums."""
     a, config = inputs.a, inputs.config
     M, N = a.shape[0], inputs.scale.shape[0]
     shares = 4 * config.split * M * N if config.split > 1 else 0
@@ -210,7 +210,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def arranged(of: Arguments, bits: int, block_k: int) -> Any:
-    """Computes for a layout: the grid, numbers and constants of one launch, or of two if K is split."""
+    """Computes the grid, numbers and constants of one launch for a layout, or of two launches if K is split."""
     a, b, c, config = of.a, of.b, of.c, of.config
     (M, K), N, split = a.shape, b.shape[0], of.config.split
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n) * split,)
@@ -231,7 +231,7 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
 def launch(
     bound: Any, a: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Makes one launch, or two if K is split.  words: packed; scale and zero have the same layout, rows contiguous."""
+    """Makes one launch, or two if K is split.  words: packed; scale and zero: the same layout, contiguous rows."""
     grid, numbers, constants, add_up = bound
     if add_up is None:
         _dot[grid](a, words, scale, zero, bias, c, *numbers, **constants)

@@ -1,4 +1,4 @@
-"""The rung `multicast` of gemm and gemm_fp8 on the host: tiles, a CTA's needs, and the launch of `multicast.cu`."""
+"""The host side of the rung `multicast` of gemm and gemm_fp8: tiles, a CTA's needs, the launch of `multicast.cu`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rooflab.roofline.occupancy import HOPPER
 
 SOURCE = (_cuda.LIB / "multicast.cu").read_text()
 CLUSTER = 2
-"""The number of CTAs that share their columns of b."""
+"""The number of CTAs that share their columns of `b`."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
 """Registers per thread, by number of consumers; the producer's warpgroup has 24."""
 ADDRESS_REGISTERS = 24
@@ -38,7 +38,7 @@ class ClusterTile:
     stages: int
     """The number of slots of the ring, with 128 bytes along K each."""
     group_m: int
-    """The number of row panels of tiles that share their columns of b in L2."""
+    """The number of row panels of tiles that share their columns of `b` in L2."""
     staged: int
     """The number of boxes of 64 columns that a consumer has in shared memory for its stores."""
 
@@ -54,17 +54,17 @@ class ClusterTile:
         return boxes * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
 
     def clusters(self, M: int, N: int) -> int:
-        """Counts the tiles of clusters."""
+        """Counts the clusters that cover an output (M, N)."""
         return cdiv(M, self.block_m * CLUSTER) * cdiv(N, self.block_n)
 
 
 tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged=(1, 2))
-"""Makes the space of configs for given consumers and columns: rings of three to six slots, one or two staged boxes."""
+"""Makes configs for given consumers and columns, with rings of three to six slots and one or two staged boxes."""
 
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the mean registers of the CTA's threads, for one fp32 value per output, in fp8 also for its sum; and the
-    bytes of the ring, the staged boxes and the barriers."""
+    """Returns the mean registers of the CTA's threads, with one fp32 value per output, or two in fp8 (the sum too).
+    Also returns the bytes of the ring, the staged boxes and the barriers."""
     size, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
     values = config.block_n // 2 * (2 if size == 1 else 1)
     tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER
@@ -113,9 +113,9 @@ def launch(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     block_scales: bool = False,
 ) -> None:
-    """Launches on the maps of a, b, the output and the residual (or the output again); `sizes` are M, N and K.
+    """Launches the kernel with the `maps` of `a`, `b`, output and residual (or output again); `sizes` are M, N, K.
 
-    kind: `bf16`, `fp16` or `fp8`; along_k: whether a and b are contiguous along K; scales: of a and b in fp8.
+    kind: `bf16`, `fp16` or `fp8`; along_k: whether `a` and `b` are contiguous along K; scales: of `a` and `b` in fp8.
     """
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)

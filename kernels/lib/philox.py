@@ -1,4 +1,4 @@
-"""Philox-4x32-10 and the exponential race by torch's calls.
+"""Philox-4x32-10 and the exponential race of `sample`, computed by calls of torch.
 
 torch has no unsigned multiply, so int64 holds the 32-bit words: products wrap modulo 2**64 with the right bits, and a
 mask cuts the result of an arithmetic shift to 32 bits.
@@ -18,7 +18,7 @@ def philox(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns Philox's four words for key = seed and counter = (position, block, stream, 0), int64 in [0, 2**32).
 
-    The int64 tensors broadcast.  The steps are in place once all words have the full shape.
+    The int64 tensors broadcast.  The steps work in place as soon as all words have the full shape.
     """
     k0, k1 = seed & LOW, (seed >> 32) & LOW
     c0 = (position & LOW) + 0 * (seed + block)  # of the full shape
@@ -36,7 +36,7 @@ def philox(
 
 
 def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
-    """The words (B, V) of all tokens for seed, position and stream (B,): a call of Philox serves four tokens."""
+    """Returns the words (B, V) of all tokens for seed, position, stream (B,).  A Philox call serves four tokens."""
     blocks = torch.arange(-(-V // 4), device=seed.device)
     streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
     return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]

@@ -8,9 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def log_exponential(word):
-    """Computes log E with E = -log1p(-u).  Winners have a small u, and 1 - u loses its digits: below 1/4, E = 2 atanh(u
-    / (2 - u)) by its series; the next term is below 2**-29 of E.  tl.log is exact to an ulp on sm_90: it is libdevice's
-    polynomial, not lg2.approx (read in the PTX)."""
+    """Computes log E with E = -log1p(-u).  Winners have a small u, and 1 - u loses the digits of u.  Below 1/4 a series
+    computes E = 2 atanh(u / (2 - u)); the first term left out is below 2**-29 of E.  tl.log is exact to an ulp on
+    sm_90, because it is libdevice's polynomial, not lg2.approx (read in the PTX)."""
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
     z = u / (2.0 - u)
     z2 = z * z

@@ -1,4 +1,4 @@
-"""The rung `cluster` of norms, softmax and gated activations on the host: its configs, and the launch of `rows.cu`."""
+"""The host side of the rung `cluster` of norms, softmax and gated activations: configs, and the launch of `rows.cu`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
 VECTOR_BYTES = 16
 WARP = 32
 MOST_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
-"""The most threads of a CTA that share a row, values of a thread, and CTAs of a portable cluster."""
+"""The most threads of a CTA that share a row, the most values of a thread, and the most CTAs of a portable cluster."""
 CTA_THREADS = 256
 """The number of threads of a CTA with several rows."""
 VECTORS = 4
-"""Vectors of a thread where many rows are in progress: 64 bytes are requested before the first is used."""
+"""The vectors of a thread if many rows are in progress: a thread requests 64 bytes before it uses the first."""
 RESIDENT_THREADS = 768
-"""The number of threads per SM in a persistent grid; with up to 80 registers each, all of them run at once."""
+"""The number of threads per SM in a persistent grid.  With up to 80 registers each, all these threads run at once."""
 MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
-"""The most values of a row that the registers of a cluster hold; with two rows in fp32, half as many of each."""
+"""The most values of a row that the registers of a cluster hold.  For two fp32 rows at once, it is half as many."""
 MOST_PAIRED = 8
 """The most vectors that a thread holds of each of two inputs."""
 PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
@@ -59,7 +59,7 @@ class Config:
     cluster: int
     """The number of CTAs that share a row."""
     persistent: bool
-    """Whether the grid has only as many CTAs as run at once, which take all rows and request the next row early."""
+    """Whether the grid is persistent: as many CTAs as run at once take all rows, and load the next row early."""
 
 
 def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
@@ -73,7 +73,7 @@ def most_vectors(op: str, itemsize: int) -> int:
 
 
 def may_persist(config: Config) -> bool:
-    """Returns whether registers hold two rows at once: more vectors or threads spill."""
+    """Returns whether registers hold two rows at once.  With more vectors or threads, registers spill."""
     return config.vectors <= VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
@@ -86,7 +86,7 @@ def ctas_of(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Returns every division by powers of two that covers a row and leaves at most half of the threads idle.
 
-    A CTA has whole warps, and at most 512 threads; a CTA of a cluster has one row, and four warps or more.
+    A CTA has whole warps and at most 512 threads.  A CTA of a cluster has one row and at least four warps.
     """
     needed = vectors_of(case, scheme)
     divisions: list[Config] = []
@@ -105,7 +105,7 @@ def tuning(op: str) -> Tuning:
     inputs = 1 + (op in TWO_INPUTS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
+        """Returns the registers for the row, the weights, the values in fp32, and in a persistent grid the next row.
 
         The registers of values are read from compiled code: 28, and 1.5 for each value of a thread (6 * vectors /
         itemsize); 12 more for two sums or a quantisation.
@@ -122,7 +122,7 @@ def tuning(op: str) -> Tuning:
         )
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Chooses, for few rows, as many threads and CTAs as a row has vectors; for many rows, 64 bytes a thread."""
+        """Chooses a thread for each vector of a row if there are few rows; for many rows, 64 bytes per thread."""
         T, needed = int(case["T"]), vectors_of(case, scheme)
         many, cluster = T > HOPPER_SMS, 1
         vectors = min(VECTORS // inputs if many else 1, next_power_of_2(needed))
@@ -190,9 +190,9 @@ def launch(
     round_first: bool = False,
     config: Config,
 ) -> None:
-    """Runs `op` on rows of x (T, N) and `second` (T, N) into `out` (T, N), `sums` (T, N) and `scale` (T,).
+    """Runs `op` on the rows of x (T, N) and `second` (T, N).  Writes `out` (T, N), `sums` (T, N) and `scale` (T,).
 
-    All arguments were checked before.
+    The caller has checked all arguments.
     """
     T, width = out.shape
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]
@@ -219,7 +219,7 @@ def launch(
 
 
 def _piece(width: int, vector: int, tensors: list[torch.Tensor]) -> int:
-    """The elements that one access may move: the largest power of two that divides the width and row addresses."""
+    """Returns the elements that one access may move: the largest power of two that divides width and row addresses."""
     bits = width | vector
     for tensor in tensors:
         bits |= address_of(tensor) // tensor.element_size()

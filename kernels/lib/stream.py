@@ -1,4 +1,4 @@
-"""The rung `gemv` of gemm_w4a16 and gemm_w8a16 on the host: configs, and the launch of `stream.cu`."""
+"""The host side of the rung `gemv` of gemm_w4a16 and gemm_w8a16: configs, and the launch of `stream.cu`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ROWS = 16
 COLUMNS = 8
 """The number of columns of a tile: the N of mma.m16n8k16."""
 MOST_COLUMNS = 16
-"""The most columns: two mma per 16 x 16 codes; with more, activations would take the registers of the stream."""
+"""The most columns (two mma per 16 x 16 codes): activations of more columns would need the registers of the stream."""
 MOST_M = 8
 VECTOR_BYTES = 16
-"""Bytes of a load of a, where each row of a is a whole number of such loads."""
+"""The bytes of a load of `a`; each row of `a` is a whole number of such loads."""
 QUAD_BYTES = 64
-"""Bytes of a row that a warp loads at once."""
+"""The bytes of a row that a warp loads at once."""
 OTHER_REGISTERS = 32
-"""The least registers for addresses, scales and dequantized codes."""
+"""The least number of registers for addresses, scales and dequantized codes."""
 MAGIC = 0x43004300
 """The number 128 in bf16, twice in one word."""
 
@@ -57,18 +57,18 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Counts the tiles of eight columns for M rows of a, with one column per group that a quad holds at once."""
+    """Counts the tiles of eight columns for M rows of `a`, with one column for each group that a quad holds at once."""
     return -(-M * subgroups // COLUMNS)
 
 
 def warps_per_sm(tiles: int, zeros: bool) -> int:
-    """Counts the warps that an SM's registers hold: 128 per thread, 168 with a second tile of activations or with zero
-    points, 255 with both."""
+    """Counts the warps that an SM's registers hold.  A thread has 128 registers; 168 with a second tile of activations
+    or with zero points; 255 with both."""
     return {0: 16, 1: 12, 2: 8}[(tiles > 1) + zeros]
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Returns ways to divide the weight, for codes of `bits`; `subgroups` gives the groups of a quad by the scheme."""
+    """Returns the configs for codes of `bits` bits.  `subgroups` gives the number of groups of a quad for a scheme."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         """Returns every way to split K over three warps or more, with two to eight chunks in flight."""
@@ -76,12 +76,12 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(*warps, split, depth) for warps, split, depth in sizes)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns the rows of a, at most the number that the kernel takes, and their tiles of columns."""
+        """Returns the rows of `a`, at most as many as the kernel takes, and the tiles of columns for these rows."""
         M = min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Registers: codes in flight, activations of this and the next chunk; shared memory: each warp's sums."""
+        """Returns registers (codes in flight, activations of two chunks) and shared memory (the warps' sums)."""
         M, tiles = tiles_of(case, scheme)
         return Footprint(
             threads=WARP * config.warps,
@@ -91,13 +91,13 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each share of K has a chunk, and the data in flight fit in a thread's registers."""
+        """Returns whether each share of K has a chunk, and whether the data in flight fit in a thread's registers."""
         shares, needs = config.warps_k * config.split, footprint(config, case, scheme)
         whole = shares == 1 or shares <= chunks(int(case["K"]), bits)
         return whole and needs.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Makes one wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
+        """Splits K into shares that fill the warps of all SMs once, with at most one share per chunk of K."""
         rows, most = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4
@@ -112,14 +112,14 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts every operand once: L1 and L2 keep a between the warps that read it, and sums stay in the cluster."""
+    """Counts every operand once: L1 and L2 keep `a` for all warps, and partial sums stay in the cluster."""
     a, scale = inputs.a, inputs.scale
     read = nbytes(a, inputs.b, scale, getattr(inputs, "zero", None), inputs.bias)
     return Traffic(read, a.shape[0] * scale.shape[0] * a.element_size())
 
 
 def divided(of: Arguments, bits: int, subgroups: int) -> Any:
-    """Computes for a layout: options of the compiler, the grid, the threads of a CTA, sizes and strides."""
+    """Computes the compiler options, the grid, the threads of a CTA, the sizes and the strides for a layout."""
     a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)

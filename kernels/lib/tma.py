@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from rooflab.kernels._tma import MapMaker
 
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-"""Copies from global to shared memory; an mbarrier counts the bytes.  Triton has these three names since 3.9."""
+"""Copies from global to shared memory; an mbarrier counts the bytes.  The first name is Triton's from 3.9 on."""
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-"""Copies from shared to global memory; `tma.store_wait` waits."""
+"""Copies from shared to global memory; `tma.store_wait` waits for the copy."""
 reinterpret = getattr(shared_memory_descriptor, "reinterpret", None) or shared_memory_descriptor._reinterpret
 """Returns the same shared memory with another dtype, shape and layout."""
 
@@ -35,8 +35,8 @@ def layout_of(box: tuple[int, ...], kind: gl.dtype) -> gl.NVMMASharedLayout:
 
 
 def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], *layout: Any) -> MapMaker:
-    """Makes tensor maps of Triton's or Gluon's kind for tensors of one layout, without the constructor's checks: 0.5 us
-    on the host, not 2.4.
+    """Returns a maker of Triton's or Gluon's tensor maps for one layout.  It skips the checks of the constructor: a map
+    takes 0.5 us on the host, not 2.4.
 
     The launcher has already refused the cases that these checks would find: addresses and strides that are not whole 16
     bytes, an empty dimension, another layout.
@@ -54,14 +54,14 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
 
 @gluon.jit
 def advance(slot, phase, ring):
-    """Returns the next slot of a ring, and the parity to wait for on its barriers, which changes with every round."""
+    """Returns the next slot of a ring, and the parity to wait for on its barriers; each round flips the parity."""
     last = slot == ring.shape[0] - 1
     return gl.where(last, 0, slot + 1), phase ^ last.to(gl.int32)
 
 
 @gluon.jit
 def new_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Makes barriers whose phase is complete after ARRIVALS arrivals and all bytes that were announced to them."""
+    """Makes barriers.  A phase is complete after ARRIVALS arrivals and after all announced bytes have arrived."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for nth in gl.static_range(NUMBER):
         mbarrier.init(barriers.index(nth), count=ARRIVALS)

@@ -1,4 +1,4 @@
-"""The kernel `naive`, one sequence at a time: gather its latents, scores in memory, softmax, second product."""
+"""The kernel `naive`: for one sequence after another, gathers the latents, then scores, softmax and second product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's rms_norm; with `round_first` or an offset a few more calls, as users write them."""
+"""The kernel `library`: torch's rms_norm.  With `round_first` or an offset, it makes a few more calls, as users do."""
 
 from __future__ import annotations
 

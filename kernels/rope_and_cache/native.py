@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, strides and threads for a layout."""
+    """Returns the sizes, strides and number of threads for a layout."""
     (T, H, D), H_kv, (max_position, half) = of.q.shape, of.k.shape[1], of.cos.shape
     strides = (stride for x in (of.q, of.k, of.v, of.q_out) for stride in x.stride()[:2])
     slots = of.k_cache.shape[0] * of.k_cache.shape[1]
