@@ -61,7 +61,7 @@ def advance(slot, phase, ring):
 
 @gluon.jit
 def new_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Makes barriers.  A phase is complete after ARRIVALS arrivals and after all announced bytes have arrived."""
+    """Makes barriers whose phase is complete after ARRIVALS arrivals and after all announced bytes have arrived."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for nth in gl.static_range(NUMBER):
         mbarrier.init(barriers.index(nth), count=ARRIVALS)

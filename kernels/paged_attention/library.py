@@ -105,8 +105,8 @@ def library(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None,
 ) -> None:  # fmt: skip
-    """On a CPU it reads the lengths and gathers only the needed pages.  On a GPU reading would wait for the device, so
-    a decode step gathers the whole table and masks."""
+    """Reads the lengths on the CPU and gathers only the needed pages.  On a GPU reading would wait for the device, so a
+    decode step gathers the whole table and masks."""
     caches, scale = (k_cache, v_cache), never_zero(softmax_scale)
     if cu_seqlens_q is not None:
         bounds = cu_seqlens_q.tolist()
