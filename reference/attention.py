@@ -1,10 +1,10 @@
 """The maths that every attention op shares: which keys a query sees, softmax(scores) V, and the tolerance.
 
-A score is q . k * softmax_scale; a soft cap c (Gemma 2, arXiv 2408.00118) makes it c * tanh(score / c).  With `causal`,
-query i of T sees the keys j <= i + S - T (bottom-right aligned).  With a window (Mistral 7B, arXiv 2310.06825) query i
-sees only the newest `window` of these keys.  A head's sink (gpt-oss, arXiv 2508.10925) adds one score to the
-denominator, without a value.  The log-sum-exp is the natural logarithm of the denominator.  A query that sees no key
-has the output 0; without a sink, its log-sum-exp is -inf.
+A score is q . k * softmax_scale; a soft cap c (Gemma 2, arXiv 2408.00118) changes a score to c * tanh(score / c).  With
+`causal`, query i of T sees the keys j <= i + S - T (bottom-right aligned).  With a window (Mistral 7B, arXiv
+2310.06825) query i sees only the newest `window` of these keys.  A head's sink (gpt-oss, arXiv 2508.10925) adds one
+score to the denominator, without a value.  The log-sum-exp is the natural logarithm of the denominator.  A query that
+sees no key has the output 0; without a sink, its log-sum-exp is -inf.
 
 The tolerance of each element, with the exact softmax weights P, u_acc = 2**-24 for fp32 accumulation, the unit roundoff
 u_P of the dtype in which P enters the second product, and the unit roundoff u_out of the output:
@@ -16,13 +16,13 @@ u_P of the dtype in which P enters the second product, and the unit roundoff u_o
 delta is the error of a score: a score sums D products, and errs by about u_acc * sqrt(D) times the sum of their
 magnitudes.  A soft cap has a slope of at most 1, and its tanh errs by a few u_acc of the cap.  A conversion to base 2
 rounds a sink once more.  The error delta moves a numerator exp(s) and the denominator sum exp(s) by a factor of at most
-e^delta each, hence e^(2 delta) - 1.  Rounding P costs u_P of each term.  Where P underflows, it costs eta, half the
-smallest subnormal; P is then relative to the row's largest score.  Z is the denominator divided by the exponential of
-that score; Z is at least 1, unless a sink is larger.  A weight below fp32's normal numbers may become 0.  An output
-below the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, and eta_out is half of that.
-The second product sums S terms, and the exponential itself errs by a few u_acc.  The roots sqrt(D) and sqrt(S) are
-there because errors of signed sums add up as a random walk; c = 4 covers the tail of the walk.  The log-sum-exp errs by
-delta and by the denominator's sum.
+e^delta each, hence e^(2 delta) - 1.  Rounding P costs u_P of each term.  An underflow of P costs eta, half the smallest
+subnormal; P is then relative to the row's largest score.  Z is the denominator divided by the exponential of that
+score; Z is at least 1, unless a sink is larger.  A weight below fp32's normal numbers may become 0.  An output below
+the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, and eta_out is half of that.  The
+second product sums S terms, and the exponential itself errs by a few u_acc.  The roots sqrt(D) and sqrt(S) are there
+because errors of signed sums add up as a random walk; c = 4 covers the tail of the walk.  The log-sum-exp errs by delta
+and by the denominator's sum.
 
 Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2**-13 in both products.
 """
@@ -116,8 +116,8 @@ def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRan
 
 
 def option_rules(arguments: CallArguments, dims: Dims, keys: str) -> None:
-    """Raises `ValueError` unless the heads of `keys` divide those of q, a window is causal and at least 1, and a soft
-    cap is positive.  An op without the argument `causal` is causal."""
+    """Raises `ValueError` unless the number of heads of `keys` divides the heads of q, a window is causal and at least
+    1, and a soft cap is positive.  An op without the argument `causal` is causal."""
     if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
     _check_window(arguments.get("window"), arguments.get("causal", True))

@@ -187,8 +187,8 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Adversarial inputs: one dominant key at each tile edge, at the ends, on the causal diagonal and at the window's
-    far end; NaN just past the last key; in fp8 also queries near zero, and heads whose magnitudes differ by a factor of
-    1000."""
+    far end.  Then NaN just past the last key.  In fp8 also queries near zero, and heads whose magnitudes differ by a
+    factor of 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     places = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2

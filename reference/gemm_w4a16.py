@@ -1,10 +1,10 @@
 """gemm_w4a16: C = A W + bias with W = ((code - zero) * scale)^T, activations in bf16 and weights in four bits.
 
-`quantized_checkpoints.py` reads checkpoints into this canonical form of a linear layer's (N, K) weight: a byte holds
-two codes along K, the even k in the low half; each `group` values along K have a scale and, if `zero` is given, an
-integer zero point; without zero points a code of 8 is zero.  The group is 32, 64 or 128, K is even, and the last group
-may be short.  The scales here are bf16; they are rounded before the codes are chosen, so that the rounding costs no
-accuracy (`quantization.py`).  Most checkpoints have fp16 scales; a kernel says whether it takes them.
+`quantized_checkpoints.py` reads checkpoints into this canonical form of a linear layer's (N, K) weight.  A byte holds
+two codes along K, the even k in the low half.  Each `group` values along K have a scale and, if `zero` is given, an
+integer zero point.  Without zero points a code of 8 is zero.  The group is 32, 64 or 128, K is even, and the last group
+may be short.  The scales here are bf16; scales are rounded before the codes are chosen, so that the rounding costs no
+accuracy (`quantization.py`).  Most checkpoints have fp16 scales; each kernel says whether it takes fp16 scales.
 """
 
 from __future__ import annotations

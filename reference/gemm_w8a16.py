@@ -1,7 +1,7 @@
 """gemm_w8a16: C = A (scale B) + bias, with activations in bf16 and a weight of int8 codes, a scale for each column.
 
 B is (K, N), stored as a linear layer's (N, K) weight: `b = weight.mT`.  The scales have the activation's dtype, bf16,
-as torch's own call wants them; they are rounded before the codes are chosen, so that the rounding costs no accuracy
+as torch's own call needs; scales are rounded before the codes are chosen, so that the rounding costs no accuracy
 (`quantization.py`).  A kernel says whether it takes another dtype.
 """
 
@@ -69,8 +69,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
     The quantisation is no error, because the codes are given.  W is scale times b.  fp32 sums err as in `gemm` for 16
     bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4.  This holds for a kernel that multiplies codes, which bf16
-    holds exactly, and scales the sum.  A kernel that first rounds W to bf16 errs by up to v = 2**-8 of each weight; the
-    root mean square of that error is 0.41 to 0.43 v (errors uniform within an ulp; significands, or their logarithms,
+    holds exactly, and scales the sum.  A kernel that first rounds W to bf16 errs by up to v = 2**-8 of each weight.
+    The error's root mean square is 0.41 to 0.43 v (errors uniform within an ulp; significands, or their logarithms,
     uniform between 1 and 2).  With random signs these errors add up as a random walk, and 3.5 v sqrt((A*A) (W*W)) is
     eight standard deviations of its sum.  The tolerance also covers a single dominant k, which errs by up to v.
     """

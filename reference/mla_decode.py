@@ -45,10 +45,10 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Computes attention of one query per sequence and head over its cached latents, in fp64.
 
-    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D), whose first latent_dim
-    columns are also the values; block_table: (B, max_blocks) int32, whose entries past a sequence's pages are padding
-    of any value; seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An
-    empty sequence gives 0 and -inf.
+    q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D); the first latent_dim columns
+    are also the values. block_table: (B, max_blocks) int32; entries past a sequence's pages are padding of any value.
+    seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An empty sequence
+    gives 0 and -inf.
     """
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))

@@ -65,8 +65,8 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Computes attention of each sequence's last queries over its cached keys and values, in fp64.
 
-    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32, whose entries
-    past a sequence's pages are padding of any value; seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
+    q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); block_table: (B, max_blocks) int32; entries past
+    a sequence's pages are padding of any value. seq_lens: (B,) int32; returns (T, H, D), and with `return_lse` the
     log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i // block_size].
     `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and bottom-right aligned;
     None means one query per sequence. An empty sequence gives 0. `softmax_scale` None means D**-0.5. k_scale, v_scale:
@@ -153,7 +153,7 @@ def _scaled(
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """The tolerance of `attention.py` in fp64: (T, H, D), and (T, H) for the log-sum-exp if it is returned.
 
-    An fp8 cache adds no error: its values are given, and the queries' dtype holds them exactly.
+    An fp8 cache adds no error: the values are given, and the queries' dtype holds the values exactly.
     """
     q, sinks, table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))

@@ -30,7 +30,7 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
     """Draws the lengths of the sequences, (B,) int32: `context` tokens each.
 
     With `ragged` the lengths vary: one sequence has `context` tokens, and if there are three or more, one is empty.
-    With `lognormal` they follow a log-normal law, and their sum is about B * context.
+    With `lognormal` the lengths follow a log-normal law, and the sum of the lengths is about B * context.
     """
     B, context = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
@@ -120,8 +120,8 @@ def check_pages(
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
-    """Returns a sequence's tokens in order, from the token `first` on: (length - first, ...).  It reads only their
-    slots of the cache (num_blocks, block_size, ...)."""
+    """Returns a sequence's tokens in order, from the token `first` on: (length - first, ...).  It reads only the slots
+    of these tokens in the cache (num_blocks, block_size, ...)."""
     token = torch.arange(first, length, device=cache.device)
     block_size = cache.shape[1]
     return cache[pages.to(cache.device).long()[token // block_size], token % block_size]

@@ -99,8 +99,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every edge that H reaches, one column makes up most of the mean square; then a mean square
-    near eps, and magnitudes whose squares overflow or underflow the dtype."""
+    """Adversarial inputs: at every edge that H reaches, one column makes up most of the mean square.  Then a mean
+    square near eps, and magnitudes whose squares overflow or underflow the dtype."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)

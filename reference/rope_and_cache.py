@@ -1,6 +1,6 @@
 """rope_and_cache: rotates queries and keys of new tokens, and writes keys and values to slots of the paged cache.
 
-It is `rope` and `kv_cache_write` in one pass over the new tokens; this saves launches and round trips through memory.
+The op is `rope` and `kv_cache_write` in one pass over the new tokens, which saves launches and trips through memory.
 With `q_norm` and `k_norm` each head of q and k is first divided by its root mean square, as in Qwen3 (arXiv
 2505.09388); nothing is rounded between the norm and the rotation.  A cache in e4m3 holds a value divided by its head's
 scale, rounded to nearest even and clamped to +-448.
@@ -46,9 +46,9 @@ def reference(
 ) -> Outputs:
     """Returns the values that q_out and the caches must have afterwards, in fp64.
 
-    q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32: the
-    first R <= D values of a head are rotated, and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
-    block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32; slot_mapping: (T,) int64, block *
+    q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32; the
+    first R <= D values of a head are rotated, and the rest stay. positions: (T,) int64. k_cache, v_cache: (num_blocks,
+    block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64, block *
     block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.  q_norm and k_norm: (D,)
     weights of the norms of all heads of q and of k, or neither.
     """
@@ -227,8 +227,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: the first and last slot of the cache for the first and last token; the ends of the tables;
-    only slots of -1."""
+    """Adversarial inputs: the first and last slot of the cache for the first and last token; then the ends of the
+    tables; then only slots of -1."""
     T, last = int(case["T"]), int(case["num_blocks"]) * int(case["block_size"]) - 1
     for slot in sorted({0, last}):
         for token in sorted({0, T - 1}) if T else ():
@@ -259,8 +259,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct
-    position; three FLOPs per value; with a norm, four more FLOPs per value and one rsqrt per head."""
+    """The cost: q, and the rows of tokens that have a slot, are read and written.  A row of each table is read per
+    distinct position.  Three FLOPs per value; with a norm, four more FLOPs per value and one rsqrt per head."""
     written = int((args.slot_mapping >= 0).sum())
     row = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())

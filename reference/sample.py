@@ -244,7 +244,7 @@ def _model(V: int) -> tuple[Case, ...]:
 
 
 def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
-    """Makes a case of the domain; None if it asks for more log-probabilities than there are tokens, or is too large."""
+    """Makes a case of the domain.  Returns None if `top_n` is more than V, or if the case is too large."""
     return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 

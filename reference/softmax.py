@@ -45,8 +45,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Adversarial inputs: at every edge that rows reach, one column takes most of the sum; then rows that overflow
-    unless the maximum is subtracted; then columns of -inf, in runs longer than any tile; then the largest
+    """Adversarial inputs: at every edge that rows reach, one column takes most of the sum.  Then rows that overflow
+    unless the maximum is subtracted.  Then columns of -inf, in runs longer than any tile.  Then the largest
     magnitudes."""
     H = int(case["H"])
     for column in planted_columns(H):

@@ -186,12 +186,12 @@ class OpSpec:
     compare: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
     """Judges outputs against the oracle's.  None if each element must be within `tolerance`."""
     compare_own_stream: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
-    """Judges a kernel of a sampling op that is declared non-deterministic, because it has its own random stream."""
+    """Judges a kernel of a sampling op that is declared non-deterministic: the kernel has its own random stream."""
     wrong: Mistakes = field(default_factory=dict)
     """Mistakes that the tolerance rejects, each on some case of each scheme (`tests/contracts/test_tolerances.py`)."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
-    """Adversarial inputs with labels: a dominant key, row or column at an edge; a kernel that misses it fails
-    clearly."""
+    """Adversarial inputs with labels: a dominant key, row or column at an edge; a kernel that ignores this element
+    fails clearly."""
     output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)
     """The dtypes of outputs that differ from the scheme's output dtype: one dtype, or the dtype of the activations."""
     mutates: tuple[str, ...] = ()
@@ -207,9 +207,9 @@ class OpSpec:
     prepared: str | None = None
     """The argument that a kernel's `prepare` packs once at load; None if the op has no weight."""
     prepared_with: tuple[str, ...] = ()
-    """The arguments beside the weight in a checkpoint, such as scales; `prepare` may take them by name."""
+    """The arguments beside the weight in a checkpoint, such as scales; `prepare` may take these arguments by name."""
     contract: Contract | None = None
-    """The contract of the op's tensors; None for an op whose kernels check their arguments themselves."""
+    """The contract of the op's tensors; None if the kernels of the op check the arguments themselves."""
     domain: Domain | None = None
     """All cases that the op may have; None if only the cases in `cases` are known."""
     no_library: str | None = None

@@ -67,9 +67,9 @@ def reference(
     """Returns the accepted tokens and one more token, (B, K + 1) int64, padded with -1; and the number of accepted
     tokens, (B,) int32.
 
-    draft_tokens: (B, K) int64, of which the first num_drafts (B,) int32 count; target_probs: (B, K + 1, V) fp32, the
-    law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed, position: (B,)
-    int64, the position of the first drafted token.
+    draft_tokens: (B, K) int64; the first num_drafts (B,) int32 of a row count; target_probs: (B, K + 1, V) fp32, the
+    law of the token after i drafts; draft_probs: (B, K, V) fp32, or None if each draft was certain; seed, position:
+    (B,) int64, the position of the first drafted token.
     """
     arguments: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     arguments |= {"seed": seed, "position": position, "draft_probs": draft_probs}
@@ -125,8 +125,8 @@ def _is_law(probs: torch.Tensor) -> torch.Tensor:
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
     """Tokens and the number of accepted tokens must equal the oracle's, except where fp32 may decide otherwise.
 
-    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both, and where the best score minus the
-    drawn token's score is at most the errors of both scores: `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) each.
+    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both. The drawn token's score may also be
+    below the best score by the errors of both: `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) each.
     """
     names, errors = ("tokens", "num_accepted"), []
     for name, result, right in zip(names, actual, oracle, strict=True):
@@ -170,7 +170,7 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes a draft near its target, which accepts about 2 of 3 tokens; with `ngram` it has no probabilities."""
+    """Makes a draft near its target, which accepts about 2 of 3 tokens; with `ngram` the draft has no probabilities."""
     B, K, V = (int(case[name]) for name in ("B", "K", "V"))
     meta = torch.device(device).type == "meta"
     place = torch.device("cpu" if meta else device)

@@ -1,8 +1,8 @@
 """GPUs by name, with the figures of their data sheets.
 
 Matrix rates are **dense**. Data sheets print the rate with 2:4 sparsity in larger type (1,979 bf16 TFLOP/s for an H100
-SXM), but no ordinary matrix product can reach it. Memory sizes are the data sheet's GB, 1e9 bytes; cards report a few
-per cent more. Link rates are for one direction, half of the data sheet's figure.
+SXM), but no ordinary matrix product can reach that rate. Memory sizes are the data sheet's GB, 1e9 bytes; cards report
+a few per cent more. Link rates are for one direction, half of the data sheet's figure.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Device:
         return SFU_OPS_PER_CLOCK_PER_SM * self.sms * self.boost_clock_hz
 
     def matrix_flops_per_clock_per_sm(self, dtype: str) -> float:
-        """The FLOPs of one SM's tensor cores per clock.  Raises `ValueError` if they have no product of `dtype`."""
+        """The FLOPs of one SM's tensor cores per clock.  Raises `ValueError` if they cannot multiply `dtype`."""
         if dtype not in self.matrix_flops_per_s:
             raise ValueError(
                 f"dtype: expected one of {', '.join(self.matrix_flops_per_s)} ({self.name}), got {dtype!r}"

@@ -1,4 +1,4 @@
-"""The roofline model: the cost of a piece of work, and the least time that a device needs for it.
+"""The roofline model: the cost of a piece of work, and the least time that a device needs for this work.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009. Units: FLOP, bytes,
 seconds; GB = 1e9 bytes.
@@ -83,8 +83,8 @@ class Traffic:
     write_bytes: float
     launches: int = 1
     basis: Basis = "modelled"
-    """`modelled`: the kernel's author stated the bytes, or they are the operands of its torch calls. `counted`: the
-    hardware or an emulator counted the bytes."""
+    """`modelled`: the kernel's author stated the bytes, or the bytes are the operands of the kernel's torch calls.
+    `counted`: the hardware or an emulator counted the bytes."""
 
     def __post_init__(self) -> None:
         _check_amounts(**vars(self))

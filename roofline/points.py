@@ -136,8 +136,8 @@ def place_labels(
 ) -> list[tuple[float, float]]:
     """Returns the offset of each label from its spot.  Labels cover no marker, no box of `occupied`, no other label.
 
-    A label takes the nearest free place, at equal distance the lower right one, because the roof is above.  If no place
-    within a distance of 60 is free, it takes the nearest place. All lengths have one unit; the constants suit points.
+    A label takes the nearest free place, at equal distance the lower right, because the roof is above.  If no place
+    within 60 is free, the label takes the nearest place. All lengths have one unit; the constants suit points.
     """
     marker = 4.0
     taken = [*occupied, *((x - marker, y - marker, x + marker, y + marker) for x, y in spots)]

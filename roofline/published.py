@@ -1,7 +1,7 @@
 """Kernel times that others published, and their interpolation between shapes.
 
 `results/published/tables.json` describes the tables: device, library, op, how the source measures times, and where the
-numbers come from.  `rooflab import published` writes them.  Between two shapes the logarithm of (time / bound) is
+numbers come from.  `rooflab import published` writes the tables.  Between two shapes the logarithm of (time / bound) is
 interpolated, linearly in the logarithm of each axis.  Nothing is extrapolated.
 """
 

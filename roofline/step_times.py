@@ -1,8 +1,8 @@
 """The time of a step of a model from published kernel times, op by op, each time with its source.
 
-Products, attention and all-reduces have published times (`published.py`), as vLLM's kernels took them; an op without a
-published time counts with its bound.  The ops follow each other without a gap, so the sum does not contain the time
-that a host adds.
+Products, attention and all-reduces have published times of vLLM's kernels (`published.py`); an op without a published
+time counts with its bound.  The ops follow each other without a gap, so the sum does not contain the time that a host
+adds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OpTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step: the sum over its ops."""
+    """The time of a step: the sum of the times of the ops."""
 
     ms: float
     ops: tuple[OpTime, ...]

@@ -1,4 +1,4 @@
-"""The kernel `index_copy`, the rung after naive: if every token has a slot, one `index_copy_` per cache, no mask.
+"""The kernel `index_copy`, the rung after `naive`: if every token has a slot, one `index_copy_` per cache, no mask.
 
 It is for the CPU: there calls take most of the time of a decode step, and slots are read without synchronization.
 """

@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after naive: one pass that keeps rows in registers for mean, variance and result."""
+"""The kernel `fused`, the rung after `naive`: one pass that keeps rows in registers for mean, variance and result."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ VECTORS = 4
 RESIDENT_THREADS = 768
 """The number of threads per SM in a persistent grid.  With up to 80 registers each, all these threads run at once."""
 MOST_WIDTH = MOST_LANES * MOST_VALUES * MOST_CLUSTER
-"""The most values of a row that the registers of a cluster hold.  For two fp32 rows at once, it is half as many."""
+"""The most values of a row that the registers of a cluster hold.  For two fp32 rows at once, this number is halved."""
 MOST_PAIRED = 8
 """The most vectors that a thread holds of each of two inputs."""
 PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
@@ -48,7 +48,7 @@ PAIR_BYTES = MOST_LANES * MOST_CLUSTER * MOST_PAIRED * VECTOR_BYTES
 
 @dataclass(frozen=True)
 class Config:
-    """The division of the rows over threads and CTAs."""
+    """A config: how the rows are divided among threads and CTAs."""
 
     lanes: int
     """The number of threads of a CTA that share a row."""

@@ -39,7 +39,7 @@ MAGIC = 0x43004300
 
 @dataclass(frozen=True)
 class Config:
-    """The division of the weight over warps and CTAs."""
+    """A config: how the weight is divided among warps and CTAs."""
 
     warps: int
     """The number of warps of a CTA."""

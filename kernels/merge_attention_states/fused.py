@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after naive: one pass over all parts, with a running maximum of the log-sum-exps
+"""The kernel `fused`, the rung after `naive`: one pass over all parts, with a running maximum of the log-sum-exps
 (Milakov and Gimelshein, 2018). mla_decode/split_kv ends with the same launch."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`split_kv`, the rung after naive: heads are rows of tensor-core tiles; a latent is loaded once, as key and value.
+"""`split_kv`, the rung after `naive`: heads are rows of tensor-core tiles; a latent is loaded once, as key and value.
 
 A sequence's keys are split over programs (flash-decoding: Dao et al., 2023), and the parts are merged by their
 log-sum-exps.  A step's pages are looked up one step ahead, so all pipeline stages are for latents.  One program reads a

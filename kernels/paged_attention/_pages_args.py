@@ -1,4 +1,4 @@
-"""The inputs of `tma_pages`: its configs, the caches that it refuses, and the tensor maps of the loaded caches."""
+"""The inputs of `tma_pages`: the configs, the caches that the kernel refuses, and the tensor maps of caches."""
 
 from __future__ import annotations
 

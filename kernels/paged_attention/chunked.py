@@ -1,4 +1,4 @@
-"""`chunked`, the rung after gqa_packed: one launch for query chunks (bounded by `cu_seqlens_q`) and single queries.
+"""`chunked`, the rung after `gqa_packed`: one launch for query chunks (bounded by `cu_seqlens_q`) and single queries.
 
 A tile is BLOCK_M rows of one sequence and KV head.  A row is one query of one head of the group.  So a loaded key
 serves all heads, and even a chunk of few queries fills a tensor core's rows (gqa_packed packs only heads; prefill in

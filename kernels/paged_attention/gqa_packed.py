@@ -1,4 +1,4 @@
-"""`gqa_packed`, the rung after naive: decode attention with a block table (Kwon et al., "PagedAttention", SOSP 2023).
+"""`gqa_packed`, the rung after `naive`: decode attention with a block table (Kwon et al., "PagedAttention", SOSP 2023).
 
 A program takes a sequence and a KV head.  The query heads of the group are the rows of one matrix product, because a
 decode query alone would use one of a tensor core's 16 rows.

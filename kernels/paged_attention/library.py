@@ -22,7 +22,7 @@ from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.launcher import kernel
 
 Caches = tuple[Tensor, Tensor]
-"""The caches of keys and of values."""
+"""The cache of keys and the cache of values."""
 ONE_CALL = 48 * 1024
 """The most key elements of the longest sequence for which, on a CPU, one call for all sequences is faster than one call
 per sequence.  A call for one sequence finds the gathered keys and values in cache."""

@@ -1,4 +1,4 @@
-"""`split_kv`, the rung after gqa_packed: cuts the keys of all sequences into equal shares, one per CTA that fits.
+"""`split_kv`, the rung after `gqa_packed`: cuts the keys of all sequences into equal shares, one per CTA that fits.
 
 gqa_packed has one program per sequence and KV head: one request of Llama-3-8B has 8 programs for 132 SMs, and if
 lengths differ, the longest sequence decides the time.  Here the units of 16 keys of all sequences form one list, and a
@@ -46,7 +46,7 @@ OTHER_REGISTERS = 40
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """The division of the keys, and the number of keys in flight."""
+    """A config: how the keys are divided, and how many keys are in flight."""
 
     warps: int
     """The number of warps per CTA.  Each warp has its own head, and the number divides the heads."""

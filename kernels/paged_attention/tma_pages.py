@@ -1,4 +1,4 @@
-"""The kernel `tma_pages`, the rung after chunked, in Gluon: TMA copies pages, and a separate warp issues the copies.
+"""The kernel `tma_pages`, the rung after `chunked`, in Gluon: TMA copies pages, and a separate warp issues the copies.
 
 In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the keys
 of one page and head, at least 8 tokens at a time.  Two warpgroups of 64 rows overlap one block's value product with the

@@ -1,4 +1,4 @@
-"""`cluster`, the rung after fused: registers of up to eight CTAs hold a row (up to 262,144 values).
+"""`cluster`, the rung after `fused`: registers of up to eight CTAs hold a row (up to 262,144 values).
 
 The device code is `lib/rows.cu`: a thread loads several vectors of 16 bytes before it uses the first.  Short rows share
 a CTA.  A row that is too long for one CTA is split over a cluster, which adds its sums in distributed shared memory,

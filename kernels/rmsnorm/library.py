@@ -1,4 +1,4 @@
-"""The kernel `library`: torch's rms_norm.  With `round_first` or an offset, it makes a few more calls, as users do."""
+"""The kernel `library`: torch's rms_norm, and with `round_first` or an offset a few more calls, as users write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after naive: one launch rotates q and k; each value is read and written once."""
+"""The kernel `fused`, the rung after `naive`: one launch rotates q and k; each value is read and written once."""
 
 from __future__ import annotations
 

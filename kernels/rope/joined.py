@@ -1,6 +1,6 @@
-"""The kernel `joined`, the rung after naive: joins q and k along the heads, so each step is one torch call for both.
+"""The kernel `joined`, the rung after `naive`: joins q and k along the heads, so each step is one torch call for both.
 
-It is for the CPU, where calls take more time of a decode step than arithmetic.
+The kernel is for the CPU, where calls take more time of a decode step than arithmetic.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The kernel `fused`, the rung after naive, makes one launch.  A program norms and rotates some heads of q or of k for
-some tokens, and writes k and v to the tokens' slots."""
+"""`fused`, the rung after `naive`, makes one launch.  A program norms and rotates some heads of q or of k for some
+tokens, and writes k and v to the tokens' slots."""
 
 from __future__ import annotations
 

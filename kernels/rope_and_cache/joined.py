@@ -1,4 +1,4 @@
-"""`joined`, the rung after naive, for a CPU without a C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
+"""`joined`, the rung after `naive`, for a CPU without C++ compiler: `rope/joined`, then `kv_cache_write/index_copy`."""
 
 from __future__ import annotations
 

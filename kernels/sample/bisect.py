@@ -22,7 +22,7 @@ MAX_VOCABULARY = 2**24
 NUM_WARPS = 8
 BLOCK = 1024
 SEARCH_BLOCK = 512
-"""Tokens of a step of the search: 32 registers of a thread hold them and 16 thresholds.  BLOCK: in other passes."""
+"""Tokens of a step of the search: 32 registers of a thread hold tokens and 16 thresholds.  BLOCK: in other passes."""
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""`cluster`, the rung after bisect: a row lies in a cluster's shared memory, so HBM is read once, at any batch size.
+"""`cluster`, the rung after `bisect`: a row lies in a cluster's shared memory, so HBM is read once, at any batch size.
 
 A search narrows the interval of a cut with seven thresholds per pass: by interpolation, and after four passes by
 halving keys, which always ends.  After two passes over the row each warp holds its tokens in the interval, and the next

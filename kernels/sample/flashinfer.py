@@ -1,6 +1,6 @@
 """Peer: FlashInfer's sampling, the package `flashinfer-python`, if it is installed: rounds of rejection, no sort.
 
-Logits are divided by the temperature.  With top-k, `top_k_top_p_sampling_from_logits` takes them and applies top-k
+Logits are divided by the temperature.  With top-k, `top_k_top_p_sampling_from_logits` takes logits and applies top-k
 first, which is faster if all rows have one k.  Without top-k, a softmax and `top_p_sampling_from_probs` follow.  Both
 functions compare values, so tokens as likely as the last kept token stay (read in 0.6.18 and 0.7.2).
 """
@@ -64,8 +64,8 @@ def flashinfer(
     *,
     plan: int | Tensor | None,
 ) -> Tensor:
-    """Returns token ids (B,) int64; `seed` and `position` are not used.  A call without a plan waits for the device to
-    read settings, and raises `ValueError` on rows that it cannot take.  FlashInfer writes int32, so there is no `out`.
+    """Returns token ids (B,) int64; ignores `seed` and `position`.  A call without a plan waits for the device to read
+    settings, and raises `ValueError` on rows that FlashInfer refuses.  FlashInfer writes int32, so there is no `out`.
     """
     if plan is None:
         inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)

@@ -1,4 +1,4 @@
-"""The kernel `library`, as users of torch write it: sort, cumulative sums, and torch.multinomial."""
+"""The kernel `library`, as users of torch write sampling: sort, cumulative sums, and torch.multinomial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel `cluster`, the rung after fused: a thread has several 16-byte vectors in flight, short rows share a CTA,
+"""The kernel `cluster`, the rung after `fused`: a thread has several 16-byte vectors in flight, short rows share a CTA,
 the grid is persistent, and the same pass quantises outputs (`lib/rows.cu`)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel `fused`, the rung after naive: one pass reads x and writes the result.  `gelu_and_mul` uses it too."""
+"""The kernel `fused`, the rung after `naive`: one pass reads x and writes the result.  `gelu_and_mul` uses it too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The kernel `fused` has one program per sequence.  It computes the ratios of all drafts at once, then makes one pass
-over the row that decides, without a residual in memory.  It reads one probability of every other law."""
+over the row that decides the token, without a residual in memory.  It reads one probability of every other law."""
 
 from __future__ import annotations
 
