@@ -96,7 +96,7 @@ class KeyRange:
         return self.end - self.first
 
     def hide(self, x: torch.Tensor, rows: slice, keys: slice, value: float) -> torch.Tensor:
-        """Writes `value` over x (..., rows, keys) where a query does not see a key; `keys` begin in some window."""
+        """Writes `value` into x (..., rows, keys) where a query does not see a key; `keys` begin in some window."""
         first, end = self.first[rows], self.end[rows]
         # All queries see the keys in front of the first end, if no window begins among them.
         start = int(end.min()) if int(first.max()) <= keys.start else keys.start

@@ -47,9 +47,9 @@ def _ratio(ratio: float) -> str:
 
 
 PIECE = {"cpu": 2**15, "cuda": 2**26}
-"""The number of elements that are compared at once.  On a CPU they stay in L2, and torch starts no threads for a piece
-of this size: an element takes 7 ns (100 ns if all are one piece).  If the CPU has other work, threads that wait for
-each other take 20 times as long."""
+"""The number of elements that are compared at once.  On a CPU a piece stays in L2, and torch starts no threads for a
+piece of this size: an element takes 7 ns (100 ns if all are one piece).  If the CPU has other work, threads that wait
+for each other take 20 times as long."""
 
 
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:

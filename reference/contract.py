@@ -1,4 +1,4 @@
-"""The contract of an op: what its tensors must be and what it returns.  `kernels/launcher.py` checks every call by it.
+"""The contract of an op: what its tensors must be and what it returns.  `kernels/launcher.py` checks all calls by it.
 
 A shape is a text of dimensions: `T H`.  A name stands for the same number in all tensors of a call.  `2I`, `K/2` and
 `B+1` are computed from a name.  A name may be an integer argument of the op (`latent_dim`).
@@ -268,7 +268,7 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims: Dims) -> None:
-    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers of its names to `dims`."""
+    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers of the names to `dims`."""
     fits = len(expected) == tensor.ndim
     for dim, size in zip(expected, tensor.shape, strict=False) if fits else ():
         expected_size = dim.size(dims)

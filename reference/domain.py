@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 Value = bool | int | float | str
 C = TypeVar("C", bound=Hashable)
-"""A case, such as `spec.Case`; this file knows only its values."""
+"""A case, such as `spec.Case`; this file uses only the values of a case."""
 CANDIDATES = 40
 """The number of cases that are drawn for each case of a cover; the drawn case with the most new pairs is taken."""
 
@@ -34,7 +34,7 @@ class Sizes:
     model: str = ""
     """The columns of `model_dims.json` that hold such sizes, separated by spaces."""
     empty: bool = False
-    """Whether 0 is a size too, for empty tensors; each cover begins with it."""
+    """Whether 0 is a size too, for empty tensors; each cover begins with size 0."""
 
     @cached_property
     def real(self) -> list[int]:

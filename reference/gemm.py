@@ -1,4 +1,4 @@
-"""gemm: C = A B + bias + residual.
+"""gemm: `C = A @ B + bias + residual`.
 
 Cases name the operands' storage as BLAS does. `NN`: both are row-major. `NT`: B is a transposed view of an (N, K)
 weight. `TN`: A is a transposed view of a (K, M) matrix.

@@ -1,4 +1,4 @@
-"""gemm_fp8: C = (a_scale A) (b_scale B) + bias, with operands in e4m3 and a bf16 result.
+"""gemm_fp8: `C = (a_scale * A) @ (b_scale * B) + bias`, with operands in e4m3 and a bf16 result.
 
 A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). An operand has one
 scale, or one scale for each block: 1 x 128 values of A, 128 x 128 values of B (DeepSeek-V3, arXiv 2412.19437, section

@@ -1,4 +1,4 @@
-"""gemm_w4a16: C = A W + bias with W = ((code - zero) * scale)^T, activations in bf16 and weights in four bits.
+"""gemm_w4a16: `C = A @ W + bias` with W = ((code - zero) * scale)^T, activations in bf16 and weights in four bits.
 
 `quantized_checkpoints.py` reads checkpoints into this canonical form of a linear layer's (N, K) weight.  A byte holds
 two codes along K, the even k in the low half.  Each `group` values along K have a scale and, if `zero` is given, an

@@ -1,4 +1,4 @@
-"""gemm_w8a16: C = A (scale B) + bias, with activations in bf16 and a weight of int8 codes, a scale for each column.
+"""gemm_w8a16: `C = A @ (scale * B) + bias`, with bf16 activations and an int8 weight that has a scale for each column.
 
 B is (K, N), stored as a linear layer's (N, K) weight: `b = weight.mT`.  The scales have the activation's dtype, bf16,
 as torch's own call needs; scales are rounded before the codes are chosen, so that the rounding costs no accuracy

@@ -40,7 +40,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """The cost: all operands are read once, the result is written once; eight FLOPs an element and one rsqrt a row."""
+    """The cost: all operands are read once, the result is written once; eight FLOPs per element, one rsqrt per row."""
     T, H = args.x.shape
     return Cost(nbytes(args.x, args.weight, args.bias), nbytes(args.x), vector_flops=8.0 * T * H, sfu_ops=float(T))
 

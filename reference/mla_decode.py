@@ -43,7 +43,7 @@ def reference(
     *,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Computes attention of one query per sequence and head over its cached latents, in fp64.
+    """Computes attention of one query per sequence and head over the sequence's cached latents, in fp64.
 
     q: (B, H, D) with D = latent_dim + rotary part; kv_cache: (num_blocks, block_size, D); the first latent_dim columns
     are also the values. block_table: (B, max_blocks) int32; entries past a sequence's pages are padding of any value.

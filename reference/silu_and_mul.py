@@ -76,7 +76,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tensor, absolute: torch.Tensor) -> Outputs:
     """The allowed errors of a gated activation whose fp32 value errs by `relative` and `absolute`, both (T, I).
 
-    A 16-bit value is rounded twice, and `up` scales the first subnormal error; a quantised value is not rounded.
+    A 16-bit value is rounded twice, and `up` scales the first subnormal error; a value to quantise is not rounded.
     """
     quantize, info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:

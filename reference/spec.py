@@ -199,7 +199,7 @@ class OpSpec:
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Maps an output to the input whose memory the caller's `out` may share, as engines call the op."""
     slots: tuple[str, ...] = ()
-    """The name of the argument with slots, then the names of the caches whose rows the slots number."""
+    """The name of the argument with slots, then the names of the caches.  A slot is the number of a row of a cache."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """The keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an

@@ -30,7 +30,7 @@ RECOVERY = 2
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns the u that accepts the token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns the random u that accepts a token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
     counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key)[0].astype(np.uint32).astype(np.float32)
@@ -67,8 +67,8 @@ def reference(
     """Returns the accepted tokens and one more token, (B, K + 1) int64, padded with -1; and the number of accepted
     tokens, (B,) int32.
 
-    draft_tokens: (B, K) int64; the first num_drafts (B,) int32 of a row count; target_probs: (B, K + 1, V) fp32, the
-    law of the token after i drafts; draft_probs: (B, K, V) fp32, or None if each draft was certain; seed, position:
+    draft_tokens: (B, K) int64; the first num_drafts (B,) int32 of a row are drafts; target_probs: (B, K + 1, V) fp32,
+    the law of the token after i drafts; draft_probs: (B, K, V) fp32, or None if each draft was certain; seed, position:
     (B,) int64, the position of the first drafted token.
     """
     arguments: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
@@ -125,8 +125,8 @@ def _is_law(probs: torch.Tensor) -> torch.Tensor:
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
     """Tokens and the number of accepted tokens must equal the oracle's, except where fp32 may decide otherwise.
 
-    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both. The drawn token's score may also be
-    below the best score by the errors of both: `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) each.
+    fp32 may decide otherwise where u q and p differ by at most 4 roundoffs of both. Or the drawn token's score is below
+    the best score by at most both scores' errors: `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) each.
     """
     names, errors = ("tokens", "num_accepted"), []
     for name, result, right in zip(names, actual, oracle, strict=True):

@@ -96,7 +96,7 @@ def time_unit(latencies_ms: Sequence[float]) -> str:
 
 
 def in_unit(ms: float, unit: str) -> str:
-    """Writes a time with four digits, because they show a difference of 0.1% between two kernels."""
+    """Writes a time with four digits, because four digits show a difference of 0.1% between two kernels."""
     return digits(ms * 1e3 if unit == "us" else ms, 4)
 
 

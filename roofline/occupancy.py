@@ -79,7 +79,7 @@ class Occupancy:
     ctas_per_sm: int
     """The number of CTAs that an SM holds at once; 0 if not even one CTA fits."""
     limiter: Resource
-    """The resource that limits `ctas_per_sm`.  If several resources do, the one that a kernel can change least."""
+    """The resource that limits `ctas_per_sm`.  If several do, the resource that a kernel can change least."""
     warps_per_sm: int
     fraction: float
     """The occupancy: `warps_per_sm` divided by the largest number of warps of the SM."""

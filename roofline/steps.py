@@ -70,7 +70,7 @@ def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, wind
 def decode_attention_cost(
     B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str, kv_dtype: str
 ) -> Cost:
-    """The cost of a query for each of `B` sequences of `context` cached tokens, its own too.  `window` 0: none."""
+    """The cost of a query for each of `B` sequences of `context` tokens, the query's included.  `window` 0: none."""
     context = min(context, window or context)
     kv_bytes = B * context * 2 * H_kv * D * ITEM_BYTES[kv_dtype]
     table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES

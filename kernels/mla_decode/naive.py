@@ -1,4 +1,4 @@
-"""The kernel `naive`: for one sequence after another, gathers the latents, then scores, softmax and second product."""
+"""The kernel `naive`: gathers the latents of each sequence in turn, then computes scores, softmax and product."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ BLOCK = 2**18
 """The number of counters in a block of memory (1 MiB) that the launches on a GPU share: enough for 248 streams and
 addresses with 8 warps on each of 132 SMs. Layers of a graph, and graphs of one pool, take turns at a few addresses."""
 OTHER_REGISTERS = 40
-"""The least registers of a thread for cursors, addresses, scores and weights."""
+"""The least number of registers of a thread for cursors, addresses, scores and weights."""
 
 
 @dataclass(frozen=True)

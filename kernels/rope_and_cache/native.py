@@ -38,7 +38,7 @@ def native(
     v_cache: Tensor, slot_mapping: Tensor, *,
     interleaved: bool, q_norm: Tensor | None, k_norm: Tensor | None, norm_eps: float, bound: Any,
 ) -> None:  # fmt: skip
-    """Skips a negative slot.  Raises `ValueError` on a position outside the tables or a slot past the caches."""
+    """Skips negative slots.  Raises `ValueError` on a position outside the tables or a slot past the caches."""
     tensors = (q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, q_norm, k_norm)
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     bad = built(SOURCE, "ipppppppppppppf")(DTYPES[q.dtype], *pointers, bound, norm_eps)

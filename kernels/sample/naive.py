@@ -29,7 +29,7 @@ def naive(
     top_n: int | None,
     **edits: Edit,
 ) -> None:
-    """Draws after a sort of every row.  On the CPU, raises `ValueError` on rows without a law."""
+    """Draws after a sort of every row.  On the CPU, raises `ValueError` on rows without a probability law."""
     V = logits.shape[1]
     ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(ordered[:, 0])

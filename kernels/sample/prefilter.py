@@ -45,7 +45,7 @@ def prefilter(
     **edits: Edit,
 ) -> None:
     """Draws on the CPU only: the number of remaining tokens decides the shapes, and on a GPU the host would wait for
-    it. Raises `ValueError` on rows without a law."""
+    it. Raises `ValueError` on rows without a probability law."""
     changed = Edits(**edits)
     if not changed.tensors and not any(temperature.tolist()):
         torch.argmax(logits, dim=-1, out=tokens)
