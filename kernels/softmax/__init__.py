@@ -1,4 +1,4 @@
-"""softmax: exp(x) over its sum along the last axis.
+"""softmax: exp(x) divided by the sum of exp(x) along the last axis.
 
 naive    torch steps in fp32: five launches or six, each reads and writes HBM
 library  torch.softmax
